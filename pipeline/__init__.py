@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Masked,
         Pairs,
         SpanCorruption,
+        Writer,
         prepare,
         prepare_pairs,
     )
@@ -74,6 +75,7 @@ __all__ = [
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
+    "Writer",
     "attention_mask",
     "engines",
     "fit_buckets",

@@ -17,6 +17,7 @@ from pipeline.corpus.pairs import Pairs, open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.writer import Writer
 
 __all__ = [
     "CAUSAL",
@@ -32,6 +33,7 @@ __all__ = [
     "Pairs",
     "SpanCorruption",
     "Task",
+    "Writer",
     "duplicates",
     "engines",
     "open_corpus",

@@ -20,7 +20,6 @@ from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
     Manifest,
-    Writer,
     damage,
     load_tokenizer,
     open_part,
@@ -31,6 +30,7 @@ from pipeline.corpus.manifest import (
 )
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
+from pipeline.corpus.writer import ARRAYS, PartWriter
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text import tokenizers
@@ -263,11 +263,10 @@ class Corpus(SingleCorpus):
         directory = as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = assemble_parts(chunk_arrays(columns, features, vocab_size))
-        origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
                 corpus = cls._open(directory)
-                require_same_origin(directory, corpus.origin, origin)
+                require_same_origin(directory, corpus.origin, ARRAYS)
                 corpus.require_task(task)
                 there = [part.sha256 for part in corpus._manifest.parts]
                 if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
@@ -277,12 +276,15 @@ class Corpus(SingleCorpus):
                         "directory, or delete this one"
                     )
                 return corpus
-            writer = Writer(directory, task, origin, resume=False)
+            writer = PartWriter(directory, task, ARRAYS, vocab_size=vocab_size)
+            if writer.sealed:
+                raise InvalidValue(
+                    f"{os.fspath(directory)} holds a corpus that grows; finish it with "
+                    "pipeline.Writer, or choose another directory"
+                )
             for part in parts:
                 writer.add(part)
-            if not writer.examples:
-                raise InvalidValue("examples is empty; a corpus holds at least one example")
-            writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
+            writer.finish()
         return cls._open(directory)
 
     @classmethod

@@ -11,12 +11,11 @@ from etils import epath
 
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Readable, SingleCorpus
-from pipeline.corpus.log import Entry, Log, damaged
+from pipeline.corpus.log import Entry, Log
 from pipeline.corpus.manifest import load_tokenizer, read_features
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidState
-from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.text.tokenizers import Tokenizer
 
@@ -166,8 +165,8 @@ class _Run(Readable):
         self.weighted, self.features = corpus.weighted, corpus.features
         there = {} if before is None else before._lengths
         new = [entry for entry in entries if entry.number not in there]
-        _require_files(corpus.directory, new)
-        found = {entry.number: corpus.log.lengths(entry) for entry in new}
+        corpus.log.require_files(new)
+        found = dict(zip((e.number for e in new), corpus.log.read_lengths(new), strict=True))
         self._lengths: dict[int, np.ndarray] = {
             entry.number: there[entry.number] if entry.number in there else found[entry.number]
             for entry in entries
@@ -187,18 +186,3 @@ class _Run(Readable):
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._reader.read_examples(examples, names)
-
-
-def _require_files(directory: epath.Path, entries: Sequence[Entry]) -> None:
-    """Refuses parts that are missing, or of another size than was recorded."""
-    sizes = None
-    if len(entries) > 1 and isinstance(directory, objects.ObjectPath):
-        sizes = objects.children(directory)[0]  # all at once
-    for entry in entries:
-        path = directory / entry.file
-        try:
-            seen = path.stat().length if sizes is None else sizes[entry.file]
-        except (FileNotFoundError, KeyError):
-            raise damaged(path, "it is missing") from None
-        if seen != entry.part.bytes:
-            raise damaged(path, f"it has {seen:,} bytes instead of {entry.part.bytes:,}")

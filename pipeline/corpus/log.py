@@ -39,6 +39,11 @@ from pipeline.text.features import WEIGHTS
 # What a corpus that grows is; it is written before the first record.
 ABOUT = "about.json"
 RECORD = re.compile(r"(\d{8,})\.json")
+# The fields of an entry that a record has for each part, and those of where it begins.
+OF_PART = "lengths_digest", "learnt", "text_bytes"
+OF_PLACE = "number", "first", "before"
+# Parts whose lengths are read at once.
+TOGETHER = 256
 # Names of all files of a log, also while they are written.
 NAMES = re.compile(r"(\d{8,}|about)\.json|\.(\d{8,}|about)\.json\.[0-9a-f]+\.tmp")
 
@@ -182,23 +187,56 @@ class Log:
 
     def lengths(self, entry: Entry) -> np.ndarray:
         """The lengths of the examples of a part: uint32 [examples]."""
-        path = self.directory / entry.file
-        if entry.lengths_digest is None:
+        return self.read_lengths([entry])[0]
+
+    def read_lengths(self, entries: Sequence[Entry]) -> list[np.ndarray]:
+        """The lengths of the examples of each part.
+
+        Raises:
+            ValueError: a part is missing, or its lengths changed.
+        """
+        if entries and entries[0].lengths_digest is None:
             if self._lengths is None:
                 manifest = self._finished_manifest()
                 assert manifest is not None
                 local = is_local(self.directory)
                 self._lengths = read_lengths(self.directory / LENGTHS, manifest, local)
-            return self._lengths[entry.first : entry.first + entry.examples]
-        place = entry.part.columns["offsets"]
-        try:
-            (content,) = objects.get_ranges([path], [place.at], [place.end])
-        except FileNotFoundError:
-            raise damaged(path, "it is missing") from None
-        lengths = self.task.lengths(np.diff(np.frombuffer(content, np.int64)))
-        if lengths_module.digest(lengths) != entry.lengths_digest:
-            raise damaged(path, "the digest of its lengths differs")
-        return lengths
+            return [self._lengths[each.first : each.first + each.examples] for each in entries]
+        return [self.task.lengths(counts) for counts in self.read_counts(entries, self.task)]
+
+    def read_counts(self, entries: Sequence[Entry], task: Task) -> list[np.ndarray]:
+        """The tokens of each example of parts: uint32; errors are those of `read_lengths`."""
+        found: list[np.ndarray] = []
+        for at in range(0, len(entries), TOGETHER):
+            group = entries[at : at + TOGETHER]
+            paths = [self.directory / entry.file for entry in group]
+            places = [entry.part.columns["offsets"] for entry in group]
+            try:
+                contents = objects.get_ranges(
+                    paths, [each.at for each in places], [each.end for each in places]
+                )
+            except OSError:
+                self.require_files(group)
+                raise
+            for entry, path, content in zip(group, paths, contents, strict=True):
+                found.append(np.diff(np.frombuffer(content, np.int64)).astype(np.uint32))
+                if lengths_module.digest(task.lengths(found[-1])) != entry.lengths_digest:
+                    raise damaged(path, "the digest of its lengths differs")
+        return found
+
+    def require_files(self, entries: Sequence[Entry]) -> None:
+        """Refuses parts that are missing, or of another size than was recorded."""
+        sizes = None
+        if len(entries) > 1 and isinstance(self.directory, objects.ObjectPath):
+            sizes = objects.children(self.directory)[0]  # all at once
+        for entry in entries:
+            path = self.directory / entry.file
+            try:
+                seen = path.stat().length if sizes is None else sizes[entry.file]
+            except (FileNotFoundError, KeyError):
+                raise damaged(path, "it is missing") from None
+            if seen != entry.part.bytes:
+                raise damaged(path, f"it has {seen:,} bytes instead of {entry.part.bytes:,}")
 
     # ---- reading
 
@@ -216,7 +254,7 @@ class Log:
         else:
             try:
                 found = self._scan(start)
-            except InvalidValue:
+            except Damaged:
                 if not self.finished:
                     raise
                 return self._enter(start)  # its records were being deleted
@@ -233,7 +271,7 @@ class Log:
         sizes = self._sizes()
         below = [number for number in sizes if number <= start]
         if sizes and not below:
-            raise InvalidValue(
+            raise Damaged(
                 f"the log of {os.fspath(self.directory)} begins at part {min(sizes):,}, and part "
                 f"{start:,} is asked for: its writer has deleted what was before (keep_parts=), or "
                 "records are missing"
@@ -277,7 +315,7 @@ class Log:
         number, first, before = self._end
         if path != self._path(number):
             raise damaged(self._path(number), f"it is missing, and {path.name} is there")
-        for name, due in {"number": number, "first": first, "before": before}.items():
+        for name, due in zip(OF_PLACE, self._end, strict=True):
             if record[name] != due:
                 raise damaged(
                     path,
@@ -286,9 +324,8 @@ class Log:
                 )
         *others, last = record["parts"]
         for said in [*others, {**last, "cursor": record["cursor"]}]:
-            part = Part(**said["part"])
-            where = {"number": number, "first": first, "before": before}
-            entry = Entry(**{**said, **where, "part": part})
+            part = Part(**said.pop("part"))
+            entry = Entry(**said, part=part, number=number, first=first, before=before)
             if entry.file != part_name(number):
                 raise damaged(path, f"part {number} is {entry.file!r}, not {part_name(number)!r}")
             number, first, before = number + 1, first + entry.examples, entry.after
@@ -308,25 +345,29 @@ class Log:
         entries = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(about)}
         write_entries(self._place / ABOUT, entries)
 
-    def append(self, parts: Sequence[Mapping[str, Any]], cursor: Any = None) -> None:
+    def append(self, entries: Sequence[Entry], cursor: Any = None) -> None:
         """Seals parts that are on disk: creates the next record, after what was read.
 
         Args:
-            parts: of each the fields `part`, `lengths_digest`, `learnt` and `text_bytes` of its
-                entry.
-            cursor: that of the last of them.
+            entries: of the parts, each after the one before it.
+            cursor: that of the last of them, whatever the entries say.
 
         Raises:
             FileExistsError: another writer has created that record.
         """
-        number, first, before = self._end
-        path = self._path(number)
-        said = [{**each, "part": dataclasses.asdict(each["part"])} for each in parts]
-        record = {"number": number, "first": first, "before": before, "parts": said}
-        record["cursor"] = cursor
+        first, last = entries[0], entries[-1]
+        assert (first.number, first.first, first.before) == self._end
+        parts = [
+            {
+                "part": dataclasses.asdict(entry.part),
+                **{name: getattr(entry, name) for name in OF_PART},
+            }
+            for entry in entries
+        ]
+        record = dict(zip(OF_PLACE, self._end, strict=True)) | {"parts": parts, "cursor": cursor}
+        path = self._path(first.number)
         write_entries(path, {"schema_version": SCHEMA_VERSION, **record}, once=True)
-        for _ in self._follow(path, record):
-            pass
+        self._end = last.number + 1, last.first + last.examples, last.after
 
     def remove(self) -> None:
         """Removes the log, of which a manifest or nothing takes the place."""
@@ -358,9 +399,13 @@ def _parse(path: epath.Path, content: bytes) -> dict[str, Any]:
         raise damaged(path, f"it is half-written or changed: {error}") from error
 
 
-def damaged(path: epath.Path, seen: str) -> InvalidValue:
+class Damaged(InvalidValue):
+    """A file of a corpus that grows is missing, changed, half-written or out of order."""
+
+
+def damaged(path: epath.Path, seen: str) -> Damaged:
     """The error to raise for a file of a corpus that grows."""
-    return InvalidValue(
+    return Damaged(
         f"the corpus that grows is damaged at {os.fspath(path)}: {seen}. Restore that file from a "
         "copy; what was sealed cannot be made again"
     )

@@ -1,4 +1,4 @@
-"""The manifest, a JSON file that says what a corpus is, and the writer of parts and manifest."""
+"""The manifest, a JSON file that says what a corpus is."""
 
 import dataclasses
 import hashlib
@@ -12,15 +12,14 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.parts import MARK, Part, PartFile, json_digest, read_part, write_part
-from pipeline.corpus.tasks import TASKS, Task
+from pipeline.corpus.parts import Part, PartFile, json_digest, read_part
+from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
 from pipeline.text import tokenizers
 from pipeline.text.features import WEIGHTS, Feature, check_features
-from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 4
@@ -266,14 +265,6 @@ def load_tokenizer(
         raise damage(directory / MANIFEST, seen) from error
 
 
-def _is_damaged_part(path: epath.Path) -> bool:
-    """Whether a file that cannot be read as a part was one: it has the mark, or nothing."""
-    if not (PART_NAME.fullmatch(path.name) and path.is_file()):
-        return False
-    content = path.read_bytes()
-    return not content or MARK in content
-
-
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
     """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only.
 
@@ -297,124 +288,3 @@ def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.n
     if lengths_module.digest(lengths) != manifest.lengths_digest:
         raise damage(path, "its digest differs")
     return lengths
-
-
-class Writer:
-    """Parts of one corpus, appended in order; `finish` writes the lengths and, last, the manifest.
-
-    It starts with the whole parts that an interrupted writer of the same origin left, and removes
-    those from the first missing or damaged one on; without `resume`, all of them. It removes no
-    file that is not a part of this corpus, and refuses a directory that has one which could be
-    taken for a part.
-    """
-
-    def __init__(
-        self, directory: epath.Path, task: Task, origin: Mapping[str, Any], *, resume: bool = True
-    ):
-        self.directory, self.task, self.origin = directory, task, dict(origin)
-        self.parts: list[Part] = []
-        self._counts: list[np.ndarray] = []
-        self.features: dict[str, dict[str, Any]] = {}
-        self.metadata: list[Mapping[str, Any]] = []  # of each part
-        self._keep_whole_parts(resume)
-
-    @property
-    def examples(self) -> int:
-        """How many examples are on disk."""
-        return sum(part.examples for part in self.parts)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are on disk."""
-        return sum(part.tokens for part in self.parts)
-
-    def find_empty(self) -> np.ndarray:
-        """The numbers of the examples on disk that have no tokens: int64."""
-        return np.flatnonzero(np.concatenate(self._counts) == 0)
-
-    def _keep_whole_parts(self, resume: bool) -> None:
-        files = self._find_parts()
-        for number, (path, file) in enumerate(files.items()):
-            if path.name != part_name(number) or file is None or not resume:
-                break
-            try:
-                counts = file.verify().counts
-            except ValueError:
-                break
-            if file.metadata.get("first") != self.examples:  # another part under this name
-                break
-            self.append(file.part, counts, file.metadata)
-        if files:  # else those of an older writer would seem somebody else's
-            (self.directory / LENGTHS).unlink(missing_ok=True)
-        for path in list(files)[len(self.parts) :]:
-            path.unlink()
-        for path in self.directory.glob(".*.tmp"):
-            if TEMPORARY.fullmatch(path.name):
-                path.unlink()
-
-    def _find_parts(self) -> dict[epath.Path, PartFile | None]:
-        """The parts in the directory, in order; None for one that is damaged."""
-        files: dict[epath.Path, PartFile | None] = {}
-        for path in sorted(self.directory.glob("part-*.arrow")):
-            try:
-                files[path] = read_part(path) if PART_NAME.fullmatch(path.name) else None
-            except ValueError:
-                files[path] = None
-        for file in files.values():
-            if file is not None:
-                require_same_origin(self.directory, file.metadata["origin"], self.origin)
-        refused = "Prepare into a directory of its own, or move that file"
-        for path, read in files.items():
-            if read is None and not _is_damaged_part(path):
-                raise InvalidValue(
-                    f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
-                    f"{refused}"
-                )
-        # Lengths are written when all parts are there.
-        if not files and (lengths := self.directory / LENGTHS).exists():
-            raise InvalidValue(
-                f"{os.fspath(lengths)} is not of a corpus, which would have parts beside it. "
-                f"{refused}"
-            )
-        return files
-
-    def append(self, part: Part, counts: np.ndarray, metadata: Mapping[str, Any]) -> None:
-        """Takes over the next part, which is on disk."""
-        self.parts.append(part)
-        self._counts.append(counts.astype(np.uint32))
-        self.metadata.append(metadata)
-        self.features = metadata["features"]
-
-    def add(self, examples: Ragged) -> None:
-        """Writes the next part."""
-        path = self.directory / part_name(len(self.parts))
-        file = write_part(path, examples, self.origin, self.task, self.examples)
-        self.append(file.part, examples.counts, file.metadata)
-
-    def discard(self) -> None:
-        """Removes the parts."""
-        for part in self.parts:
-            (self.directory / part.file).unlink()
-        self.parts, self._counts, self.metadata = [], [], []
-
-    def finish(
-        self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
-    ) -> None:
-        """Writes the lengths and, last, the manifest; the arguments are entries of `Manifest`."""
-        lengths = self.task.lengths(np.concatenate(self._counts))
-        with atomic_write(self.directory / LENGTHS) as file:
-            np.save(file, lengths)
-            size = file.tell()
-        Manifest(
-            task=self.task.name,
-            origin=self.origin,
-            tokens=self.tokens,
-            tokens_digest=tokens_digest(self.parts),
-            lengths_bytes=size,
-            vocab_size=vocab_size,
-            tokenizer=tokenizer,
-            source=source,
-            features=self.features,
-            parts=self.parts,
-            **summarise(lengths, self.metadata),
-        ).write(self.directory)

@@ -81,8 +81,8 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
     ranges = divide_records(job.count_records())
     count = functools.partial(_count_tokens, job)
     counts = run_ranges(Processes(num_workers), count, ranges, name="measuring", progress=progress)
+    every = np.concatenate([*counts])
     job.require_unchanged()
-    every = np.concatenate(counts)
     with atomic_write(directory / COUNTS) as file:
         np.save(file, every)
     with atomic_write(directory / MANIFEST) as file:

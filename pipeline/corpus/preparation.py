@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.engines import Engine, Processes, refuse_import
-from pipeline.corpus.manifest import MANIFEST, RANGES, Writer, require_same_origin
+from pipeline.corpus.log import Log
+from pipeline.corpus.manifest import LOG, MANIFEST, RANGES, require_same_origin
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.ranges import (
     NAME,
@@ -23,6 +25,7 @@ from pipeline.corpus.ranges import (
 )
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
+from pipeline.corpus.writer import PartWriter
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
 from pipeline.text.features import Feature, check_features
@@ -50,10 +53,12 @@ def prepare(
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
     It may be killed at any time: run again, it keeps the files that are whole and does the rest,
-    and the corpus is the same, bit for bit, as if nothing had happened. When several processes of
-    a machine (or of a shared file system) ask for it together, one prepares it and the others
-    wait. The corpus does not depend on `num_workers` or on `engine`. On the way, the tokens are
-    also in `directory`/ranges; both together take the space of the corpus, and of a part or two.
+    and the corpus is the same, bit for bit, as if nothing had happened. Meanwhile, its
+    beginning can be read by `Corpus.open(directory, follow=True)`: parts are sealed as they come.
+    When several processes of a machine (or of a shared file system) ask for it together, one
+    prepares it and the others wait. The corpus does not depend on `num_workers` or on `engine`. On
+    the way, the tokens are also in `directory`/ranges; both together take the space of the corpus,
+    and of a part or two.
 
     Args:
         source: records by number; see `pipeline.text.sources`.
@@ -184,7 +189,8 @@ def prepare_share(
     name = f"share {number} of {shares}"
     function = functools.partial(write_range, job, files)
     make_directory(directory / RANGES)
-    run_ranges(engine or Processes(), function, mine, name=name, progress=progress)
+    for _ in run_ranges(engine or Processes(), function, mine, name=name, progress=progress):
+        pass
     try:
         job.require_unchanged()
     except ValueError:
@@ -228,6 +234,8 @@ def _open_or_prepare(
     origin = job.origin
     work = functools.partial(_prepare, job, task, directory, engine, progress)
     make_once(directory / MANIFEST, "preparing a corpus", work)
+    if (directory / LOG).exists():  # a process was killed between the manifest and this
+        Log(directory).remove()
     corpus = Corpus.open(directory)
     require_same_origin(directory, corpus.origin, origin)
     corpus.require_task(task)
@@ -242,14 +250,19 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = job.count_records()
-    writer = Writer(directory, task, job.origin)
+    writer = PartWriter(
+        directory,
+        task,
+        job.origin,
+        vocab_size=job.tokenizer.vocab_size,
+        source=str(job.source),
+        tokenizer=functools.partial(job.tokenizer.save, directory),
+        again=True,
+    )
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
-    done: dict[str, int] = {"done": writer.examples, "tokens": writer.tokens}
-    function = functools.partial(write_range, job, files)
-    counts = run_ranges(engine, function, ranges, name="preparing", progress=progress, **done)
-    assemble(writer, files, ranges, counts, engine, progress)
+    assemble(writer, job, files, ranges, engine, progress)
     try:
         job.require_unchanged()  # some parts may be of before an edit and some of after it
         _require_tokens(job, task, writer)
@@ -258,24 +271,21 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         raise
     finally:
         remove_files(directory / RANGES, NAME)
-    writer.finish(
-        vocab_size=job.tokenizer.vocab_size,
-        tokenizer=job.tokenizer.save(directory),
-        source=str(job.source),
-    )
+    writer.finish()
 
 
-def _require_tokens(job: Job, task: Task, writer: Writer) -> None:
+def _require_tokens(job: Job, task: Task, writer: PartWriter) -> None:
     """Refuses parts of which nothing is learnt; says which records have no tokens."""
-    if job.on_error == "skip" and len(failed := writer.find_empty()):
-        if len(failed) == writer.examples:
+    entries, counts = writer.collect()
+    if job.on_error == "skip" and len(failed := np.flatnonzero(counts == 0)):
+        if len(failed) == len(counts):
             raise InvalidValue(f"no record of {job.source} has tokens; the log says why")
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
-        logger.warning(text, f"{len(failed):,}", f"{writer.examples:,}", first)
-    learnt = sum(each["learnt"] for each in writer.metadata)
+        logger.warning(text, f"{len(failed):,}", f"{len(counts):,}", first)
+    learnt = sum(entry.learnt or 0 for entry in entries)
     if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
-            f"the template gives weight 0 to every token of all {writer.examples:,} records, so "
+            f"the template gives weight 0 to every token of all {len(counts):,} records, so "
             "nothing would be learnt; give a weight to the parts of a record to train on"
         )

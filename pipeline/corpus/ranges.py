@@ -9,7 +9,9 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +20,7 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.engines import Engine, refuse_import
-from pipeline.corpus.manifest import RANGES, Writer, part_name
+from pipeline.corpus.manifest import RANGES, part_name
 from pipeline.corpus.parts import (
     WRITE,
     Part,
@@ -31,6 +33,7 @@ from pipeline.corpus.parts import (
 )
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.tokenisation import Job
+from pipeline.corpus.writer import PartWriter
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text.features import Feature
@@ -80,13 +83,14 @@ def run_ranges(
     progress: bool,
     done: int = 0,
     tokens: int = 0,
-) -> list[np.ndarray]:
-    """What a function of each range returns: the tokens of each of its records.
+) -> Iterator[np.ndarray]:
+    """What a function of each range returns, the tokens of each of its records; in their order.
 
     A progress bar has a `name`, and begins where `done` records of so many `tokens` are done.
     """
     new, started = 0, time.monotonic()
-    counts: dict[int, np.ndarray] = {}
+    counts: dict[int, np.ndarray] = {}  # of those that came before earlier ones
+    at = 0
     names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
     options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
     # In a log file, a line now and then is enough.
@@ -98,7 +102,9 @@ def run_ranges(
             postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
             bar.update(len(ranges[number]))
-    return [counts[number] for number in range(len(ranges))]
+            while at in counts:
+                yield counts.pop(at)
+                at += 1
 
 
 def _run(
@@ -208,43 +214,81 @@ Layout: TypeAlias = tuple[int, list[tuple[range, int, int]]]
 
 
 def assemble(
-    writer: Writer,
+    writer: PartWriter,
+    job: Job,
     files: RangeFiles,
     ranges: Sequence[range],
-    counts: Sequence[np.ndarray],
     engine: Engine,
     progress: bool,
 ) -> None:
-    """Adds the parts that `writer` does not have, and removes each range that is in parts.
+    """Adds the parts that `writer` does not have, and seals each but the last as it comes.
 
-    `ranges` are all that are not, as a whole, in parts; `counts` the tokens of each of their
-    records. A progress bar shows if it takes more than two seconds.
+    `ranges` are all that are not, as a whole, in parts; each is removed once it is. While the
+    engine tokenises them, a thread of this process makes parts of those that are done; the engine
+    makes what is left then. A progress bar shows if that takes more than two seconds.
     """
     starts = [max(records.start, writer.examples) for records in ranges]
-    counts = [
-        each[start - records.start :]
-        for each, records, start in zip(counts, ranges, starts, strict=True)
-    ]
-    parts = list(divide(counts))
-    layouts: list[Layout] = [
-        (number, [(ranges[at], starts[at] + first, starts[at] + last) for at, first, last in part])
-        for number, part in enumerate(parts, len(writer.parts))
-    ]
-    names = [part_name(number) for number, _ in layouts]
-    function = functools.partial(_assemble_part, files, writer.origin, writer.task)
+    numbered = {records.start: number for number, records in enumerate(ranges)}
+    counts: list[np.ndarray] = []  # of each range, the tokens of those records that are in no part
+    make = functools.partial(_assemble_part, files, writer.origin, writer.task)
+
+    def tokenise() -> Iterator[np.ndarray]:
+        function = functools.partial(write_range, job, files)
+        done = {"done": writer.examples, "tokens": writer.tokens}
+        results = run_ranges(engine, function, ranges, name="preparing", progress=progress, **done)
+        for number, of_range in enumerate(results):
+            counts.append(of_range[starts[number] - ranges[number].start :])
+            yield counts[number]
+
+    def take(layout: Layout, result: tuple[Part, Mapping[str, Any]], *, seal: bool = True) -> None:
+        part, metadata = result
+        numbers = [numbered[records.start] for records, _, _ in layout[1]]
+        of_part = [
+            counts[number][first - starts[number] : last - starts[number]]
+            for number, (_, first, last) in zip(numbers, layout[1], strict=True)
+        ]
+        writer.append(part, np.concatenate(of_part), metadata)
+        if seal:
+            writer.seal()
+        for number, (records, _, _) in zip(numbers, layout[1], strict=True):
+            if records.stop <= writer.examples:
+                files.path(records).unlink(missing_ok=True)
+                counts[number] = counts[number][:0].copy()
+
+    def work(layout: Layout) -> None:
+        take(layout, make(layout))
+
+    if ranges:
+        writer.seal()  # what an interrupted process left
+    pool = ThreadPoolExecutor(1, "sealing")
+    running: deque[tuple[Layout, Future[None]]] = deque()
+    left: list[Layout] = []
+    try:
+        for number, part in enumerate(divide(tokenise()), writer.number):
+            pieces = [
+                (ranges[at], starts[at] + first, starts[at] + last) for at, first, last in part
+            ]
+            left.append((number, pieces))
+            if len(counts) < len(ranges):
+                layout = left.pop()
+                running.append((layout, pool.submit(lambda each: take(each, make(each)), layout)))
+            while running and running[0][1].done():
+                running.popleft()[1].result()
+        left = [layout for layout, future in running if future.cancel()] + left
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for _, future in running:
+        if not future.cancelled():
+            future.result()
+
     found: dict[int, tuple[Part, Mapping[str, Any]]] = {}
-    at = 0  # parts are added in order
+    at, names = 0, [part_name(number) for number, _ in left]  # parts are added in order
     options: dict = {"unit": " parts", "delay": 2, "disable": not progress}
-    with _Bar(desc="assembling", total=len(parts), **options) as bar:
-        for number, result in _run(engine, function, layouts, "parts", names):
+    with _Bar(desc="assembling", total=len(left), **options) as bar:
+        for number, result in _run(engine, make, left, "parts", names):
             found[number] = result
             while at in found:
-                part, metadata = found.pop(at)
-                of_part = np.concatenate([counts[n][first:last] for n, first, last in parts[at]])
-                writer.append(part, of_part, metadata)
-                for records, _, _ in layouts[at][1]:
-                    if records.stop <= writer.examples:
-                        files.path(records).unlink(missing_ok=True)
+                take(left[at], found.pop(at), seal=at + 1 < len(left))
                 at += 1
                 bar.update()
 
@@ -252,7 +296,7 @@ def assemble(
 def _assemble_part(
     files: RangeFiles, origin: Mapping[str, Any], task: Task, layout: Layout
 ) -> tuple[Part, Mapping[str, Any]]:
-    """Writes a part, unless it is there and whole; returns what `Writer.append` needs."""
+    """Writes a part, unless it is there and whole; returns what `PartWriter.append` needs."""
     number, pieces = layout
     path = files.directory / part_name(number)
     first, examples = pieces[0][1], sum(last - first for _, first, last in pieces)

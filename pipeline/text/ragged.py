@@ -1,7 +1,7 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +108,12 @@ class Ragged:
         return cls(flat, np.concatenate([chunk.counts for chunk in chunks]), texts, columns)
 
 
-def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
+def is_full(examples: int, tokens: int) -> bool:
+    """Whether a part of so many examples and tokens ends."""
+    return tokens >= TOKENS_PER_PART or examples >= EXAMPLES_PER_PART
+
+
+def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]]:
     """The pieces of each part: the number of a chunk, its first example, the one after its last.
 
     >>> list(divide([np.array([TOKENS_PER_PART, 7, 5])]))
@@ -127,7 +132,7 @@ def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]
             last = min(full, first + EXAMPLES_PER_PART - examples, len(chunk))
             pieces.append((number, first, last))
             examples, tokens = examples + last - first, tokens + int(ends[last - 1]) - before
-            if tokens >= TOKENS_PER_PART or examples == EXAMPLES_PER_PART:
+            if is_full(examples, tokens):
                 yield pieces
                 pieces, examples, tokens = [], 0, 0
             first = last
@@ -159,35 +164,62 @@ def chunk_arrays(
     known = {name: feature for name, (feature, _) in given.items()}
     if weights is not None:
         columns[WEIGHTS], known[WEIGHTS] = weights, LOSS_WEIGHTS
-    held: dict[str, list[np.ndarray]] = {name: [] for name in columns}
-    size = 0
+    buffer = Buffer(known, vocab_size)
     for number, example in zip_columns(columns):
-        flat = validate_tokens(example[TOKENS], f"example {number}", vocab_size)
-        held[TOKENS].append(flat)
-        for name, feature in known.items():
+        buffer.add(example, number)
+        if buffer.tokens >= CHUNK or len(buffer) >= CHUNK:
+            yield buffer.take()
+    if len(buffer):
+        yield buffer.take()
+
+
+class Buffer:
+    """Examples that are checked and held one by one, until they are taken together.
+
+    Attributes:
+        features: what examples carry beside their tokens, by name, with `LOSS_WEIGHTS` where tokens
+            have weights. Those without a dtype get that of the first example.
+        tokens: how many tokens are held.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], vocab_size: int | None):
+        self.features, self._vocab_size = dict(features), vocab_size
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens = 0
+        self._held: dict[str, list[np.ndarray]] = {TOKENS: [], **{n: [] for n in self.features}}
+
+    def __len__(self) -> int:
+        return len(self._held[TOKENS])
+
+    def add(self, example: Mapping[str, Any], number: int) -> None:
+        """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says."""
+        flat = validate_tokens(example[TOKENS], f"example {number}", self._vocab_size)
+        arrays, known = {TOKENS: flat}, dict(self.features)
+        for name, feature in self.features.items():
             what = f"{name} of example {number}"
             if name == WEIGHTS:
-                array = _validate_weights(example[name], number, len(flat))
+                arrays[name] = _validate_weights(example[name], number, len(flat))
             else:
                 feature = known[name] = feature.infer(example[name], what)
-                array = feature.convert(example[name], what, len(flat))
-            held[name].append(array)
-        size += len(flat)
-        if size >= CHUNK or len(held[TOKENS]) >= CHUNK:
-            yield _chunk(held, known)
-            held, size = {name: [] for name in columns}, 0
-    if held[TOKENS]:
-        yield _chunk(held, known)
+                arrays[name] = feature.convert(example[name], what, len(flat))
+        self.features = known
+        for name, array in arrays.items():
+            self._held[name].append(array)
+        self.tokens += len(flat)
 
-
-def _chunk(held: Mapping[str, list[np.ndarray]], features: Mapping[str, Feature]) -> Ragged:
-    tokens = held[TOKENS]
-    counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
-    columns = {
-        name: Column(feature, feature.join(held[name])) for name, feature in features.items()
-    }
-    return Ragged(flat, counts, None, columns)
+    def take(self) -> Ragged:
+        """The examples that were held; then none are."""
+        held, tokens = self._held, self._held[TOKENS]
+        counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
+        columns = {
+            name: Column(feature, feature.join(held[name]))
+            for name, feature in self.features.items()
+        }
+        self._clear()
+        return Ragged(flat, counts, None, columns)
 
 
 def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:

@@ -95,7 +95,7 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
     (folder / "mine.arrow").write_text("mine")
     with pytest.raises(RuntimeError, match="ended without"):
         prepare(source, Bytes(), tmp_path / "corpus", engine=Broken(2), progress=False)
-    assert len([*folder.iterdir()]) == 3
+    assert (folder / "mine.arrow").read_text() == "mine"
     prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     assert [path.name for path in folder.iterdir()] == ["mine.arrow"]
 
@@ -110,8 +110,8 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
         ),
         (
             prepare,
-            {"engine": Broken(11)},
-            r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to finish",
+            {"engine": Broken(10)},
+            r"Broken ended without \d+ of \d+ parts, first part-\d+.arrow; run again to finish",
         ),
         (prepare, {"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
         (prepare, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),

@@ -1,0 +1,471 @@
+"""Writers of corpora: parts in order, sealed as they come, and the manifest in the end."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.log import About, Damaged, Entry, Log
+from pipeline.corpus.manifest import (
+    LENGTHS,
+    MANIFEST,
+    PART_NAME,
+    TEMPORARY,
+    Manifest,
+    part_name,
+    require_same_origin,
+    summarise,
+    tokens_digest,
+)
+from pipeline.corpus.parts import MARK, Part, PartFile, read_part, write_part
+from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.errors import Exists, InvalidState, InvalidType, InvalidValue, Missing, require_whole
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.planning import lengths as lengths_module
+from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.ragged import Buffer, Ragged, is_full
+
+# What a corpus is made from, where nobody says.
+ARRAYS = {"source": None, "tokenizer": None, "field": None}
+
+
+class Writer:
+    """Writes a corpus while others read it: from a stream, a queue, or any other iterator.
+
+    Examples are appended, and `seal` acknowledges them: from then on they are on the disk itself,
+    readers of `Corpus.open(directory, follow=True)` see them, and they never change. What was
+    appended and not sealed is lost with the process. So a source that must give each example once
+    hands `seal` a cursor, and goes on from `cursor` after a kill:
+
+    >>> with Writer(directory) as writer:  # doctest: +SKIP
+    ...     for number, tokens in stream(start=writer.cursor or 0):
+    ...         writer.append(tokens)
+    ...         if number % 10_000 == 9_999:
+    ...             writer.seal(cursor=number + 1)
+    ...     writer.finish()
+
+    Without a cursor, nobody knows which examples a killed writer has sealed. One process writes in
+    a directory at a time; another one waits for it.
+
+    Args:
+        directory: a local path, or one of object storage. Where a writer was killed, this one goes
+            on after what that has sealed.
+        features: what examples carry beside their tokens, by name.
+        vocab_size: if given, ids must be below it.
+        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+
+    Attributes:
+        cursor: the one that was sealed last; None if there is none.
+
+    Raises:
+        FileExistsError: the corpus in `directory` is finished.
+        ValueError: there is a corpus with other features, weights or task, or one that is damaged.
+    """
+
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        *,
+        features: Mapping[str, Feature] | None = None,
+        vocab_size: int | None = None,
+        task: Task = CAUSAL,
+    ):
+        self.directory = as_path(directory)
+        known = check_features(features)
+        for name, feature in known.items():
+            task.require(name, feature)
+        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(directory_lock(self.directory, "writing a corpus"))
+            if (self.directory / MANIFEST).exists():
+                raise Exists(
+                    f"the corpus in {os.fspath(self.directory)} is finished; read it with "
+                    "Corpus.open, or write into another directory"
+                )
+            self._parts = PartWriter(self.directory, task, ARRAYS, vocab_size=vocab_size)
+            known, self._weighted = self._resume(known)
+            self._features, self._vocab_size = known, vocab_size
+            self._stack = stack.pop_all()
+        self._buffer: Buffer | None = None
+        self._closed = False
+
+    def _resume(self, known: dict[str, Feature]) -> tuple[dict[str, Feature], bool | None]:
+        """The features that are due, and whether weights are; None: the first example decides."""
+        if not self._parts.examples:
+            return known, None
+        about = self._parts.log.about()
+        there = {name: Feature(**each) for name, each in about.features.items()}
+        for name in {**known, **there}:
+            mine, theirs = known.get(name), there.get(name)
+            if (
+                mine is None
+                or theirs is None
+                or mine.infer(np.zeros(0, theirs.dtype), "") != theirs
+            ):
+                raise InvalidValue(
+                    f"{os.fspath(self.directory)} grows with the feature {name!r} as {theirs}, and "
+                    f"features say {mine}; give the same features, or another directory"
+                )
+        return there, about.weighted
+
+    @property
+    def cursor(self) -> Any:
+        """The cursor that was sealed last, after which the source goes on."""
+        return self._parts.cursor
+
+    @property
+    def examples(self) -> int:
+        """How many examples were appended, by this writer and those before it."""
+        return self._parts.examples + (0 if self._buffer is None else len(self._buffer))
+
+    def append(self, tokens: Any, weights: Any = None, **features: Any) -> None:
+        """Adds an example, which `seal` acknowledges.
+
+        Args:
+            tokens: a 1-D integer array (or list) of token ids, marks included. A causal example of
+                n ids has length n - 1.
+            weights: of the loss, a number from 0 up for each token; all examples have them or none.
+            **features: a value for each of the writer's `features`.
+
+        Raises:
+            ValueError: it is no such array, or does not match the features.
+        """
+        self._require_open()
+        weighted = weights is not None
+        if self._weighted is not None and weighted != self._weighted:
+            has = ("no weights", "weights")
+            raise InvalidValue(
+                f"example {self.examples:,} has {has[weighted]}, and those before it have "
+                f"{has[not weighted]}; give weights to all examples (1 where there are none) or to "
+                "none"
+            )
+        for name in {**features, **self._features}:
+            if name not in features or name not in self._features:
+                raise InvalidValue(
+                    f"example {self.examples:,} has {', '.join(features) or 'no features'}, and "
+                    f"the features of this writer are {', '.join(self._features) or 'none'}; give "
+                    "a value for each of them"
+                )
+        if self._buffer is None:
+            known = {**self._features, **({WEIGHTS: LOSS_WEIGHTS} if weighted else {})}
+            self._buffer = Buffer(known, self._vocab_size)
+        example = {TOKENS: tokens, WEIGHTS: weights, **features}
+        self._buffer.add(example, self.examples)
+        self._weighted = weighted
+        if is_full(len(self._buffer), self._buffer.tokens):
+            with self._closing():
+                self._parts.add(self._buffer.take())
+
+    def seal(self, cursor: Any = None) -> None:
+        """Acknowledges what was appended, all of it or nothing; without it, does nothing.
+
+        Args:
+            cursor: where the source goes on after these examples, any JSON.
+
+        Raises:
+            TypeError: the cursor is not JSON.
+            OSError: the disk is full or cannot be written. The writer is closed then; another one
+                goes on after what is sealed.
+        """
+        self._require_open()
+        same = False
+        with contextlib.suppress(TypeError, ValueError):
+            same = json.loads(json.dumps(cursor)) == cursor
+        if not same:
+            raise InvalidType(
+                f"cursor is {cursor!r:.80}, which JSON does not give back as it is; give numbers, "
+                "strings, lists or dicts of them with names as keys"
+            )
+        with self._closing():
+            self._flush()
+            self._parts.seal(cursor)
+
+    def finish(self) -> None:
+        """Makes it a finished corpus of all that was appended, and closes the writer.
+
+        Raises:
+            ValueError: there is no example.
+        """
+        self._require_open()
+        with self._closing():
+            self._flush()
+            self._parts.finish()
+        self.close()
+
+    def close(self) -> None:
+        """Lets another writer begin; what was appended and not sealed is lost."""
+        self._closed = True
+        self._stack.close()
+
+    def _flush(self) -> None:
+        if self._buffer is not None and len(self._buffer):
+            self._parts.add(self._buffer.take())
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Closes the writer if the block raises: what it holds may be lost."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InvalidState(
+                f"this writer of {os.fspath(self.directory)} is closed; begin another, which goes "
+                "on after what is sealed"
+            )
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lost = self.examples - self._parts.sealed
+        self._closed, closed = True, self._closed
+        self._stack.__exit__(kind, error, trace)
+        if kind is None and lost and not closed:
+            raise InvalidState(
+                f"{lost:,} examples were appended to {os.fspath(self.directory)} and not sealed, "
+                "so they are lost; call seal or finish before the block ends"
+            )
+
+
+class PartWriter:
+    """Parts of one corpus, added in order and sealed; `finish` writes lengths and manifest.
+
+    Where a writer of the same origin was interrupted, it goes on after the parts that are sealed.
+    It removes no file that is not a part of this corpus, and refuses a directory that has one which
+    could be taken for a part.
+
+    Args:
+        directory: where they are.
+        task, origin, vocab_size, source: entries of `Manifest`.
+        tokenizer: stores the tokenizer, and returns what says how it is loaded.
+        again: whether the source gives the same parts again. Then all whole parts stay, sealed or
+            not, what is not whole is made anew, and so is a damaged log.
+
+    Attributes:
+        number: of the next part.
+        examples, tokens: how many the parts before it have; tokens only of those kept `again`.
+        sealed: how many examples are sealed.
+        cursor: the one that was sealed last.
+    """
+
+    def __init__(
+        self,
+        directory: epath.Path,
+        task: Task,
+        origin: Mapping[str, Any],
+        *,
+        vocab_size: int | None,
+        source: str | None = None,
+        tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
+        again: bool = False,
+    ):
+        self.directory, self.task, self.origin = directory, task, dict(origin)
+        self.log = Log(directory)
+        self._vocab_size, self._source, self._tokenizer = vocab_size, source, tokenizer
+        self.number = self.examples = self.tokens = self.sealed = 0
+        self.cursor: Any = None
+        self._after, self._pending = "", list[Entry]()
+        self._features: dict[str, dict[str, Any]] = {}
+        self._there: list[Entry] = []  # sealed, and perhaps made again
+        self._collected: tuple[list[Entry], np.ndarray] | None = None
+        self._keep_whole_parts() if again else self._keep_sealed_parts()
+
+    def _keep_sealed_parts(self) -> None:
+        last = self.log.tail()
+        if last is not None:
+            self._require_same(self.log.about())
+            self.log.require_files([last])
+            self.number, self.examples = last.number + 1, last.first + last.examples
+            self.sealed, self._after, self.cursor = self.examples, last.after, last.cursor
+        self._remove_rest(self._find_parts())
+
+    def _keep_whole_parts(self) -> None:
+        files = self._find_parts()
+        try:
+            self._require_same(self.log.about())
+            self._there = self.log.entries()
+        except Missing:
+            pass
+        except Damaged:
+            self.log.remove()
+        self.sealed = sum(entry.examples for entry in self._there)
+        for number, (path, file) in enumerate(files.items()):
+            if path.name != part_name(number) or file is None:
+                break
+            try:
+                counts = file.verify().counts
+            except ValueError:
+                break
+            if file.metadata.get("first") != self.examples:  # another part under this name
+                break
+            self.append(file.part, counts, file.metadata)
+        self._remove_rest(files)
+
+    def _require_same(self, about: About) -> None:
+        require_same_origin(self.directory, about.origin, self.origin)
+        for name, now in {"task": self.task.name, "vocab_size": self._vocab_size}.items():
+            if (then := getattr(about, name)) != now:
+                raise InvalidValue(
+                    f"{os.fspath(self.directory)} holds a corpus that grows with {name} {then}, "
+                    f"not {now}; give what it was begun with, or another directory"
+                )
+
+    def _remove_rest(self, files: Mapping[epath.Path, PartFile | None]) -> None:
+        """Removes the parts that are not kept, and what a killed writer left of others."""
+        if files or self.number:  # else the lengths would seem somebody else's
+            (self.directory / LENGTHS).unlink(missing_ok=True)
+        for path in files:
+            if _number(path) >= self.number:
+                path.unlink()
+        for path in self.directory.glob(".*.tmp"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
+
+    def _find_parts(self) -> dict[epath.Path, PartFile | None]:
+        """The parts that are not known yet, in order; None for one that is damaged."""
+        files: dict[epath.Path, PartFile | None] = {}
+        for path in sorted(self.directory.glob("part-*.arrow")):
+            named = PART_NAME.fullmatch(path.name)
+            if named and _number(path) < self.number:
+                continue
+            try:
+                files[path] = read_part(path) if named else None
+            except ValueError:
+                files[path] = None
+        for file in files.values():
+            if file is not None:
+                require_same_origin(self.directory, file.metadata["origin"], self.origin)
+        refused = "Prepare into a directory of its own, or move that file"
+        for path, read in files.items():
+            if read is None and not _is_damaged_part(path):
+                raise InvalidValue(
+                    f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
+                    f"{refused}"
+                )
+        # Lengths are written when all parts are there.
+        if not files and not self.number and (lengths := self.directory / LENGTHS).exists():
+            raise InvalidValue(
+                f"{os.fspath(lengths)} is not of a corpus, which would have parts beside it. "
+                f"{refused}"
+            )
+        return files
+
+    def append(self, part: Part, counts: np.ndarray, metadata: Mapping[str, Any]) -> None:
+        """Takes over the next part, which is on disk; `counts` are the tokens of its examples."""
+        entry = Entry(
+            number=self.number,
+            part=part,
+            first=self.examples,
+            before=self._after,
+            lengths_digest=lengths_module.digest(self.task.lengths(counts)),
+            learnt=metadata["learnt"],
+            text_bytes=metadata["text_bytes"],
+        )
+        if self.number >= len(self._there):
+            self._pending.append(entry)
+        elif self._there[self.number].after != entry.after:
+            path = self.directory / part.file
+            raise InvalidValue(
+                f"{os.fspath(path)} was sealed with other tokens than it is made with now: the "
+                "source or the tokenizer does not give the same twice. Readers may have trained on "
+                "the former; delete the directory, and prepare again"
+            )
+        self.number, self._after = self.number + 1, entry.after
+        self.examples, self.tokens = self.examples + part.examples, self.tokens + part.tokens
+        self._features, self._collected = metadata["features"], None
+
+    def add(self, examples: Ragged) -> None:
+        """Writes the next part."""
+        path = self.directory / part_name(self.number)
+        file = write_part(path, examples, self.origin, self.task, self.examples)
+        self.append(file.part, examples.counts, file.metadata)
+
+    def seal(self, cursor: Any = None) -> None:
+        """Seals the parts that are not sealed, together."""
+        if not self._pending:
+            return
+        if not self._pending[0].number:
+            self.log.begin(self._about())
+        self.log.append(self._pending, cursor)
+        self._pending, self.cursor, self.sealed = [], cursor, self.examples
+
+    def _about(self) -> About:
+        first = self._pending[0].part
+        return About(
+            task=self.task.name,
+            origin=self.origin,
+            vocab_size=self._vocab_size,
+            tokenizer=self._tokenizer(),
+            source=self._source,
+            features=self._features,
+            weighted=WEIGHTS in first.columns,
+            first=first.sha256,
+        )
+
+    def collect(self) -> tuple[list[Entry], np.ndarray]:
+        """All parts, sealed or not, and the tokens of each of their examples: uint32 [examples]."""
+        if self._collected is None:
+            sealed = self.log.entries() if self.sealed else []
+            entries = [*sealed, *self._pending]
+            if not entries:
+                raise InvalidValue("examples is empty; a corpus holds at least one example")
+            self._collected = entries, np.concatenate(self.log.read_counts(entries, self.task))
+        return self._collected
+
+    def discard(self) -> None:
+        """Removes all parts, and the log."""
+        self.log.remove()
+        for number in range(self.number):
+            (self.directory / part_name(number)).unlink()
+        self.number = self.examples = self.tokens = self.sealed = 0
+        self._pending, self._there, self._after, self._collected = [], [], "", None
+
+    def finish(self) -> None:
+        """Writes the lengths and, last, the manifest, which takes the place of the log."""
+        entries, counts = self.collect()
+        lengths = self.task.lengths(counts)
+        with atomic_write(self.directory / LENGTHS) as file:
+            np.save(file, lengths)
+            size = file.tell()
+        parts = [entry.part for entry in entries]
+        about = self.log.about() if self.sealed else self._about()
+        Manifest(
+            task=about.task,
+            origin=about.origin,
+            tokens=sum(part.tokens for part in parts),
+            tokens_digest=tokens_digest(parts),
+            lengths_bytes=size,
+            vocab_size=about.vocab_size,
+            tokenizer=about.tokenizer,
+            source=about.source,
+            features=about.features,
+            parts=parts,
+            **summarise(lengths, [vars(entry) for entry in entries]),
+        ).write(self.directory)
+        self.log.remove()
+
+
+def _number(path: epath.Path) -> int:
+    return int(path.name.partition("-")[2].partition(".")[0])
+
+
+def _is_damaged_part(path: epath.Path) -> bool:
+    """Whether a file that cannot be read as a part was one: it has the mark, or nothing."""
+    if not (PART_NAME.fullmatch(path.name) and path.is_file()):
+        return False
+    content = path.read_bytes()
+    return not content or MARK in content
