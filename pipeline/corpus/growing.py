@@ -88,18 +88,23 @@ class Growing(SingleCorpus):
 
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
-        run, numbers = self._run, np.asarray(examples, np.int64)
-        last = int(numbers.max(initial=-1))
-        if run is None or last >= run.first + len(run):
+        numbers = np.asarray(examples, np.int64)
+        least, most = int(numbers.min(initial=1 << 62)), int(numbers.max(initial=-1))
+        if most >= len(self):
             self.refresh()
-            run = self._run
-        if run is None or (len(numbers) and numbers.min() < run.first):
-            least = int(numbers.min(initial=0))
+        run = self._run
+        if run is None or least < run.first or most >= len(self):
+            wrong = most if most >= len(self) else least
             raise InvalidState(
-                f"example {least:,} of {self!r} is in a part that is not in hand: it was "
-                "forgotten, or is not sealed yet; refresh(start=…) with the number of its part"
+                f"example {wrong:,} of {self!r} is in a part that is not in hand: it is not sealed "
+                "yet, or was forgotten; refresh(start=…) takes up parts from a number on"
             )
         return run, numbers - run.first
+
+    def __len__(self) -> int:
+        if self._run is None:
+            self.refresh()
+        return 0 if self._run is None else self._run.first + len(self._run)
 
     def read(
         self,

@@ -105,6 +105,12 @@ class Manifest:
                 require_digest(entries)
                 return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except FileNotFoundError:
+            if (directory / LOG).exists():
+                raise InvalidValue(
+                    f"the corpus in {place} is half-written: it grows, or its writer was killed. "
+                    "Read what is sealed with follow=True; or let what writes it, prepare or a "
+                    "pipeline.Writer, finish it"
+                ) from None
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "

@@ -24,7 +24,15 @@ from pipeline.corpus.manifest import (
 )
 from pipeline.corpus.parts import MARK, Part, PartFile, read_part, write_part
 from pipeline.corpus.tasks import CAUSAL, Task
-from pipeline.errors import Exists, InvalidState, InvalidType, InvalidValue, Missing, require_whole
+from pipeline.errors import (
+    Exists,
+    InvalidState,
+    InvalidType,
+    InvalidValue,
+    Missing,
+    counted,
+    require_whole,
+)
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature, check_features
@@ -83,6 +91,7 @@ class Writer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
             if (self.directory / MANIFEST).exists():
+                Log(self.directory).remove()  # a process was killed between the manifest and this
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
@@ -151,15 +160,15 @@ class Writer:
                     f"the features of this writer are {', '.join(self._features) or 'none'}; give "
                     "a value for each of them"
                 )
-        if self._buffer is None:
+        buffer = self._buffer
+        if buffer is None:
             known = {**self._features, **({WEIGHTS: LOSS_WEIGHTS} if weighted else {})}
-            self._buffer = Buffer(known, self._vocab_size)
-        example = {TOKENS: tokens, WEIGHTS: weights, **features}
-        self._buffer.add(example, self.examples)
-        self._weighted = weighted
-        if is_full(len(self._buffer), self._buffer.tokens):
+            buffer = Buffer(known, self._vocab_size)
+        buffer.add({TOKENS: tokens, WEIGHTS: weights, **features}, self.examples)
+        self._buffer, self._weighted = buffer, weighted
+        if is_full(len(buffer), buffer.tokens):
             with self._closing():
-                self._parts.add(self._buffer.take())
+                self._flush()
 
     def seal(self, cursor: Any = None) -> None:
         """Acknowledges what was appended, all of it or nothing; without it, does nothing.
@@ -236,8 +245,9 @@ class Writer:
         self._stack.__exit__(kind, error, trace)
         if kind is None and lost and not closed:
             raise InvalidState(
-                f"{lost:,} examples were appended to {os.fspath(self.directory)} and not sealed, "
-                "so they are lost; call seal or finish before the block ends"
+                f"{counted(lost, 'example')} {'was' if lost == 1 else 'were'} appended to "
+                f"{os.fspath(self.directory)} and not sealed, and {'is' if lost == 1 else 'are'} "
+                "lost; call seal or finish before the block ends"
             )
 
 
@@ -326,8 +336,9 @@ class PartWriter:
 
     def _remove_rest(self, files: Mapping[epath.Path, PartFile | None]) -> None:
         """Removes the parts that are not kept, and what a killed writer left of others."""
-        if files or self.number:  # else the lengths would seem somebody else's
-            (self.directory / LENGTHS).unlink(missing_ok=True)
+        lengths = self.directory / LENGTHS
+        if (files or self.number) and lengths.exists():  # else it would seem somebody else's
+            lengths.unlink()
         for path in files:
             if _number(path) >= self.number:
                 path.unlink()

@@ -1,6 +1,7 @@
 """Object storage: corpora, sources and runs in buckets of real servers on loopback, which fail."""
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import gzip
@@ -26,6 +27,7 @@ from pyarrow import parquet
 
 import pipeline
 from pipeline import sources, tokenizers
+from pipeline.corpus.log import Log
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
@@ -348,6 +350,54 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     (place / "c" / "corpus.json").unlink()
     (place / "c" / "part-00003.arrow").unlink()
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
+
+
+def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
+    server, place, tmp_path
+):
+    server.proxy.share, before = SHARE, server.proxy.failed
+    written = {}
+    for root in (tmp_path, place):
+        reader = None
+        for first in (0, 40, 80):
+            with pipeline.Writer(root / "c") as writer:
+                assert writer.cursor == (first or None)
+                for number in range(first, first + 40):
+                    writer.append([number] * (number % 7))
+                writer.seal(cursor=first + 40)
+                for number in range(9):  # never sealed
+                    writer.append([number])
+                with pytest.raises(RuntimeError, match="9 examples were appended"):
+                    writer.__exit__(None, None, None)
+            reader = reader or pipeline.Corpus.open(root / "c", follow=True)
+            reader.refresh()
+            assert reader.lengths.tolist() == [max(n % 7 - 1, 0) for n in range(first + 40)]
+        written[root] = contents(root / "c")
+        with pipeline.Writer(root / "c") as writer:
+            writer.finish()
+        assert reader.refresh() == []
+        assert reader.log.finished
+        finished = pipeline.Corpus.open(root / "c")
+        finished.verify()
+        for number in range(0, 120, 7):
+            np.testing.assert_equal(reader[number], finished[number])
+    assert written[tmp_path] == written[place]
+    assert contents(tmp_path / "c") == contents(place / "c")
+    assert server.proxy.failed > before + 5
+
+
+def test_of_several_that_create_a_record_in_a_bucket_one_does(place):
+    with pipeline.Writer(place) as writer:
+        writer.append([1, 2])
+        writer.seal()
+    one, other = Log(place), Log(place)
+    last, _ = one.tail(), other.tail()
+    part = dataclasses.replace(last.part, file="part-00001.arrow")
+    entry = dataclasses.replace(last, number=1, part=part, first=1, before=last.after)
+    one.append([entry], cursor="mine")
+    with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
+        other.append([entry], cursor="theirs")
+    assert Log(place).tail().cursor == "mine"
 
 
 def test_texts_in_a_bucket_are_sources(place, tmp_path):

@@ -2,22 +2,27 @@
 
     python -m tests.properties fuzz --minutes 20             # hostile inputs
     python -m tests.properties fuzz --property states --seed 7  # a round whose seed found something
-    python -m tests.properties kills --prepare 350 --train 150
+    python -m tests.properties kills --prepare 350 --train 150 --write 300
     python -m tests.properties soak --batches 100000         # in constant memory
 
-Kills: `prepare` and `train.py` end at random instants, and go on to an equal end: the bytes of
-corpora; losses, parameters, moments, checkpoints, plans and audits of runs. Half of the instants
-are uniform over a run; the others are before a change of a file that the run makes, and inside
-checkpoints and evaluations.
+Kills: `prepare`, `Writer` (on disk, and a third of them in a bucket) and `train.py` end at random
+instants, and go on to an equal end: the bytes of corpora, with each example once; losses,
+parameters, moments, checkpoints, plans and audits of runs. Half of the instants are uniform over a
+run; the others are before a change of a file that the run makes, and inside checkpoints,
+evaluations and requests.
 """
 
 import argparse
+import contextlib
+import os
 import pathlib
 import tempfile
 
+from tests.fs import object_servers
 from tests.properties.kills import (
     Kills,
     Preparation,
+    Stream,
     Training,
     Trial,
     prepare_environment,
@@ -30,10 +35,10 @@ KINDS = ("prepare", "prepare_pairs", "index", "from_arrays")
 BY_WORKERS = 20
 
 
-def kill(prepare: int, train: int, seed: int) -> None:
-    """Kills as many preparations and trainings as said; prints what it finds."""
-    with tempfile.TemporaryDirectory() as directory:
-        folder = pathlib.Path(directory)
+def kill(prepare: int, train: int, write: int, seed: int) -> None:
+    """Kills as many preparations, trainings and writers as said; prints what it finds."""
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         text = folder / "documents.jsonl"
         write_documents(text)
         prepare_environment(folder)
@@ -43,6 +48,12 @@ def kill(prepare: int, train: int, seed: int) -> None:
             (Preparation(text, kind), share) for kind, share in zip(KINDS, shares, strict=True)
         ]
         trials += [(Preparation(text, workers=2), some), (Training(text), train)]
+        trials += [(Stream(), write - write // 3)]
+        if write > 2:
+            (folder / "server").mkdir()
+            port = stack.enter_context(object_servers.s3(folder / "server"))
+            os.environ |= object_servers.s3_environment(port)
+            trials += [(Stream(bucket=folder / "server" / object_servers.BUCKET), write // 3)]
         for number, (trial, count) in enumerate(trials):
             if count:
                 kills = Kills(trial, folder / str(number), seed)
@@ -73,6 +84,7 @@ def main() -> None:
     parser.add_argument("--property", help="of fuzz: one round of this property alone")
     parser.add_argument("--prepare", type=int, default=350, help="kills of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="kills of train.py (150)")
+    parser.add_argument("--write", type=int, default=300, help="kills of writers (300)")
     parser.add_argument("--batches", type=int, default=100_000, help="of the soak (100000)")
     asked = parser.parse_args()
     if asked.what == "fuzz":
@@ -80,7 +92,7 @@ def main() -> None:
 
         fuzz(asked.minutes, asked.seed, asked.property)
     elif asked.what == "kills":
-        kill(asked.prepare, asked.train, asked.seed)
+        kill(asked.prepare, asked.train, asked.write, asked.seed)
     else:
         load(asked.batches)
 

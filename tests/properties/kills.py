@@ -92,6 +92,83 @@ class Preparation(Trial):
             )
 
 
+class Stream(Trial):
+    """A stream becomes a corpus that others can read meanwhile, and goes on from its cursor.
+
+    What was acknowledged is noted, and so must be there whenever the work goes on. A reader of what
+    is sealed sees the beginning of the stream, each example once.
+
+    Args:
+        examples: how many.
+        bucket: where a server of `object_servers.s3` keeps its bucket, in which the corpora are
+            then; None: they are in the folder of each run.
+    """
+
+    def __init__(self, examples: int = 120, bucket: Path | None = None):
+        self.examples, self.bucket = examples, bucket
+        self.name = "Writer in a bucket" if bucket else "Writer"
+
+    def place(self, folder: Path) -> Any:
+        """Where the corpus of a run is."""
+        from pipeline.fs import as_path
+
+        return as_path(f"s3://{self.bucket.name}/{folder.name}" if self.bucket else folder / "c")
+
+    def example(self, number: int) -> list[int]:
+        """The tokens of an example, by which it is told from others."""
+        return [number] * (1 + number * 7 % 13)
+
+    def run(self, folder: Path) -> None:
+        from pipeline.corpus import Corpus, Writer
+        from pipeline.text import ragged
+
+        ragged.TOKENS_PER_PART = 50
+        place, note = self.place(folder), folder / "acknowledged"
+        acknowledged = len(note.read_bytes()) if note.exists() else 0
+        with contextlib.suppress(FileExistsError), Writer(place) as writer:
+            begin = writer.cursor or 0
+            assert acknowledged <= begin == writer.examples, (acknowledged, begin)
+            self.check(place, begin)
+            for number in range(begin, self.examples):
+                writer.append(self.example(number))
+                if number % 10 == 9:
+                    writer.seal(cursor=number + 1)
+                    with note.open("ab") as file:
+                        file.truncate(number + 1)
+            writer.finish()
+        self.check(place, self.examples)
+        Corpus.open(place).verify()
+
+    def check(self, place: Any, due: int) -> None:
+        """Refuses a corpus of which a reader sees something else than `due` examples."""
+        from pipeline.corpus import Corpus
+        from pipeline.errors import Missing
+
+        try:
+            corpus = Corpus.open(place, follow=True)
+            corpus.refresh()
+            seen = [int(tokens[0]) for tokens in self.tokens(corpus)]
+        except Missing:
+            seen = []
+        assert seen == [*range(due)], seen
+
+    def tokens(self, corpus: Any) -> Iterator[Any]:
+        """The tokens of each example of a corpus."""
+        numbers = range(len(corpus))
+        lengths = corpus.lengths if len(corpus) else ()
+        for number, length in zip(numbers, lengths, strict=True):
+            assert length == len(self.example(number)) - 1
+            yield self.example(number)[:1] if not length else corpus[number]["inputs"]
+
+    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
+        from pipeline.fs import objects
+
+        return {"at a request": (objects, "_request", lambda *_, **__: True)} if self.bucket else {}
+
+    def result(self, folder: Path) -> dict[str, Any]:
+        return super().result(self.bucket / folder.name if self.bucket else folder / "c")
+
+
 class Training(Trial):
     """A run of train.py: a tiny model, two buckets, evaluations, checkpoints, two epochs.
 
@@ -294,6 +371,15 @@ class Kills:
                         story, f"ended with {code}:\n{self._log.read_text()[-3000:]}", report
                     )
             self._finish(name, story, report)
+
+    def run_to_each_change(self, report: Callable[[str], None] = lambda line: None) -> None:
+        """Kills a process before each change that an undisturbed run makes to a file."""
+        for number in range(1, self.changes + 1):
+            code = self._start(f"{number}", functools.partial(self._run_to_change, number))
+            if code == -signal.SIGKILL:
+                kind = "at a change of a file"
+                self.kills[kind] = self.kills.get(kind, 0) + 1
+            self._finish(f"{number}", [f"at change {number}"], report)
 
     def _finish(self, name: str, story: list[str], report: Callable[[str], None]) -> None:
         try:

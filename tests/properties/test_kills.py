@@ -35,3 +35,29 @@ def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been(tmp_path):
     seen = call(sys.executable, script, tmp_path, limit=None)
     due = ["prepare 8", "index 4", "prepare, 2 workers 1", "train.py 3"]
     assert seen.stdout.splitlines() == due, seen.stderr
+
+
+PROGRAM_OF_A_STREAM = """
+import os, pathlib, sys
+
+from pipeline.corpus import Corpus, Writer  # once, and not in each child
+from tests.fs import object_servers
+from tests.properties.kills import Kills, Stream
+
+folder = pathlib.Path(sys.argv[1])
+kills = Kills(Stream(30), folder / "disk")
+kills.run_to_each_change()
+print(kills.changes == sum(kills.kills.values()), *kills.found, flush=True)
+(folder / "server").mkdir()
+with object_servers.s3(folder / "server") as port:
+    os.environ |= object_servers.s3_environment(port)
+    kills = Kills(Stream(30, folder / "server" / object_servers.BUCKET), folder / "bucket")
+    kills.run(8)
+    print(sum(kills.kills.values()), *kills.found, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_loses_nothing_it_acknowledged_and_seals_nothing_twice(tmp_path):
+    seen = call(sys.executable, "-c", PROGRAM_OF_A_STREAM, tmp_path, limit=None)
+    assert seen.stdout.splitlines() == ["True", "8"], seen.stderr

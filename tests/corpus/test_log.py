@@ -1,0 +1,224 @@
+"""The log of a corpus that grows: whatever happens to its files, no other corpus is read."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from pipeline import Corpus, Writer
+from pipeline.corpus.log import Log
+from pipeline.corpus.manifest import write_entries
+from pipeline.text import ragged
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 20)
+
+
+def write(directory, count=20, begin=0, finish=False):
+    """Examples `begin` to `count`, two parts to each record; goes on where it stopped."""
+    with Writer(directory) as writer:
+        for number in range(writer.cursor or 0, count):
+            writer.append([begin + number] * 5)
+            if number % 8 == 7 or number == count - 1:
+                writer.seal(cursor=number + 1)
+        if finish:
+            writer.finish()
+    return directory
+
+
+def see(directory):
+    """All that a reader sees who begins now."""
+    corpus = Corpus.open(directory, follow=True)
+    corpus.refresh()
+    return [each["inputs"].tolist() for each in corpus]
+
+
+def record(directory, number):
+    return directory / "log" / f"{number:08d}.json"
+
+
+def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
+    growing = Log(write(tmp_path / "a")).entries()
+    finished = Log(write(tmp_path / "b", finish=True)).entries()
+    assert [entry.number for entry in growing] == [0, 1, 2, 3, 4]
+    assert [entry.cursor for entry in growing] == [None, 8, None, 16, 20]
+    for one, other in zip(growing, finished, strict=True):
+        for name in ("number", "part", "first", "before", "after"):
+            assert getattr(one, name) == getattr(other, name)
+        for place, entry in (("a", one), ("b", other)):
+            lengths = Log(tmp_path / place).lengths(entry)
+            assert lengths.dtype == np.uint32
+            assert lengths.tolist() == [4] * one.examples
+    for before, after in itertools.pairwise(growing):
+        assert after.before == before.after
+    for start in range(6):
+        assert Log(tmp_path / "a").entries(start) == growing[start:]
+        assert Log(tmp_path / "b").entries(start) == finished[start:]
+    assert Log(tmp_path / "a").tail() == growing[-1]
+    assert (Log(tmp_path / "a").finished, Log(tmp_path / "b").finished) == (False, True)
+    with pytest.raises(ValueError, match="has 5 parts, and part 6 was sealed when"):
+        Log(tmp_path / "b").entries(6)
+
+
+def test_the_digests_are_of_content_and_not_of_times_or_names(tmp_path):
+    digests = [
+        [entry.after for entry in Log(write(tmp_path / name, begin=begin)).entries()]
+        for name, begin in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert digests[0] == digests[1]
+    assert not {*digests[0]} & {*digests[2]}
+
+
+def test_a_reader_that_waits_sees_the_end(tmp_path):
+    log, seen = Log(tmp_path), []
+    assert log.entries() == []
+    for count in (4, 8, 20):
+        write(tmp_path, count)
+        seen += log.entries(len(seen))
+        assert log.entries(len(seen)) == []
+    write(tmp_path, 24, finish=True)
+    assert log.finished
+    seen += log.entries(len(seen))
+    assert [entry.after for entry in seen] == [entry.after for entry in Log(tmp_path).entries()]
+    assert log.entries(len(seen)) == []
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def swap(one, other):
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    other.write_bytes(contents[0])
+
+
+def reseal(directory, number, **entries):
+    """Another record under the same name, whose own digest is right."""
+    path = record(directory, number)
+    content = {**json.loads(path.read_text()), **entries}
+    del content["digest"]
+    write_entries(path, content)
+
+
+DAMAGES = {
+    "half a record": (lambda d: cut(record(d, 2)), "00000002.json: it is half-written or changed"),
+    "nothing in a record": (lambda d: record(d, 4).write_bytes(b""), "half-written or changed"),
+    "a changed record": (lambda d: flip(record(d, 2)), "half-written or changed"),
+    "a record that is missing": (
+        lambda d: record(d, 2).unlink(),
+        "00000002.json: it is missing, and 00000004.json is there",
+    ),
+    "the first one is missing": (
+        lambda d: record(d, 0).unlink(),
+        "begins at part 2, and part 0 is asked for",
+    ),
+    "records out of order": (
+        lambda d: swap(record(d, 0), record(d, 2)),
+        "0.json: its number is 2, and what is before it says 0: it is out of order",
+    ),
+    "a record of another log": (
+        lambda d: shutil.copy(record(d.parent / "other", 2), record(d, 2)),
+        "2.json: its before is .*: it is out of order, or of another log",
+    ),
+    "a part under another name": (
+        lambda d: reseal(d, 4, parts=json.loads(record(d, 2).read_text())["parts"][:1]),
+        "part 4 is 'part-00002.arrow', not 'part-00004.arrow'",
+    ),
+    "another version": (lambda d: reseal(d, 4, schema_version=99), "has schema version 99"),
+    "half of what it is": (lambda d: cut(d / "log" / "about.json"), "about.json: it is half"),
+    "a part that is missing": (
+        lambda d: (d / "part-00001.arrow").unlink(),
+        "part-00001.arrow: it is missing",
+    ),
+    "half a part": (lambda d: cut(d / "part-00003.arrow"), r"arrow: it has \S+ bytes instead of"),
+    "parts out of order": (
+        lambda d: swap(d / "part-00001.arrow", d / "part-00002.arrow"),
+        "its sha256 is|its digest",
+    ),
+    "a part of another corpus": (
+        lambda d: shutil.copy(d.parent / "other" / "part-00001.arrow", d / "part-00001.arrow"),
+        "part-00001.arrow: its sha256 is .*, and .* says",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_a_sentence_and_is_not_read(damage, tmp_path):
+    write(tmp_path / "other", begin=100)
+    act, sentence = DAMAGES[damage]
+    act(write(tmp_path / "log"))
+    with pytest.raises(ValueError, match=sentence):
+        see(tmp_path / "log")
+
+
+@pytest.mark.parametrize("damage", ["half a record", "a changed record", "half a part"])
+def test_a_writer_does_not_go_on_after_a_tail_that_is_damaged(damage, tmp_path):
+    write(tmp_path)
+    path = {"half a part": tmp_path / "part-00004.arrow"}.get(damage, record(tmp_path, 4))
+    (flip if damage == "a changed record" else cut)(path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=f"{path.name}: it"):
+        Writer(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_tail_that_was_rewritten_does_not_follow_what_was_read(tmp_path):
+    """A reader that lives is told; one that begins anew has the digests to compare."""
+    log = Log(write(tmp_path / "a", 16))
+    before = log.entries()
+    record(tmp_path / "a", 2).unlink()
+    with Writer(tmp_path / "a") as writer:
+        assert writer.cursor == 8
+        writer.append([9] * 7)
+        writer.seal(cursor=9)
+        for number in (10, 11):
+            writer.append([9] * 9)
+            writer.seal(cursor=number)
+    after = Log(tmp_path / "a").entries()
+    assert [entry.after for entry in after[:2]] == [entry.after for entry in before[:2]]
+    assert after[2].after != before[2].after
+    assert Log(tmp_path / "a").entries(4)[0].before != before[-1].after
+    with pytest.raises(ValueError, match="it is out of order, or of another log"):
+        log.entries(4)
+
+
+def test_of_several_writers_of_a_record_one_succeeds(tmp_path):
+    one, other = Log(write(tmp_path)), Log(tmp_path)
+    last, _ = one.tail(), other.tail()
+    place = {"number": 5, "first": 20, "before": last.after}
+    one.append([dataclasses.replace(last, **place)], cursor="mine")
+    content = record(tmp_path, 5).read_bytes()
+    with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
+        other.append([dataclasses.replace(last, **place)], cursor="theirs")
+    assert record(tmp_path, 5).read_bytes() == content
+    assert not [*(tmp_path / "log").glob(".*")]
+
+
+def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
+    write(tmp_path)
+    temporary = tmp_path / "log" / f".00000005.json.{'0' * 32}.tmp"
+    temporary.write_bytes(b"{")
+    (tmp_path / "part-00007.arrow").write_bytes((tmp_path / "part-00001.arrow").read_bytes())
+    (tmp_path / "log" / "mine.txt").write_text("mine")
+    write(tmp_path, 24, finish=True)
+    assert len(Corpus.open(tmp_path)) == 24
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["mine.txt"]
+    assert len([*tmp_path.glob("part-*")]) == 6
+    foreign = tmp_path / "other"
+    write(foreign)
+    (foreign / "part-00005.arrow").write_bytes(b"a text")
+    with pytest.raises(ValueError, match=r"part-00005\.arrow is not a part of a corpus"):
+        write(foreign, 24)
+    assert (foreign / "part-00005.arrow").read_bytes() == b"a text"

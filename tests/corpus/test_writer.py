@@ -1,0 +1,346 @@
+"""Corpora that are written while they are read: what is sealed, and what a reader sees of it."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Corpus, Feature, Writer
+from pipeline.corpus import ranges
+from pipeline.corpus.engines import Processes
+from pipeline.corpus.log import Log
+from pipeline.corpus.preparation import prepare
+from pipeline.corpus.tasks import CAUSAL, INPUTS
+from pipeline.text import ragged
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
+from tests.corpus.files import contents, wait_for
+
+FEATURES = {
+    "reward": Feature("example"),
+    "logprob": Feature("targets", dtype="float32"),
+    "seen": Feature("inputs", dtype=bool, shape=(2,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
+    monkeypatch.setattr(ranges, "RECORDS", 8)
+
+
+def make_examples(sizes, columns):
+    """Columns of so many examples, with numbers that tell them apart."""
+    rng = np.random.default_rng(len(sizes))
+    made = {
+        "tokens": [rng.integers(0, 1000, size) for size in sizes],
+        "weights": [rng.integers(0, 3, size) / 2 for size in sizes],
+        "reward": [float(number) for number in range(len(sizes))],
+        "logprob": [rng.standard_normal(size).astype(np.float32) for size in sizes],
+        "seen": [rng.integers(0, 2, (size, 2)).astype(bool) for size in sizes],
+    }
+    return {name: column for name, column in made.items() if name in columns}
+
+
+def rows(columns):
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def require_equal(corpus, other):
+    """Both have the same examples, number by number."""
+    assert len(corpus) == len(other)
+    assert np.array_equal(corpus.lengths, other.lengths)
+    for one, two in zip(corpus, other, strict=True):
+        assert one.keys() == two.keys()
+        for name in one:
+            assert one[name].dtype == two[name].dtype
+            assert np.array_equal(one[name], two[name])
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data, tmp_path_factory):
+    """Whenever it seals, stops and goes on, and a reader that followed it has read the same."""
+    folder = tmp_path_factory.mktemp("writer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "TOKENS_PER_PART", data.draw(st.integers(1, 60), "tokens a part"))
+        sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40), "sizes")
+        names = data.draw(st.sets(st.sampled_from(["weights", *FEATURES])), "columns")
+        task = data.draw(st.sampled_from([CAUSAL, INPUTS]), "task")
+        if task == INPUTS:
+            names -= {"weights", "logprob"}
+        features = {name: FEATURES[name] for name in FEATURES if name in names}
+        columns = make_examples(sizes, {"tokens", *names})
+        examples, reader = rows(columns), None
+        options = {"features": features, "vocab_size": 1000, "task": task}
+        acts = st.sampled_from(["append"] * 6 + ["seal", "stop", "kill"])
+        writer, at, due = Writer(folder / "a", **options), 0, 0
+        while at < len(examples):
+            act = data.draw(acts, "act")
+            if act == "append":
+                writer.append(**examples[at])
+                at += 1
+                continue
+            if act in ("seal", "stop"):
+                writer.seal(cursor={"next": at})
+                due = at
+                if at:
+                    reader = reader or Corpus.open(folder / "a", follow=True)
+                    reader.refresh()
+                    assert len(reader) == due
+            if act in ("stop", "kill"):
+                writer.close()
+                writer = Writer(folder / "a", **options)
+                at = (writer.cursor or {"next": 0})["next"]
+                assert at == due == writer.examples
+        writer.finish()
+        made = Corpus.from_arrays(columns, folder / "b", **options)
+    corpus = Corpus.open(folder / "a")
+    corpus.verify()
+    require_equal(corpus, made)
+    for name in ("lengths_digest", "num_tokens", "num_learnt", "text_bytes", "vocab_size"):
+        assert getattr(corpus, name) == getattr(made, name)
+    again = Corpus.open(folder / "a", follow=True)
+    require_equal(again, made)
+    if reader is not None:
+        reader.refresh()
+        require_equal(reader, made)
+        assert reader.fingerprint == again.fingerprint
+        assert [each.after for each in reader.entries] == [each.after for each in again.entries]
+    assert not (folder / "a" / "log").exists()
+
+
+def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
+    writer = Writer(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothing is sealed yet"):
+        Corpus.open(tmp_path, follow=True)
+    for number in range(30):
+        writer.append([number] * 5)
+    with pytest.raises(FileNotFoundError, match="nothing is sealed yet"):
+        Corpus.open(tmp_path, follow=True)
+    writer.seal(cursor="thirty")
+    corpus, before = Corpus.open(tmp_path, follow=True), contents(tmp_path)
+    assert [entry.examples for entry in corpus.log.entries()] == [8, 8, 8, 6]
+    assert [entry.first for entry in corpus.log.entries()] == [0, 8, 16, 24]
+    # One record: a cursor is that of all parts or of none.
+    assert [entry.cursor for entry in corpus.log.entries()] == [None, None, None, "thirty"]
+    assert sorted(name for name in before if name.startswith("log/")) == [
+        "log/00000000.json",
+        "log/about.json",
+    ]
+    with pytest.raises(ValueError, match=r"half-written: it grows.*with follow=True"):
+        Corpus.open(tmp_path)
+    for number in range(30, 33):
+        writer.append([number])
+    assert corpus.refresh() == [*corpus.entries]
+    assert corpus.refresh() == []
+    writer.seal()
+    assert [entry.number for entry in corpus.refresh()] == [4]
+    assert corpus.log.entries(2) == list(corpus.entries[2:])
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    writer.seal(cursor="nothing is new")
+    assert contents(tmp_path) == after
+    assert writer.cursor is None
+
+
+def test_a_reader_drops_parts_and_takes_them_up_again(tmp_path):
+    with Writer(tmp_path) as writer:
+        for number in range(40):
+            writer.append([number] * 5)
+        writer.seal()
+    corpus = Corpus.open(tmp_path, follow=True)
+    assert corpus.read([39], [0], [1])["inputs"].tolist() == [39]  # looks for what is sealed
+    corpus.forget(3)
+    assert corpus.entries[0].first == 24
+    copy = pickle.loads(pickle.dumps(corpus))
+    for each in (corpus, copy):
+        assert each.read([24, 39], [0, 2], [2, 1])["targets"].tolist() == [24, 24, 39]
+        for refused in (
+            lambda each=each: each.read([23], [0], [1]),
+            lambda each=each: each.lengths,
+        ):
+            with pytest.raises(RuntimeError, match="in hand"):
+                refused()
+    with pytest.raises(RuntimeError, match="not in hand"):
+        corpus.read([40], [0], [1])
+    corpus.refresh(start=1)
+    assert corpus.read([8], [0], [1])["inputs"].tolist() == [8]
+    corpus.refresh(start=0)
+    assert len(corpus.lengths) == 40
+    with pytest.raises(ValueError, match=r"has 5 parts, and part 7 was sealed"):
+        corpus.refresh(start=7)
+    assert corpus.refresh(start=5) == []
+
+
+def test_a_corpus_without_a_map_is_read_the_same(tmp_path):
+    with Writer(tmp_path) as writer:
+        for number in range(20):
+            writer.append([number] * 5)
+            writer.seal()
+            ranged = Corpus.open(tmp_path, memory_map=False, follow=True)
+            mapped = Corpus.open(tmp_path, follow=True)
+            require_equal(ranged, mapped)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prepare_seals_parts_while_it_tokenises(workers, tmp_path):
+    texts = [f"text {number} " * (number % 5) for number in range(150)]
+    went_on, reader = threading.Event(), []
+
+    class Watched(Processes):
+        def run(self, function, items):
+            for number, result in enumerate(super().run(function, items)):
+                yield result
+                if number == 9:  # of 19 ranges, when no more than these are done
+                    wait_for(lambda: Log(tmp_path / "a").entries())
+                    reader.append(Corpus.open(tmp_path / "a", follow=True))
+                    reader[0].refresh()
+                    assert 0 < len(reader[0]) <= 80 or workers
+                    went_on.set()
+
+    engine = Watched(workers)
+    corpus = prepare(Records(texts), Bytes(), tmp_path / "a", engine=engine, progress=False)
+    assert went_on.is_set()
+    reader[0].refresh()
+    require_equal(reader[0], corpus)
+    assert reader[0].decode(7) == texts[7]
+    prepare(Records(texts), Bytes(), tmp_path / "b", num_workers=0, progress=False)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_path):
+    texts = [f"text {number}" for number in range(150)]
+
+    class Dies(Processes):
+        def run(self, function, items):
+            for number, result in enumerate(super().run(function, items)):
+                yield result
+                if number == 9:
+                    wait_for(lambda: Log(tmp_path).entries())
+                    raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        prepare(Records(texts), Bytes(), tmp_path, engine=Dies(0), progress=False)
+    corpus = Corpus.open(tmp_path, follow=True)
+    before = corpus.refresh()
+    with pytest.raises(ValueError, match="made with another source"):
+        prepare(Records(texts[1:]), Bytes(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="made with another source"):
+        Writer(tmp_path)
+    # Records can be made again, as parts can.
+    (tmp_path / "log" / "00000001.json").write_bytes(b"{")
+    done = prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
+    corpus.refresh()
+    assert corpus.entries[: len(before)] == [
+        *(entry for entry in corpus.entries if entry.number < len(before))
+    ]
+    require_equal(corpus, done)
+
+
+def test_a_tokenizer_that_changes_its_mind_is_found_where_its_tokens_were_sealed(tmp_path):
+    """Readers may have trained on what was sealed, so it cannot become something else."""
+    texts = [f"text {number}" for number in range(100)]
+
+    class Moody(Bytes):
+        token = 60
+
+        def encode_batch(self, texts):
+            flat, counts = super().encode_batch(texts)
+            return np.full_like(flat, self.token), counts
+
+    class Dies(Processes):
+        def run(self, function, items):
+            for number, result in enumerate(super().run(function, items)):
+                yield result
+                if number == 9:
+                    wait_for(lambda: Log(tmp_path).entries())
+                    raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        prepare(Records(texts), Moody(), tmp_path, engine=Dies(0), progress=False)
+    for path in [*tmp_path.glob("part-*"), *(tmp_path / "ranges").iterdir()]:
+        path.unlink()
+    Moody.token = 61
+    with pytest.raises(ValueError, match=r"part-00000.arrow was sealed with other tokens"):
+        prepare(Records(texts), Moody(), tmp_path, num_workers=0, progress=False)
+
+
+def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
+    features = {"reward": Feature("example")}
+    writer = Writer(tmp_path / "a", features=features, vocab_size=10)
+    writer.append([1, 2], reward=1.0)
+    for arguments, extra, sentence in (
+        (([3, 99],), {"reward": 1.0}, r"example 1 holds the token id 99; ids are 0 to 9"),
+        (([[1, 2]],), {"reward": 1.0}, r"example 1 has shape \(1, 2\)"),
+        (([1], [0.5]), {"reward": 1.0}, "example 1 has weights, and those before it have no"),
+        (([1],), {}, "example 1 has no features, and the features of this writer are reward"),
+        (([1],), {"reward": 1.0, "x": 2}, "example 1 has reward, x, and the features of this"),
+        (([1],), {"reward": "much"}, "reward of example 1"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            writer.append(*arguments, **extra)
+    for cursor in ((1, 2), {1: 2}, np.int64(3), float("nan"), object()):
+        with pytest.raises(TypeError, match=r"cursor is .* which JSON does not give back"):
+            writer.seal(cursor=cursor)
+    writer.append([3], reward=2.0)
+    writer.seal()
+    writer.close()
+    for act in (writer.seal, writer.finish, lambda: writer.append([1], reward=1.0)):
+        with pytest.raises(RuntimeError, match="is closed; begin another"):
+            act()
+    for options, sentence in (
+        ({"vocab_size": 10}, "grows with the feature 'reward'"),
+        ({"features": {"reward": Feature("targets")}, "vocab_size": 10}, "the feature 'reward'"),
+        ({"features": features, "vocab_size": 11}, "grows with vocab_size 10, not 11"),
+        ({"features": features, "vocab_size": 10, "task": INPUTS}, "grows with task causal"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Writer(tmp_path / "a", **options)
+    with pytest.raises(ValueError, match="holds a corpus that grows; finish it"):
+        Corpus.from_arrays([[1, 2]], tmp_path / "a", vocab_size=10)
+
+    def leave(error=None):
+        with Writer(tmp_path / "a", features=features, vocab_size=10) as writer:
+            writer.append([5], reward=3.0)
+            if error:
+                raise error
+
+    with pytest.raises(RuntimeError, match=r"1 example was appended .* and not sealed"):
+        leave()
+    with pytest.raises(KeyError, match="of the block"):
+        leave(KeyError("of the block"))
+    with Writer(tmp_path / "a", features=features, vocab_size=10) as writer:
+        assert writer.examples == 2
+        writer.append([5], reward=3.0)
+        writer.finish()
+    assert [each["reward"] for each in Corpus.open(tmp_path / "a")] == [1.0, 2.0, 3.0]
+    with pytest.raises(FileExistsError, match=r"is finished; read it with Corpus\.open"):
+        Writer(tmp_path / "a")
+    with pytest.raises(ValueError, match="examples is empty"):
+        Writer(tmp_path / "b").finish()
+    with pytest.raises(ValueError, match="has no cache and no features"):
+        Corpus.open(tmp_path / "a", follow=True, cache=tmp_path / "cache")
+
+
+def test_of_two_writers_one_waits_and_goes_on_after_the_other(tmp_path):
+    first, seen = Writer(tmp_path), []
+
+    def second():
+        with Writer(tmp_path) as writer:
+            seen.append(writer.cursor)
+            writer.append([2, 2])
+            writer.seal(cursor=2)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    first.append([1, 1])
+    first.seal(cursor=1)
+    assert not seen
+    first.close()
+    thread.join(60)
+    assert seen == [1]
+    assert Corpus.open(tmp_path, follow=True).lengths.tolist() == [1, 1]
