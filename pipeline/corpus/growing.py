@@ -14,8 +14,8 @@ from pipeline.corpus.interface import Readable, SingleCorpus
 from pipeline.corpus.log import Entry, Log
 from pipeline.corpus.manifest import load_tokenizer, read_features
 from pipeline.corpus.reader import Reader
-from pipeline.corpus.tasks import TASKS
-from pipeline.errors import InvalidState
+from pipeline.corpus.tasks import GROUPS, TASKS
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.text.tokenizers import Tokenizer
 
@@ -42,6 +42,11 @@ class Growing(SingleCorpus):
         self.directory, self.log = as_path(directory), Log(directory)
         about = self.log.about()
         self.task, self.origin, self.vocab_size = TASKS[about.task], about.origin, about.vocab_size
+        if self.task == GROUPS:
+            raise InvalidValue(
+                f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
+                "open it without follow=True"
+            )
         self.features, self.weighted = read_features(about.features), about.weighted
         self.in_memory = is_local(self.directory) if memory_map is None else memory_map
         self._tokenizer, self._changing = about.tokenizer, threading.RLock()

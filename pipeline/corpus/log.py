@@ -8,6 +8,7 @@ corpus has a manifest, which says the same, and no records.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -36,8 +37,9 @@ from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import WEIGHTS
 
-# What a corpus that grows is; it is written before the first record.
-ABOUT = "about.json"
+# What a corpus that grows is, written before the first record; and the mark that it has ended,
+# where parts were deleted, so that there is no manifest.
+ABOUT, END = "about.json", "end.json"
 RECORD = re.compile(r"(\d{8,})\.json")
 # The fields of an entry that a record has for each part, and those of where it begins.
 OF_PART = "lengths_digest", "learnt", "text_bytes"
@@ -45,7 +47,9 @@ OF_PLACE = "number", "first", "before"
 # Parts whose lengths are read at once.
 TOGETHER = 256
 # Names of all files of a log, also while they are written.
-NAMES = re.compile(r"(\d{8,}|about)\.json|\.(\d{8,}|about)\.json\.[0-9a-f]+\.tmp")
+STEM = r"(\d{8,}|about|end|reader-[\w-]+)\.json"
+NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
+READER = re.compile(r"reader-[\w-]+\.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,7 @@ class Log:
     @property
     def finished(self) -> bool:
         """Whether no part will be added."""
-        return self._finished_manifest() is not None
+        return self._finished_manifest() is not None or (self._place / END).exists()
 
     def about(self) -> About:
         """What the corpus is.
@@ -368,6 +372,53 @@ class Log:
         path = self._path(first.number)
         write_entries(path, {"schema_version": SCHEMA_VERSION, **record}, once=True)
         self._end = last.number + 1, last.first + last.examples, last.after
+
+    def end(self) -> None:
+        """Says that no part will be added, where there is no manifest."""
+        write_entries(self._place / END, {"schema_version": SCHEMA_VERSION})
+
+    def hold(self, reader: str, number: int) -> None:
+        """Says that a reader needs the parts from a number on, so that no writer deletes them.
+
+        Args:
+            reader: a name of letters, digits, `_` and `-`, the same for all processes of a run.
+            number: of the first part that its oldest checkpoint needs.
+        """
+        name = f"reader-{reader}.json"
+        if not READER.fullmatch(name):
+            raise InvalidValue(f"reader is {reader!r}; it is a name of letters, digits, _ and -")
+        entries = {"schema_version": SCHEMA_VERSION, "number": number}
+        try:
+            if self._finished_manifest() is None:
+                write_entries(self._place / name, entries)
+        except OSError:
+            if self._finished_manifest() is None:  # else it was finished meanwhile
+                raise
+
+    def release(self, reader: str) -> None:
+        """Says that a reader needs no part any more."""
+        (self._place / f"reader-{reader}.json").unlink(missing_ok=True)
+
+    def trim(self, before: int) -> None:
+        """Deletes the records whose parts are all before a number, and these parts.
+
+        What a reader holds stays; where there is no reader, everything does.
+        """
+        paths = [path for path in self._place.iterdir() if READER.fullmatch(path.name)]
+        held = [_parse(path, path.read_bytes())["number"] for path in paths]
+        before = min(before, *held) if held else 0
+        numbers = sorted(self._sizes())
+        for number, after in itertools.pairwise([*numbers, self._end[0]]):
+            if after > before:
+                return
+            # The record first: a part without one is known to be deleted.
+            self._path(number).unlink()
+            for part in range(number, after):
+                (self.directory / part_name(part)).unlink(missing_ok=True)
+
+    def first(self) -> int:
+        """The number of the first part that is kept."""
+        return min(self._sizes(), default=0)
 
     def remove(self) -> None:
         """Removes the log, of which a manifest or nothing takes the place."""

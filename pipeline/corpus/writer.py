@@ -66,6 +66,9 @@ class Writer:
         features: what examples carry beside their tokens, by name.
         vocab_size: if given, ids must be below it.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+        keep_parts: if given, sealing deletes parts that no reader needs any more, but for as many
+            of the last ones: those before all that readers hold (`Log.hold`), of which there must
+            be one. `finish` then leaves no finished corpus, but what is kept, to follow.
 
     Attributes:
         cursor: the one that was sealed last; None if there is none.
@@ -82,21 +85,28 @@ class Writer:
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
         task: Task = CAUSAL,
+        keep_parts: int | None = None,
     ):
         self.directory = as_path(directory)
+        if keep_parts is not None:
+            keep_parts = require_whole("keep_parts", keep_parts, 1)
         known = check_features(features)
         for name, feature in known.items():
             task.require(name, feature)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            if (self.directory / MANIFEST).exists():
-                Log(self.directory).remove()  # a process was killed between the manifest and this
+            log = Log(self.directory)
+            if log.finished:
+                if (self.directory / MANIFEST).exists():
+                    log.remove()  # a process was killed between the manifest and this
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
                 )
-            self._parts = PartWriter(self.directory, task, ARRAYS, vocab_size=vocab_size)
+            self._parts = PartWriter(
+                self.directory, task, ARRAYS, vocab_size=vocab_size, keep_parts=keep_parts
+            )
             known, self._weighted = self._resume(known)
             self._features, self._vocab_size = known, vocab_size
             self._stack = stack.pop_all()
@@ -262,6 +272,7 @@ class PartWriter:
         directory: where they are.
         task, origin, vocab_size, source: entries of `Manifest`.
         tokenizer: stores the tokenizer, and returns what says how it is loaded.
+        keep_parts: as for `Writer`.
         again: whether the source gives the same parts again. Then all whole parts stay, sealed or
             not, what is not whole is made anew, and so is a damaged log.
 
@@ -281,16 +292,18 @@ class PartWriter:
         vocab_size: int | None,
         source: str | None = None,
         tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
+        keep_parts: int | None = None,
         again: bool = False,
     ):
         self.directory, self.task, self.origin = directory, task, dict(origin)
-        self.log = Log(directory)
+        self.log, self._keep_parts = Log(directory), keep_parts
         self._vocab_size, self._source, self._tokenizer = vocab_size, source, tokenizer
         self.number = self.examples = self.tokens = self.sealed = 0
         self.cursor: Any = None
         self._after, self._pending = "", list[Entry]()
         self._features: dict[str, dict[str, Any]] = {}
         self._there: list[Entry] = []  # sealed, and perhaps made again
+        self._deleted: list[epath.Path] = []  # parts whose records are deleted
         self._collected: tuple[list[Entry], np.ndarray] | None = None
         self._keep_whole_parts() if again else self._keep_sealed_parts()
 
@@ -342,6 +355,8 @@ class PartWriter:
         for path in files:
             if _number(path) >= self.number:
                 path.unlink()
+        for path in self._deleted:
+            path.unlink()
         for path in self.directory.glob(".*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 path.unlink()
@@ -349,9 +364,12 @@ class PartWriter:
     def _find_parts(self) -> dict[epath.Path, PartFile | None]:
         """The parts that are not known yet, in order; None for one that is damaged."""
         files: dict[epath.Path, PartFile | None] = {}
+        first = self.log.first() if self.number else 0
         for path in sorted(self.directory.glob("part-*.arrow")):
             named = PART_NAME.fullmatch(path.name)
             if named and _number(path) < self.number:
+                if _number(path) < first:
+                    self._deleted.append(path)
                 continue
             try:
                 files[path] = read_part(path) if named else None
@@ -413,6 +431,8 @@ class PartWriter:
             self.log.begin(self._about())
         self.log.append(self._pending, cursor)
         self._pending, self.cursor, self.sealed = [], cursor, self.examples
+        if self._keep_parts is not None:
+            self.log.trim(self.number - self._keep_parts)
 
     def _about(self) -> About:
         first = self._pending[0].part
@@ -446,7 +466,14 @@ class PartWriter:
         self._pending, self._there, self._after, self._collected = [], [], "", None
 
     def finish(self) -> None:
-        """Writes the lengths and, last, the manifest, which takes the place of the log."""
+        """Writes the lengths and, last, the manifest, which takes the place of the log.
+
+        Where parts were deleted, the log stays, and says that it has ended.
+        """
+        if self.sealed and self.log.first():
+            self.seal(self.cursor)
+            self.log.end()
+            return
         entries, counts = self.collect()
         lengths = self.task.lengths(counts)
         with atomic_write(self.directory / LENGTHS) as file:

@@ -222,3 +222,47 @@ def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     with pytest.raises(ValueError, match=r"part-00005\.arrow is not a part of a corpus"):
         write(foreign, 24)
     assert (foreign / "part-00005.arrow").read_bytes() == b"a text"
+
+
+def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(tmp_path):
+    options = {"keep_parts": 3}
+    corpus = None
+    for number in range(200):
+        with Writer(tmp_path, **options) as writer:
+            assert writer.cursor == (number or None)
+            for _ in range(4):
+                writer.append([number] * 5)
+            writer.seal(cursor=number + 1)
+        corpus = corpus or Corpus.open(tmp_path, follow=True)
+        if number == 49:  # nobody has said what is needed
+            assert Log(tmp_path).first() == 0
+        if number in (50, 120):
+            Log(tmp_path).hold("slow-run", number - 20)
+            Log(tmp_path).hold("fast", number - 2)
+    assert Log(tmp_path).first() == 100
+    assert [path.name for path in sorted(tmp_path.glob("part-*"))] == [
+        f"part-{number:05d}.arrow" for number in range(100, 200)
+    ]
+    corpus.refresh(start=100)
+    assert corpus.entries[0].first == 400
+    assert corpus.read([400, 799], [0, 0], [1, 1])["inputs"].tolist() == [100, 199]
+    with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is asked for: its wri"):
+        Log(tmp_path).entries(99)
+    # What a writer that was killed had begun to delete.
+    (tmp_path / "log" / "00000100.json").unlink()
+    Log(tmp_path).release("slow-run")
+    with Writer(tmp_path, **options) as writer:
+        assert not (tmp_path / "part-00100.arrow").exists()
+        writer.append([200] * 5)
+        writer.finish()
+    assert Log(tmp_path).first() == 118
+    assert Log(tmp_path).finished
+    assert [entry.number for entry in Log(tmp_path).entries(199)] == [199, 200]
+    assert len([*tmp_path.glob("part-*")]) == 201 - 118
+    with pytest.raises(FileExistsError, match="is finished"):
+        Writer(tmp_path)
+    for refused in ("", "../x", "a b"):
+        with pytest.raises(ValueError, match="letters, digits"):
+            Log(tmp_path).hold(refused, 0)
+    with pytest.raises(ValueError, match="keep_parts is 0"):
+        Writer(tmp_path / "other", keep_parts=0)

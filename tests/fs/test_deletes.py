@@ -18,6 +18,8 @@ RULES = {
     "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
     "corpus/cache.py:PartCache.file": f"{OWN_NAME} the cache, named by the corpus's digest",
     "corpus/engines.py:Beam.run": OWN_FOLDER,
+    "corpus/log.py:Log.release": f"{OWN_NAME} a log",
+    "corpus/log.py:Log.trim": "sealed parts before those of every reader, and their records",
     "corpus/preparation.py:prepare_share": "ranges that it wrote, by fingerprint and records",
     "corpus/ranges.py:assemble.take": "ranges that are in parts now, by fingerprint and records",
     "corpus/writer.py:PartWriter._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
