@@ -42,6 +42,7 @@ class Layout:
         pieces: the pieces.
         counts: int64 [longest + 1], the pieces of each size.
         rows, real: int64 [buckets, windows], the rows of each window, and real positions in them.
+        rows_before: int64 [buckets], the rows of others before.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each bucket; at least 1.
         most_continuations: the most continuations of groups in a row of each bucket.
@@ -58,8 +59,12 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
+        rows_before: np.ndarray | None = None,
+        ends: bool = True,
     ):
         self.pieces, self._pack = pieces, pack
+        alone = rows_before is None
+        self.rows_before = np.zeros(len(groups), np.int64) if rows_before is None else rows_before
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -74,8 +79,8 @@ class Layout:
         self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
         self.cuts = np.zeros((2, len(self)), np.int64)
         # A single window finds out itself how many rows fill no batch.
-        none = (0,) * len(groups)
-        self._surplus: list[tuple[int, ...] | None] = [none if len(self) > 1 else None] * len(self)
+        none, single = (0,) * len(groups), alone and len(self) == 1
+        self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
@@ -92,8 +97,9 @@ class Layout:
             counts = self._count(window)
             self.counts += counts
             measure(window, self.packed(window, counts))
-        for bucket, group in enumerate(groups[:-1] if len(self) > 1 else ()):
-            missing = count_surplus(int(self.rows[bucket].sum()), group)
+        for bucket, group in enumerate(groups[:-1] if ends and not single else ()):
+            every = int(self.rows_before[bucket] + self.rows[bucket].sum())
+            missing = count_surplus(every, group)
             for window in reversed(range(len(self))):
                 if moved := min(missing, int(self.rows[bucket, window])):
                     surplus = list(self._surplus[window] or none)

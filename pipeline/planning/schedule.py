@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Pass, Stream
@@ -186,44 +187,15 @@ class Schedule:
 
     def _count_batches(self, found: Pass) -> np.ndarray:
         """The batches of each bucket in one time of a pass: int64 [buckets]."""
-        each = zip(found.rows.tolist(), self._groups, strict=True)
-        return np.concatenate([count_batches(rows, group) for rows, group in each])
+        return count_all_batches(found.rows, self._groups)
 
     def _intervals_of(
         self, found: Pass, epoch: int, start: int, batches: np.ndarray, rows: np.ndarray
     ) -> Iterator[Interval]:
-        """One time of a pass: whole batches of all lengths, which rotate, and then the tails."""
+        """The intervals of one time of a pass."""
+        key = random_key(self._options.seed, "buckets", found.repeats)
         counts, most = self._count_batches(found), rows + found.rows
-        whole, rotation = counts[self._first], 0
-        if self._options.shuffle and whole.any():
-            key = random_key(self._options.seed, "buckets", found.repeats)
-            bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
-            rotation = bits % int(whole.sum())
-        parts = [(self._first, whole, rotation)]
-        for length, group in enumerate(self._groups):
-            for place in range(1, len(group)):
-                buckets, steps = self._first.copy(), 0 * self._first
-                buckets[length] += place
-                steps[length] = counts[buckets[length]]
-                parts.append((buckets, steps, 0))
-        for buckets, steps, rotation in parts:
-            if steps.any():
-                end, per_batch = start + int(steps.sum()), self._rows[buckets]
-                yield Interval(
-                    start,
-                    batches,
-                    rows[:, None],
-                    buckets,
-                    per_batch,
-                    Quota(steps.tolist()),
-                    [Quota([1])] * len(rows),
-                    most[:, None],
-                    rotation,
-                    end=end,
-                )
-                start, rows = end, np.minimum(rows + steps * per_batch, most)
-                batches = batches.copy()
-                batches[buckets] += steps
+        return cut_intervals(self._options, key, epoch, counts, start, batches, rows, most)
 
     def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
@@ -372,6 +344,65 @@ class Schedule:
         if self.end is not None and self._epoch_at(self.end) < epoch:
             return self.end
         return first_step(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
+
+
+def count_all_batches(rows: np.ndarray, groups: Sequence[Sequence[Bucket]]) -> np.ndarray:
+    """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
+    each = zip(rows.tolist(), groups, strict=True)
+    return np.concatenate([count_batches(count, group) for count, group in each])
+
+
+def cut_intervals(
+    options: Options,
+    key: int,
+    epoch: int,
+    counts: np.ndarray,
+    start: int,
+    batches: np.ndarray,
+    rows: np.ndarray,
+    most: np.ndarray,
+) -> Iterator[Interval]:
+    """The intervals of some batches of one stream: those of all lengths, which rotate; then tails.
+
+    Args:
+        options: with the buckets.
+        key: of the random bits that rotate them; `epoch` gives others in each epoch.
+        counts: int64 [buckets], the batches of each bucket.
+        start: the first step.
+        batches, rows: int64 [buckets] and [lengths], the batches and the rows before it.
+        most: int64 [lengths], the rows after these batches, of which the last may be short.
+    """
+    groups, rows_of_bucket = options.groups, np.array([each.rows for each in options.buckets])
+    first = np.cumsum([0, *map(len, groups[:-1])])  # the bucket of each length
+    whole, rotation = counts[first], 0
+    if options.shuffle and whole.any():
+        bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
+        rotation = bits % int(whole.sum())
+    parts = [(first, whole, rotation)]
+    for length, group in enumerate(groups):
+        for place in range(1, len(group)):
+            buckets, steps = first.copy(), 0 * first
+            buckets[length] += place
+            steps[length] = counts[buckets[length]]
+            parts.append((buckets, steps, 0))
+    for buckets, steps, rotation in parts:
+        if steps.any():
+            end, per_batch = start + int(steps.sum()), rows_of_bucket[buckets]
+            yield Interval(
+                start,
+                batches,
+                rows[:, None],
+                buckets,
+                per_batch,
+                Quota(steps.tolist()),
+                [Quota([1])] * len(rows),
+                most[:, None],
+                rotation,
+                end=end,
+            )
+            start, rows = end, np.minimum(rows + steps * per_batch, most)
+            batches = batches.copy()
+            batches[buckets] += steps
 
 
 class _Progress:

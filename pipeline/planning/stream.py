@@ -74,6 +74,8 @@ class Rows:
         if begins is not None:
             starts = starts + begins
         epoch: np.ndarray | int = self.epoch
+        if first := self.of_pass.first:
+            examples = examples + first
         if spans is not None:
             chosen = spans[examples]
             epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
@@ -92,6 +94,7 @@ class Pass:
         first_epoch: the epoch of its first rows.
         spans: what the pieces of the layout are cut from, as for `merge_spans`; None: from whole
             examples.
+        first: the number of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [buckets], the rows of one time.
     """
@@ -105,9 +108,11 @@ class Pass:
         first_epoch: int,
         by_row: bool,
         spans: np.ndarray | None = None,
+        first: int = 0,
+        repeats: bool = True,
     ):
-        self.layout, self.first_epoch = layout, first_epoch
-        self.spans, self.repeats = spans, spans is None
+        self.layout, self.first_epoch, self.first = layout, first_epoch, first
+        self.spans, self.repeats = spans, repeats and spans is None
         self._shuffle, self._by_row = options.shuffle, by_row
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
@@ -129,7 +134,8 @@ class Pass:
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows in their order in an epoch, and the rows of each bucket before each one.
 
-        int64 [windows] and [buckets, windows + 1], which ends with all rows.
+        int64 [windows] and [buckets, windows + 1], which ends with all rows. Where the layout goes
+        on after rows of others, these are counted.
         """
         epoch = epoch if self._shuffle else 0
         if (found := self._orders.get(epoch)) is None:
@@ -137,6 +143,7 @@ class Pass:
             if self._shuffle:
                 windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
             edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+            edges += self.layout.rows_before[:, None]
             found = self._orders[epoch] = windows, edges
             for oldest in list(self._orders)[:-ORDERS]:
                 self._orders.pop(oldest, None)
@@ -320,26 +327,12 @@ class Stream:
         spans: np.ndarray | None = None,
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options, solution, places = self.options, None, None
-        if options.align > 1:
-            places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
-        units = pieces.table if places is None else places.units
-        fill = options.packing == "fill"
-        search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
-        if options.packing == "optimal":
-            counts, shapes, share = pieces.count(), buckets, 1.0
-            if places is not None:
-                share = places.filled(counts)
-                counts, shapes = places.fold(counts), places.in_units(buckets)
-            solution = load_solution(self.lengths.store, counts, shapes, options.max_segments)
-            solution.bound *= share
-            search = solution.pack
-        if places is not None:
-            search = functools.partial(places.pack, search)
+        options, every = self.options, self._buckets
+        search, solution = make_search(pieces, buckets, options, self.lengths.store)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
-            functools.partial(self._pack, search, buckets),
+            functools.partial(pack_into, search, every, buckets, options),
             group_tails(self._buckets),
             key=key if options.shuffle else None,
             window=options.window,
@@ -348,23 +341,6 @@ class Stream:
         first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
         made = Pass(layout, options, key, first_epoch=first_epoch, by_row=self._by_row, spans=spans)
         return made, solution
-
-    def _pack(
-        self,
-        search: Callable[..., Packed],
-        used: tuple[Bucket, ...],
-        counts: np.ndarray,
-        *,
-        surplus: Sequence[int] | None,
-    ) -> Packed:
-        """Packs a histogram into those buckets that are `used`; arguments as for `cascade.pack`."""
-        most = 1 if self.options.packing == "none" else self.options.max_segments
-        if used == self._buckets:
-            return search(counts, used, max_segments=most, surplus=surplus)
-        packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
-        patterns = dict(zip(used, packed.patterns, strict=True))
-        every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
-        return dataclasses.replace(packed, buckets=self._buckets, patterns=every)
 
     def _plan_rest(self, spans: np.ndarray) -> Pass | None:
         """The pass of the rest of open epochs; None if that has no position."""
@@ -519,6 +495,54 @@ class Stream:
             for files in self.whole.files_from(self.epoch + epochs + more, before):
                 found.append(every if files is None else files)
         return found
+
+
+def make_search(
+    pieces: Pieces,
+    buckets: tuple[Bucket, ...],
+    options: Options,
+    store: Callable[[str, Callable[[], bytes]], bytes],
+) -> tuple[Callable[..., Packed], Solution | None]:
+    """The function that packs histograms of some pieces, as `cascade.pack`.
+
+    With packing="optimal", it uses the solution of all pieces, which `store` keeps.
+    """
+    solution, places = None, None
+    if options.align > 1:
+        places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
+    units = pieces.table if places is None else places.units
+    fill = options.packing == "fill"
+    search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
+    if options.packing == "optimal":
+        counts, shapes, share = pieces.count(), buckets, 1.0
+        if places is not None:
+            share = places.filled(counts)
+            counts, shapes = places.fold(counts), places.in_units(buckets)
+        solution = load_solution(store, counts, shapes, options.max_segments)
+        solution.bound *= share
+        search = solution.pack
+    if places is not None:
+        search = functools.partial(places.pack, search)
+    return search, solution
+
+
+def pack_into(
+    search: Callable[..., Packed],
+    every: tuple[Bucket, ...],
+    used: tuple[Bucket, ...],
+    options: Options,
+    counts: np.ndarray,
+    *,
+    surplus: Sequence[int] | None,
+) -> Packed:
+    """Packs a histogram into those of all buckets that are `used`; see `cascade.pack`."""
+    most = 1 if options.packing == "none" else options.max_segments
+    if used == every:
+        return search(counts, used, max_segments=most, surplus=surplus)
+    packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
+    patterns = dict(zip(used, packed.patterns, strict=True))
+    every_pattern = tuple(patterns.get(bucket, ()) for bucket in every)
+    return dataclasses.replace(packed, buckets=every, patterns=every_pattern)
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
