@@ -364,13 +364,9 @@ def cut_intervals(
 ) -> Iterator[Interval]:
     """The intervals of some batches of one stream: those of all lengths, which rotate; then tails.
 
-    Args:
-        options: with the buckets.
-        key: of the random bits that rotate them; `epoch` gives others in each epoch.
-        counts: int64 [buckets], the batches of each bucket.
-        start: the first step.
-        batches, rows: int64 [buckets] and [lengths], the batches and the rows before it.
-        most: int64 [lengths], the rows after these batches, of which the last may be short.
+    `counts` has the batches of each bucket. They begin at step `start`, after `batches` of each
+    bucket and `rows` of each length, and end after the rows `most`: the last may be short. The
+    random bits of `key`, others in each `epoch`, rotate them.
     """
     groups, rows_of_bucket = options.groups, np.array([each.rows for each in options.buckets])
     first = np.cumsum([0, *map(len, groups[:-1])])  # the bucket of each length

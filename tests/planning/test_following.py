@@ -1,0 +1,335 @@
+"""Followed plans: the batches of a corpus that grows are those of the whole, however it grows."""
+
+import concurrent.futures
+import hashlib
+import json
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan
+from pipeline.planning import growing
+from pipeline.planning.following import FollowedPlan
+
+BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
+
+
+class Sealed:
+    """Parts in memory; `asked` is the number of parts of which lengths were asked for."""
+
+    def __init__(self, parts):
+        self.parts, self.asked = [np.asarray(part, np.uint32) for part in parts], 0
+
+    def lengths(self, number):
+        self.asked = max(self.asked, number + 1)
+        return self.parts[number] if number < len(self.parts) else None
+
+    def digest(self, number):
+        if number > len(self.parts):
+            return None
+        content = b"/".join(part.tobytes() for part in self.parts[:number])
+        return hashlib.sha256(content).hexdigest()[:16] if number else ""
+
+    def whole(self):
+        return np.concatenate(self.parts)
+
+
+class Live(Sealed):
+    """Parts that `seal` adds one by one; a part that is not there is waited for."""
+
+    def __init__(self):
+        super().__init__([])
+        self.finished, self._changed = False, threading.Condition()
+
+    def seal(self, *parts, finish=False):
+        with self._changed:
+            self.parts += [np.asarray(part, np.uint32) for part in parts]
+            self.finished |= finish
+            self._changed.notify_all()
+
+    def lengths(self, number):
+        with self._changed:
+            self._changed.wait_for(lambda: number < len(self.parts) or self.finished)
+        return super().lengths(number)
+
+
+@pytest.fixture(autouse=True)
+def _short_chapters(monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 4)
+
+
+def draw_parts(seed, number=40, most=16, longest=40):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, longest, rng.integers(1, most)) for _ in range(number)]
+
+
+def follow(parts, buckets=BUCKETS, **options):
+    sealed = parts if isinstance(parts, Sealed) else Sealed(parts)
+    return FollowedPlan(sealed, buckets, **{"window": 50, **options})
+
+
+def first_epoch(plan, start=0):
+    """The batches of the first epoch, from a step on."""
+    found = []
+    while not (batch := plan.batch(start + len(found))).epoch:
+        found.append(batch)
+    return found
+
+
+def digests(batches):
+    return [batch.digest for batch in batches]
+
+
+def covered(batches, examples):
+    """The positions of each example in some batches; an error for one that is there twice."""
+    segments = np.concatenate([batch.segments for batch in batches])
+    had = {}
+    for _, example, start, *sizes in segments.tolist():
+        assert start == had.get((example, "end"), 0) or start not in had.get(example, set())
+        had.setdefault(example, set()).update(range(start, start + sizes[0]))
+    counts = np.bincount(segments[:, 1], segments[:, 3], examples)
+    assert all(len(had.get(n, ())) == counts[n] for n in range(examples))
+    return counts
+
+
+few = settings(max_examples=12)
+drawn = given(
+    seed=st.integers(0, 10**6),
+    window=st.sampled_from([1, 30, 50, 200, 10**6]),
+    options=st.sampled_from(
+        [{}, {"tiers": 3}, {"shuffle": False}, {"packing": "none"}, {"align": 4}]
+    ),
+    buckets=st.sampled_from(
+        [BUCKETS, [Bucket(4, 32)], [Bucket(8, 16), Bucket(2, 16), Bucket(4, 32), Bucket(1, 32)]]
+    ),
+)
+
+
+@few
+@drawn
+def test_the_first_epoch_has_every_position_once(seed, window, options, buckets):
+    parts = draw_parts(seed)
+    plan = follow(parts, buckets, window=window, **options)
+    every = np.concatenate(parts)
+    batches = first_epoch(plan)
+    assert covered(batches, len(every)).tolist() == every.tolist()
+
+
+@few
+@drawn
+def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(
+    seed, window, options, buckets
+):
+    parts, rng = draw_parts(seed), np.random.default_rng(seed)
+    expected = digests(first_epoch(follow(parts, buckets, window=window, **options)))
+    plan = follow(parts, buckets, window=window, **options)
+    steps = rng.permutation(len(expected)).tolist()
+    assert {step: plan.batch(step).digest for step in steps} == dict(enumerate(expected))
+    for at in rng.integers(0, len(expected) + 1, 3).tolist():
+        state = json.loads(json.dumps(plan.entries_at(at)))
+        assert len(json.dumps(state)) < 700
+        again = follow(parts, buckets, window=window, **options)
+        again.resume(state)
+        assert digests(first_epoch(again, at)) == expected[at:]
+        assert json.loads(json.dumps(again.entries_at(at))) == state
+
+
+@few
+@drawn
+def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
+    parts = draw_parts(seed)
+    expected = digests(first_epoch(follow(parts, buckets, window=window, **options)))
+    sealed = Sealed(parts)
+    plan = follow(sealed, buckets, window=window, **options)
+    for step, digest in enumerate(expected):
+        assert plan.batch(step).digest == digest
+        (entry,) = plan.entries_at(step + 1)
+        # Of a window that ends with the corpus, the next part was waited for.
+        assert sealed.asked <= min(entry["last"]["part"], len(parts)) + (sealed.asked > len(parts))
+
+
+@few
+@given(seed=st.integers(0, 10**6), pace=st.sampled_from([1, 3, 17]))
+def test_batches_are_the_same_while_the_corpus_grows(seed, pace):
+    parts = draw_parts(seed)
+    expected = digests(first_epoch(follow(parts)))
+    live = Live()
+    plan = follow(live)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(plan.batch, step) for step in range(len(expected))]
+        for begin in range(0, len(parts), pace):
+            live.seal(*parts[begin : begin + pace])
+        live.seal(finish=True)
+        assert [each.result().digest for each in asked] == expected
+        assert plan.batch(len(expected)).epoch == 1
+
+
+def test_steps_that_are_sealed_do_not_wait_for_those_that_are_not():
+    parts = draw_parts(1)
+    live = Live()
+    plan = follow(live)
+    live.seal(*parts[:10])
+    known = plan.batch(0).digest
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        later = pool.submit(plan.batch, 200)
+        assert plan.batch(0).digest == known
+        assert not later.done()
+        live.seal(*parts[10:], finish=True)
+        assert later.result().digest == follow(parts).batch(200).digest
+
+
+@pytest.mark.parametrize("end", [0, 3])  # the last window is full, or not
+def test_later_epochs_are_those_of_an_ordinary_plan(end):
+    parts = [[5, 9, 20]] * (40 + end)
+    plan, whole = follow(parts, window=15), Plan(np.concatenate(parts), BUCKETS, window=15)
+    first, steps = len(first_epoch(plan)), whole.num_batches()
+    for step in range(2 * steps):
+        assert plan.batch(first + step).digest == whole.batch(steps + step).digest
+        assert plan.batch(first + step).epoch == whole.batch(steps + step).epoch
+
+
+def test_a_later_epoch_is_resumed():
+    parts = draw_parts(3)
+    plan = follow(parts)
+    at = len(first_epoch(plan)) + 5
+    again = follow(parts)
+    again.resume(plan.entries_at(at))
+    assert [again.batch(at + n).digest for n in range(90)] == [
+        plan.batch(at + n).digest for n in range(90)
+    ]
+    with pytest.raises(IndexError, match="goes on from a state of which it knows steps from"):
+        again.batch(3)
+
+
+def test_resuming_plans_the_windows_of_one_chapter():
+    parts = [[5, 9, 20]] * 400  # 80 windows of five parts, 20 chapters
+    plan = follow(parts, window=15)
+    at = len(first_epoch(plan)) - 1
+    sealed = Sealed(parts)
+    asked, lengths = set(), sealed.lengths
+    sealed.lengths = lambda number: asked.add(number) or lengths(number)
+    again = follow(sealed, window=15)
+    again.resume(plan.entries_at(at))
+    assert again.batch(at).digest == plan.batch(at).digest
+    assert min(asked) >= 400 - 4 * 5
+
+
+def test_chapters_end_with_short_batches_and_windows_do_not():
+    parts = [[16] * 3] * 100
+    rows = [
+        int(batch.segments[:, 0].max()) + 1
+        for batch in first_epoch(follow(parts, [Bucket(4, 16)], window=3))
+    ]
+    assert rows == [4] * 75  # chapters of four windows of three rows
+    short = [
+        int(batch.segments[:, 0].max()) + 1
+        for batch in first_epoch(follow(parts, [Bucket(5, 16)], window=3))
+    ]
+    assert short == [5, 5, 2] * 25
+
+
+def test_windows_grow_with_the_corpus(monkeypatch):
+    monkeypatch.setattr(growing, "LEAST_WINDOW", 10)
+    plan = follow([[8]] * 400, [Bucket(1, 8)], window=60)
+    ends = dict.fromkeys(plan.entries_at(step)[0]["last"]["part"] for step in range(1, 401))
+    assert np.diff([0, *ends]).tolist()[:12] == [10, 10, 10, 10, 10, 12, 15, 19, 24, 30, 37, 46]
+    assert max(np.diff([*ends])) == 60
+
+
+def test_a_corpus_that_is_shorter_or_another_is_refused():
+    parts = draw_parts(5)
+    plan = follow(parts)
+    state = plan.entries_at(60)
+    with pytest.raises(ValueError, match=r"parts or more, and this one has fewer"):
+        follow(parts[: state[0]["last"]["part"] - 1]).resume(state)
+    for number in (0, state[0]["last"]["part"] - 1):
+        other = [*parts]
+        other[number] = [*parts[number], 7]
+        with pytest.raises(ValueError, match="no longer what the state was trained on"):
+            follow(other).resume(state)
+    other = [*parts[: state[0]["last"]["part"]], [3, 3, 3]]
+    follow(other).resume(state)  # the future may differ
+
+
+def test_a_change_ends_the_chapter_with_its_window():
+    parts = draw_parts(7, number=60)
+    plan, every = follow(parts), np.concatenate(parts)
+    changed = plan.after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
+    batches = first_epoch(changed)
+    assert covered(batches, len(every)).tolist() == every.tolist()
+    same = [n for n in range(60) if batches[n].digest == plan.batch(n).digest]
+    assert same == [*range(60)]
+    begun = next(n for n, batch in enumerate(batches) if batch.bucket.length == 64)
+    assert 60 <= begun < 75
+    assert all(batch.bucket.length == 64 for batch in batches[begun:])
+    for at in (30, begun - 1, begun, begun + 1, 90, len(batches) + 40):
+        again = follow(parts).after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
+        again.resume(changed.entries_at(at))
+        assert again.batch(at).digest == changed.batch(at).digest
+
+
+def test_a_change_in_a_later_epoch_is_that_of_an_ordinary_plan():
+    parts = draw_parts(8)
+    plan = follow(parts)
+    first = len(first_epoch(plan))
+    whole = Plan(np.concatenate(parts), BUCKETS, window=50)
+    steps = whole.num_batches()
+    changed, other = plan.after(first + 9, seed=4), whole.after(steps + 9, seed=4)
+    assert [changed.batch(first + n).digest for n in range(80)] == [
+        other.batch(steps + n).digest for n in range(80)
+    ]
+
+
+def test_pairs_are_followed():
+    rng = np.random.default_rng(2)
+    parts = [rng.integers(0, (20, 9), (6, 2)) for _ in range(40)]
+    buckets = [Bucket(4, (16, 8)), Bucket(2, (32, 16))]
+    batches = first_epoch(follow(parts, buckets, overflow="drop"))
+    every = np.concatenate(parts)
+    due = np.where(every[:, 1:] > 0, every, 0).sum(axis=0)
+    sums = np.concatenate([batch.segments for batch in batches])[:, 3:].sum(axis=0)
+    assert sums.tolist() == due.tolist()
+
+
+def test_examples_with_nothing_to_train_on_are_in_no_batch():
+    plan = follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10)
+    batches = first_epoch(plan)
+    assert [batch.segments[:, 1].tolist() for batch in batches] == [[60]]
+
+
+def test_plans_are_pickled_without_what_is_made():
+    plan = follow(draw_parts(9)).after(30, seed=2)
+    plan.batch(20)
+    again = pickle.loads(pickle.dumps(plan))
+    assert [again.batch(n).digest for n in range(60)] == [plan.batch(n).digest for n in range(60)]
+    assert again.fingerprint == plan.fingerprint
+
+
+def test_what_needs_the_whole_is_refused():
+    with pytest.raises(ValueError, match="needs all lengths, and the corpus still grows"):
+        follow([[1]], packing="optimal")
+    with pytest.raises(ValueError, match="overflow is 'error'"):
+        follow([[1]], overflow="error")
+    with pytest.raises(ValueError, match="weights cannot change while a corpus grows"):
+        follow([[1]]).after(3, weights={"a": 1})
+
+
+def test_followed_batches_stay_what_they_are():
+    parts = [[5, 3], [4, 2], [1, 6], [7], [9]]
+    plan = follow(parts, [Bucket(2, 9)], window=4, shuffle=False)
+    # Of the window 5 3 4 2, then of 1 6 7 9: row, example, start, length.
+    assert [batch.segments.tolist() for batch in first_epoch(plan)] == [
+        [[0, 0, 0, 5], [0, 2, 0, 4], [1, 1, 0, 3], [1, 3, 0, 2]],
+        [[0, 6, 0, 7], [0, 4, 0, 1], [1, 5, 0, 6]],
+        [[0, 7, 0, 9]],
+    ]
+    plan = follow(parts, [Bucket(2, 9)], window=4)
+    assert digests(first_epoch(plan)) == [
+        "914593292ef3ca04",
+        "7e5e90c7e033bb1e",
+        "8b4c854fd0040b5a",
+    ]
