@@ -43,6 +43,10 @@ class Missing(UserError, FileNotFoundError):
     """A file or a directory that is not there."""
 
 
+class NotSealed(UserError, TimeoutError):
+    """A part of a corpus that grows, for which nobody waits any longer."""
+
+
 class Exists(UserError, FileExistsError):
     """A file that is there, where none may be."""
 

@@ -37,7 +37,10 @@ class Growing(SingleCorpus):
     """
 
     def __init__(
-        self, directory: epath.PathLike, memory_map: bool | None, entries: Sequence[Entry] = ()
+        self,
+        directory: epath.PathLike,
+        memory_map: bool | None = None,
+        entries: Sequence[Entry] = (),
     ):
         self.directory, self.log = as_path(directory), Log(directory)
         about = self.log.about()
@@ -87,8 +90,12 @@ class Growing(SingleCorpus):
             if kept := [entry for entry in self.entries if entry.number >= before]:
                 self._hold(kept)
 
-    def _hold(self, entries: list[Entry]) -> None:
+    def hold(self, entries: list[Entry]) -> None:
         """Makes the parts of consecutive entries those that can be read."""
+        with self._changing:
+            self._hold(entries)
+
+    def _hold(self, entries: list[Entry]) -> None:
         self._run = _Run(self, entries, self._run)
 
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:

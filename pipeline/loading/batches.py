@@ -12,7 +12,9 @@ import grain
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.sealed import SealedParts
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import (
@@ -23,7 +25,7 @@ from pipeline.loading.collate import (
     collate_examples,
     collate_pairs,
 )
-from pipeline.loading.iteration import NO_RUNS, StepDataset, check_repeat
+from pipeline.loading.iteration import NO_RUNS, Ended, StepDataset, check_repeat
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
@@ -35,6 +37,7 @@ from pipeline.loading.sharding import (
 )
 from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -144,16 +147,22 @@ class Batches(StepDataset):
         context_order: ContextOrder = "contiguous",
         features: Iterable[str] | None = None,
     ):
-        if len(corpus) != plan.num_examples:
+        if plan.follows:
+            if not isinstance(corpus, Growing):
+                raise InvalidValue(
+                    f"the plan is of a corpus that grows, and corpus is {corpus!r:.80}; give "
+                    "Corpus.open(directory, follow=True)"
+                )
+        elif len(corpus) != plan.num_examples:
             raise InvalidValue(
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
             )
-        sides = np.ndim(corpus.lengths)  # [n], or of pairs [n, 2]
+        sides = len(corpus.sides)
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
+        if not plan.follows and len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
@@ -174,6 +183,8 @@ class Batches(StepDataset):
                 f"packing is 'fill', which cuts examples, and {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or leave it out of features="
             )
+        if isinstance(plan, FollowedPlan) and isinstance(plan.parts, SealedParts):
+            plan.parts.hold_one()
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -186,7 +197,8 @@ class Batches(StepDataset):
         self._arguments = _count_arguments(transform)
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
-        given = max(stage.options.max_segments or 1 for stage in plan.stages)
+        stages = () if plan.follows else plan.stages
+        given = max([stage.options.max_segments or 1 for stage in stages], default=1)
         kinds = {feature.of for feature in self.features.values()}
         if "example" in kinds:
             most = plan.most_segments().items()
@@ -208,12 +220,16 @@ class Batches(StepDataset):
 
     def __repr__(self) -> str:
         buckets = ", ".join(map(str, self.plan.buckets))
-        batches = f"{self.plan.num_batches():,} batches an epoch"
         total = "endless" if self.endless else f"{len(self):,} in all"
+        if self.plan.follows:
+            what, batches = f"{self.corpus!r}", "batches as they are sealed"
+        else:
+            what = f"{len(self.corpus):,} examples"
+            batches = f"{self.plan.num_batches():,} batches an epoch"
         # Grain's DataLoader refuses a state whose source is printed in another way.
         origin = self.plan.fingerprint, self.corpus.fingerprint, self.positions
         return (
-            f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total}, "
+            f"Batches({what}, buckets {buckets}, {batches}, {total}, "
             f"fingerprint {fingerprint_of(origin)})"
         )
 
@@ -221,8 +237,8 @@ class Batches(StepDataset):
 
     @property
     def endless(self) -> bool:
-        """Whether they have no end."""
-        return self._epochs is None and not self.plan.finite
+        """Whether they have no end, or one that is not known yet."""
+        return self.plan.follows or (self._epochs is None and not self.plan.finite)
 
     def __len__(self) -> int:
         if self.endless:
@@ -241,6 +257,11 @@ class Batches(StepDataset):
         with TraceAnnotation("plan"):
             ends = self._epochs is not None and 0 <= step < self._steps
             planned = (self._limited if ends else self.plan).batch(step)
+            if isinstance(self.plan, FollowedPlan):
+                if self._epochs is not None and planned.epoch >= self._epochs:
+                    raise Ended(f"step is {step:,}, and the last epoch ends before it")
+                if isinstance(self.plan.parts, SealedParts):
+                    self.plan.parts.hold(self.plan.parts_of(step))
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
@@ -253,6 +274,8 @@ class Batches(StepDataset):
     @functools.cached_property
     def _limited(self) -> Plan:
         """The plan of these epochs alone, which prepares nothing for others."""
+        if self.plan.follows:
+            return self.plan
         return self.plan.between(0, self._steps)
 
     def with_plans(self) -> "Batches":

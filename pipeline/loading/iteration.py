@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidValue, require_whole
+from pipeline.errors import InvalidState, InvalidValue, OutOfRange, require_whole
 from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 
@@ -25,6 +25,10 @@ NO_RUNS = (
     "workers take turns at the steps of a plan and cannot have runs of them; use "
     "mp_prefetch(…, sequential_slice=False)"
 )
+
+
+class Ended(OutOfRange):
+    """A step after the last epoch of a corpus that grows, whose end was not known before."""
 
 
 class _Transformations(Generic[Made]):
@@ -317,6 +321,9 @@ class _StepIterator(grain.DatasetIterator):
             return next(self._parent)
         except StopIteration:
             raise
+        except Ended:
+            self._set_next_index(self._get_next_index())
+            raise StopIteration from None
         except Exception:
             # Grain has dropped the element without counting its step: make it again.
             self._set_next_index(self._get_next_index())

@@ -1,9 +1,10 @@
 """The loader: an iterator that keeps batches coming to the devices, and `load`, which makes one."""
 
+import contextlib
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import grain
@@ -11,8 +12,10 @@ import numpy as np
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.groups import truncate_groups
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.sealed import SealedParts, open_growing
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batch, Batches, TraceAnnotation, Transform
@@ -22,6 +25,8 @@ from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, t
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
+from pipeline.planning.following import FollowedPlan
+from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
     PackingOptions,
@@ -97,7 +102,11 @@ class Loader(grain.DatasetIterator):
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
-        self._close = weakref.finalize(self, _close, self._open, batches.ahead)
+        parts = batches.plan.parts if isinstance(batches.plan, FollowedPlan) else None
+        self._parts = parts if isinstance(parts, SealedParts) else None
+        if self._parts is not None:
+            self._parts.open()
+        self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._parts)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         # Without `self`, which threads would keep alive.
@@ -156,7 +165,11 @@ class Loader(grain.DatasetIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
-        self._steps.set_state(state)
+        with contextlib.ExitStack() as stack:
+            if self._parts is not None:  # threads that wait for a part end
+                self._parts.close()
+                stack.callback(self._parts.open)
+            self._steps.set_state(state)
 
     def traffic(self) -> dict[str, float]:
         """What reading through a cache has cost so far; see `ReadAhead.traffic`."""
@@ -184,7 +197,11 @@ class Loader(grain.DatasetIterator):
         self.close()
 
 
-def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead) -> None:
+def _close(
+    iterators: list[grain.DatasetIterator], ahead: ReadAhead, parts: SealedParts | None
+) -> None:
+    if parts is not None:
+        parts.close()  # threads that wait for a part end
     while iterators:
         iterators.pop().close()
     ahead.stop()  # last: a batch that was still being built would begin it again
@@ -201,6 +218,8 @@ def load(
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
     features: Iterable[str] | None = None,
+    follow: bool = False,
+    wait_seconds: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
@@ -253,6 +272,12 @@ def load(
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         features: names of the features to read, of the corpus's `features` and "example_id"; ()
             for none; None: all that the corpus has, without "example_id".
+        follow: whether the corpus in the directory `corpus` grows; see docs/growing.md. Its batches
+            are those of what is sealed and of what will be, and are waited for. Of
+            `Corpus.open(directory, follow=True)` it is True by itself. `max_length` or `buckets` is
+            needed.
+        wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
+            ends with a `TimeoutError`; None: as long as it takes.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
@@ -292,7 +317,20 @@ def load(
             "only one of the two"
         )
     if isinstance(corpus, str | os.PathLike):
-        corpus = open_corpus(corpus)
+        corpus = open_growing(corpus, wait_seconds) if follow else open_corpus(corpus)
+    parts = None
+    if isinstance(corpus, Growing):
+        parts = SealedParts(corpus, wait_seconds)
+        if buckets is None and options.get("max_length") is None:
+            raise InvalidValue(
+                "neither max_length nor buckets is given, and nobody knows how long the examples "
+                "of a corpus that grows will be; give one of them"
+            )
+    elif follow or wait_seconds is not None:
+        raise InvalidValue(
+            f"follow is {follow}, wait_seconds is {wait_seconds}, and corpus is {corpus!r:.80}; "
+            "both are for a corpus that grows: give its directory and follow=True"
+        )
     if not hasattr(corpus, "fingerprint"):
         raise InvalidType(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
@@ -306,11 +344,13 @@ def load(
         several = math.lcm(128, length) if length > 1 else None
         multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
-        buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
+        lengths = corpus if parts is None else begin_lengths(parts, options)
+        buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
     if options.get("overflow") == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
-    plan = Plan(corpus, buckets, **select_options(PLANNING, options))
+    planning = select_options(PLANNING, options)
+    plan = Plan(corpus, buckets, **planning) if parts is None else _follow(parts, buckets, planning)
     batches = Batches(
         corpus,
         plan,
@@ -321,3 +361,14 @@ def load(
         features=features,
     )
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)
+
+
+def _follow(
+    parts: SealedParts, buckets: Iterable[Bucket], options: Mapping[str, Any]
+) -> FollowedPlan:
+    """The plan of a corpus that grows."""
+    for name in ("exclude", "weights"):
+        if options.get(name):
+            raise InvalidValue(f"{name} is given, and the corpus grows; leave it out")
+    known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
+    return FollowedPlan(parts, buckets, **known)

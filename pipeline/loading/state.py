@@ -8,6 +8,8 @@ It is small JSON, the same on every host and for any number of hosts:
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
 have their "changes". Where corpora join, an entry has the identity of all corpora until then.
+A followed plan, of a corpus that grows, has the entry of a chapter, with the "place" where that
+begins and the end of the "last" window begun, each with a digest of all parts before.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
 sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
@@ -38,8 +41,11 @@ class StateKey(NamedTuple):
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
-        counts = self.plan.counts
+        follows = self.plan.follows
         entries = [dict(each) for each in self.plan.entries_at(self._reach(int(step)))]
+        if follows and self.corpus is not None:
+            entries[0]["corpus"] = self.corpus.identity
+        counts = () if follows else self.plan.counts
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
             if count != before and self.corpus is not None:
                 whole = count == len(self.corpus)
@@ -83,6 +89,13 @@ class StateKey(NamedTuple):
                 f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
                 "it was saved"
             )
+        if isinstance(self.plan, FollowedPlan):
+            if "place" not in then[0]:
+                raise InvalidValue(
+                    f"the state of step {step:,} is of a corpus that was planned as a whole; load "
+                    "it without follow=True"
+                )
+            self.plan.resume(then)
         now = self.state(step)["plans"]
         if changes := _changes(self._reach(step), then, now):
             raise InvalidValue(
@@ -94,7 +107,7 @@ class StateKey(NamedTuple):
 
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
-        return sys.maxsize if self.order else step
+        return sys.maxsize if self.order and not self.plan.follows else step
 
 
 def _is_state(state: Any) -> bool:
@@ -111,7 +124,19 @@ def _is_state(state: Any) -> bool:
     )
     if not known or not all(type(start) is int for start in starts):
         return False
-    return starts[:1] == [0] and starts == sorted(starts)
+    begins = starts[:1] == [0] or _is_followed(plans[0])
+    return begins and starts == sorted(starts)
+
+
+def _is_followed(entry: dict) -> bool:
+    """Whether an entry with a "place" has the form of one of a followed plan."""
+    place, last = entry.get("place"), entry.get("last")
+    if not isinstance(place, dict) or not isinstance(last, dict):
+        return False
+    numbers = [place.get(name) for name in ("part", "example", "pieces")] + [last.get("part")]
+    known = all(type(number) is int and number >= 0 for number in numbers)
+    digests = isinstance(place.get("digest"), str) and isinstance(last.get("digest"), str)
+    return known and digests and len(place) == 4
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:

@@ -8,6 +8,7 @@ already decides nothing. So a step is the same whoever asks for it, at any time.
 import bisect
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
@@ -160,7 +161,7 @@ class FollowedPlan(Plan, Handles):
     def _set_changes(
         self, parts: Parts, changes: Sequence[tuple[int, dict[str, Any]]], starts: Sequence[Start]
     ) -> None:
-        self._parts, self._changes, self._starts_of_stages = parts, [*changes], [*starts]
+        self.parts, self._changes, self._starts_of_stages = parts, [*changes], [*starts]
         (_, begin), *later = changes
         self._options = [(0, Options(**_read_options(begin)))]
         for step, each in later:
@@ -201,7 +202,7 @@ class FollowedPlan(Plan, Handles):
         """The stage that begins at `start`, or the plan of whole epochs."""
         if (found := self._made.get(number)) is not None:
             return found
-        finished = self._parts.lengths(start.place.part) is None  # waits: not under the lock
+        finished = self.parts.lengths(start.place.part) is None  # waits: not under the lock
         with self._lock:
             if number not in self._made:
                 make = self._plan_whole if finished else self._begin_chapter
@@ -216,14 +217,14 @@ class FollowedPlan(Plan, Handles):
 
     def _begin_chapter(self, start: Start) -> Stage:
         options = self.options_at(start.step)
-        chapter = Chapter(self._parts, options, self._cache, begin=start.place)
+        chapter = Chapter(self.parts, options, self._cache, begin=start.place)
         change = next((step for step, _ in self._options if step > start.step), None)
         schedule: Any = FollowedSchedule(start.step, chapter, options, change)
         streams: Any = (chapter,)
-        return Stage(options, streams, schedule, None, self._parts, self._cache, {})
+        return Stage(options, streams, schedule, None, self.parts, self._cache, {})
 
     def _plan_whole(self, start: Start) -> Plan:
-        options, given = self.options_at(start.step), self._parts.whole()
+        options, given = self.options_at(start.step), self.parts.whole()
         streams = (Stream(Lengths.of(given), options, epoch=1),)
         schedule = Schedule(start.step, streams, options)
         changes = _shorten(options.as_json())
@@ -259,8 +260,15 @@ class FollowedPlan(Plan, Handles):
         new = self.options_at(step).change(**changes).as_json(changes)
         plan = object.__new__(FollowedPlan)
         starts = [start for start in self._starts_of_stages if start.step <= step]
-        plan._set_changes(self._parts, [*self._changes, (step, new)], starts)
+        plan._set_changes(self.parts, [*self._changes, (step, new)], starts)
         return plan
+
+    def parts_of(self, step: int) -> range:
+        """The numbers of the parts that a step and those before it in its chapter have rows of."""
+        stage, starts = self.stage_at(step), self._starts_of_stages
+        if not isinstance(stage.schedule, FollowedSchedule):
+            return range(starts[-1].place.part)
+        return range(stage.schedule.chapter.begin.part, stage.schedule.last_window(step + 1).part)
 
     # ---- the data state
 
@@ -275,7 +283,7 @@ class FollowedPlan(Plan, Handles):
         first, *_ = entries
         place, last = Place(**first["place"]), first["last"]
         for part, then in ((place.part, place.digest), (last["part"], last["digest"])):
-            if (now := self._parts.digest(part)) is None:
+            if (now := self.parts.digest(part)) is None:
                 raise InvalidValue(
                     f"the state is of a corpus with {part:,} parts or more, and this one has "
                     "fewer; it was cut short or replaced. Put back the parts that are missing, or "
@@ -298,27 +306,19 @@ class FollowedPlan(Plan, Handles):
         "place" is where it begins, and "last" the end of the last window that has begun. In later
         epochs, entries of `Plan` follow "place" and "last", which are the end of the corpus.
         """
-        stage = self.stage_at(max(step - 1, self._starts_of_stages[0].step))
         starts = self._starts_of_stages
-        number = bisect.bisect_right(starts, max(step - 1, 0), key=lambda each: each.step) - 1
-        start = starts[max(number, 0)]
-        last, others = start.place, list[dict[str, Any]]()
+        if step <= starts[0].step:
+            return (_state_entry(starts[0], identity_of(self.options_at(step)), starts[0].place),)
+        stage, starts = self.stage_at(step - 1), self._starts_of_stages
+        number = bisect.bisect_right(starts, step - 1, key=lambda each: each.step) - 1
+        start = starts[number]
         if isinstance(stage.schedule, FollowedSchedule):
-            identity = identity_of(stage.options)
-            last = stage.schedule.last_window(step)
-        else:
-            plan = self._make(number, start)
-            assert isinstance(plan, Plan), "the stage is one of its own"
-            (first, *others), identity = plan.entries_at(step), {}
-            identity = first["identity"]
-        entry = {
-            "from": start.step,
-            "fingerprint": fingerprint_of(identity),
-            "identity": identity,
-            "place": dataclasses.asdict(start.place),
-            "last": {"part": last.part, "digest": last.digest},
-        }
-        return (entry, *others)
+            identity, last = identity_of(stage.options), stage.schedule.last_window(step)
+            return (_state_entry(start, identity, last),)
+        plan = self._make(number, start)
+        assert isinstance(plan, Plan), "the stage is one of its own"
+        first, *others = plan.entries_at(step)
+        return (_state_entry(start, first["identity"], start.place), *others)
 
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
@@ -387,6 +387,17 @@ class FollowedPlan(Plan, Handles):
         )
 
 
+def _state_entry(start: Start, identity: dict[str, Any], last: Place) -> dict[str, Any]:
+    return {
+        "from": start.step,
+        "fingerprint": fingerprint_of(identity),
+        "identity": identity,
+        "place": dataclasses.asdict(start.place),
+        "last": {"part": last.part, "digest": last.digest},
+    }
+
+
+@functools.lru_cache(maxsize=16)
 def identity_of(options: Options) -> dict[str, Any]:
     """Everything that the batches of a chapter depend on but its examples, as JSON."""
     found = {"plan": VERSION, "chapter": CHAPTER, **_shorten(options.as_json())}

@@ -9,13 +9,15 @@ Nothing depends on which parts are sealed by now: a window that is asked for is 
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import Layout
-from pipeline.planning.options import LEAST_WINDOW, Options
+from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
 from pipeline.planning.stream import Pass, Rows, make_search, pack_into
@@ -45,6 +47,22 @@ class Parts(Protocol):
     def whole(self) -> Any:
         """The lengths of all examples of a finished corpus, or the corpus, as for `Plan`."""
         ...
+
+
+def begin_lengths(parts: Parts, options: Mapping[str, Any]) -> np.ndarray:
+    """The lengths of the first window of a corpus that grows, to fit buckets to.
+
+    `options` may have a `window` and a `max_length`, as for `fit_buckets`.
+    """
+    most = min(options.get("window", WINDOW), LEAST_WINDOW)
+    room = tuple(np.ravel(options["max_length"]).tolist())
+    found, pieces = list[np.ndarray](), 0
+    while pieces < most and (lengths := parts.lengths(len(found))) is not None:
+        found.append(lengths)
+        pieces += len(cut(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
+    if not found:
+        raise InvalidValue("the corpus is finished and has no examples")
+    return np.concatenate(found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -112,6 +112,9 @@ class Plan:
         ValueError: an argument is not as above, or no example has a position to train on.
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
+
+    # Whether the plan is of a corpus that grows, which makes it a `FollowedPlan`.
+    follows: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -1,0 +1,200 @@
+"""Loading a corpus that grows: the same batches live, later, resumed, and on any hosts."""
+
+import contextlib
+import json
+import threading
+import time
+
+import grain
+import numpy as np
+import pytest
+from absl import flags
+
+import pipeline
+from pipeline import Batches, Bucket, Corpus
+from pipeline.corpus.sealed import SealedParts
+from pipeline.corpus.writer import Writer
+from pipeline.errors import InvalidState
+from pipeline.planning import growing
+from pipeline.planning.following import FollowedPlan
+
+BUCKETS = [Bucket(8, 32), Bucket(4, 64)]
+OPTIONS = {"buckets": BUCKETS, "window": 60, "follow": True}
+
+
+@pytest.fixture(autouse=True)
+def _short_chapters(monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+
+
+def draw_documents(seed=0, number=400):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 255, size) for size in rng.integers(2, 60, number)]
+
+
+def write(directory, documents, every=20, pause=0.0, finish=True):
+    """Appends documents; without `finish` as if killed, with those lost that are not sealed."""
+    lost = pytest.raises(InvalidState, match="not sealed")
+    unsealed = not finish and len(documents) % every
+    with lost if unsealed else contextlib.nullcontext(), Writer(directory) as writer:
+        for number, tokens in enumerate(documents[writer.cursor or 0 :], writer.cursor or 0):
+            writer.append(tokens)
+            if (number + 1) % every == 0:
+                writer.seal(cursor=number + 1)
+                time.sleep(pause)
+        if finish:
+            writer.finish()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("finished")
+    write(directory, draw_documents())
+    return directory
+
+
+def take(directory, state=None, **options):
+    """Digests and sums of batches, and the states before and after each."""
+    found = []
+    with pipeline.load(directory, **{"num_epochs": 1, **OPTIONS, **options}) as loader:
+        if state is not None:
+            loader.set_state(state)
+        states = [loader.get_state()]
+        for batch in loader:
+            found.append((loader.planned.digest, int(batch["inputs"].sum())))
+            states.append(json.loads(json.dumps(loader.get_state())))
+    return found, states
+
+
+@pytest.fixture(scope="module")
+def whole(finished):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "CHAPTER", 3)
+        return take(finished)
+
+
+def test_every_token_is_loaded_once(whole):
+    batches, _ = whole
+    assert sum(total for _, total in batches) == sum(
+        int(tokens[:-1].sum()) for tokens in draw_documents()
+    )
+
+
+def test_batches_are_the_same_while_the_corpus_is_written(tmp_path, whole):
+    writer = threading.Thread(target=write, args=(tmp_path, draw_documents(), 20, 0.02))
+    writer.start()
+    assert take(tmp_path)[0] == whole[0]
+    writer.join()
+
+
+@pytest.mark.parametrize("at", [0, 1, 20, -1])
+def test_a_state_is_resumed(finished, whole, at):
+    batches, states = whole
+    at %= len(states)
+    assert take(finished, states[at]) == (batches[at:], states[at:])
+    assert len(json.dumps(states[at])) < 1000
+
+
+def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
+    batches, _ = whole
+    documents, found, state = draw_documents(), [], None
+    for until in (90, 91, 230, 400):
+        write(tmp_path, documents[:until], finish=until == len(documents))
+        with pipeline.load(tmp_path, num_epochs=1, wait_seconds=0.1, **OPTIONS) as loader:
+            if state is not None:
+                loader.set_state(state)
+            with contextlib.suppress(TimeoutError):
+                for batch in loader:
+                    found.append((loader.planned.digest, int(batch["inputs"].sum())))
+            state = loader.get_state()
+    assert found == batches
+
+
+def test_hosts_have_parts_of_the_same_batches(finished):
+    one, *two = (
+        Batches(corpus, FollowedPlan(SealedParts(corpus), BUCKETS, window=60), **hosts)
+        for hosts in ({}, *({"process_index": n, "process_count": 2} for n in range(2)))
+        for corpus in [Corpus.open(finished, follow=True)]
+    )
+    for step in range(40):
+        joined = np.concatenate([each[step]["inputs"] for each in two])
+        np.testing.assert_array_equal(joined, one[step]["inputs"])
+
+
+def test_later_epochs_are_of_all_of_it(finished, whole):
+    batches, _ = take(finished, num_epochs=2)
+    assert batches[: len(whole[0])] == whole[0]
+    later = batches[len(whole[0]) :]
+    assert sum(total for _, total in later) == sum(total for _, total in whole[0])
+
+
+@pytest.mark.slow
+def test_workers_load_the_same(finished, monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones
+    corpus = Corpus.open(finished, follow=True)
+    plan = FollowedPlan(SealedParts(corpus), BUCKETS, window=60)
+    batches = Batches(corpus, plan).repeat(1).with_plans().to_iter_dataset()
+    options = grain.MultiprocessingOptions(num_workers=2)
+    flags.FLAGS.mark_as_parsed()
+    iterator = iter(batches.mp_prefetch(options))
+    found = [next(iterator)[0].digest for _ in range(20)]
+    assert found == [plan.batch(step).digest for step in range(20)]
+    iterator.close()
+
+
+def test_a_wait_has_a_limit(tmp_path):
+    write(tmp_path, draw_documents()[:40], finish=False)
+    with pytest.raises(TimeoutError, match=r"no part was added to .* for 0.2 s \(wait_seconds\)"):
+        take(tmp_path, wait_seconds=0.2)
+    with pytest.raises(TimeoutError, match="nothing is sealed yet"):
+        take(tmp_path / "nothing", wait_seconds=0.1)
+
+
+def test_a_loader_that_waits_can_be_closed(tmp_path):
+    write(tmp_path, draw_documents()[:100], finish=False)
+    loader = pipeline.load(tmp_path, **OPTIONS)
+    first = next(loader)
+    time.sleep(0.5)  # its thread waits for the next window
+    loader.set_state(loader.get_state())
+    loader.close()
+    assert first["inputs"].shape[1] in (32, 64)
+
+
+def test_buckets_are_fitted_to_the_first_window(finished):
+    options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
+    with pipeline.load(finished, follow=True, window=100, **options) as loader:
+        lengths = [len(tokens) - 1 for tokens in draw_documents()[:100]]
+        expected = pipeline.fit_buckets(
+            lengths, max_buckets=4, row_multiple=loader.plan.buckets[0].rows and 1, **options
+        )
+        assert loader.plan.buckets == expected
+
+
+def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
+    _, states = whole
+    write(tmp_path / "other", draw_documents(seed=1))
+    with pytest.raises(ValueError, match="no longer what the state was trained on"):
+        take(tmp_path / "other", states[20])
+    write(tmp_path / "short", draw_documents()[:60], finish=False)
+    with pytest.raises(ValueError, match=r"the log of .* has 3 parts, and part"):
+        take(tmp_path / "short", states[-1])
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        take(finished, states[20], seed=1)
+    with pipeline.load(finished, buckets=BUCKETS) as loader:
+        with pytest.raises(ValueError, match="belongs to another plan or corpus"):
+            loader.set_state(states[20])
+        ordinary = loader.get_state()
+    with pytest.raises(ValueError, match="planned as a whole; load it without follow=True"):
+        take(finished, ordinary)
+
+
+def test_options_that_need_the_whole_are_refused(finished):
+    for options, message in [
+        ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),
+        ({"buckets": BUCKETS, "exclude": [3]}, "exclude is given, and the corpus grows"),
+        ({"buckets": BUCKETS, "overflow": "error"}, "overflow is 'error'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pipeline.load(finished, follow=True, **options)
+    with pytest.raises(ValueError, match="both are for a corpus that grows"):
+        pipeline.load(Corpus.open(finished), buckets=BUCKETS, wait_seconds=3)
