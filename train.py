@@ -23,7 +23,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import jax
-import numpy as np
 import optax
 from absl import flags
 from etils import epath
@@ -82,7 +81,7 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
-    if np.ndim(corpus.lengths) == 2:  # pairs
+    if len(corpus.sides) == 2:  # pairs
         network: Any = EncoderDecoder
         fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:

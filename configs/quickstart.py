@@ -20,6 +20,10 @@ def get_config() -> ConfigDict:
         part.targets = config_dict.placeholder(str)
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
+    # Whether to train while the records are prepared, and the longest wait for more of them, in
+    # seconds; not given: as long as it takes. Without a source, another program writes the corpus.
+    config.train.follow = False
+    config.train.wait_seconds = config_dict.placeholder(float)
 
     # The text of a record to learn from. kind: "" (all of `field`), "answer" (`templates.Answer`)
     # or "chat" (`templates.Chat`). Fields that are None have the default of their class.

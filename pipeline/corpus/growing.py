@@ -166,6 +166,10 @@ class Growing(SingleCorpus):
     def __reduce__(self) -> tuple[Any, ...]:
         return Growing, (os.fspath(self.directory), self.in_memory, tuple(self.entries))
 
+    def __str__(self) -> str:
+        vocabulary = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
+        return f"corpus       {os.fspath(self.directory)}, which grows\nvocabulary   {vocabulary}"
+
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r}, follow=True)"
 

@@ -23,6 +23,20 @@ LOOK, SELDOM = 0.02, 2.0
 KEPT = 1 << 13
 
 
+# By directory, why the writer in this process has stopped.
+_failures: dict[str, BaseException] = {}
+
+
+def fail_growing(directory: epath.PathLike, error: BaseException) -> None:
+    """Says that the writer of a corpus has failed; who waits for it in this process ends."""
+    _failures[os.fspath(directory)] = error
+
+
+def _require_writer(directory: epath.PathLike) -> None:
+    if (error := _failures.pop(os.fspath(directory), None)) is not None:
+        raise error
+
+
 def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -> Growing:
     """The corpus that grows in `directory`, once something is sealed there.
 
@@ -39,6 +53,7 @@ def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -
                 logger.info(f"waiting for a first part in {os.fspath(directory)} to be sealed")
             if wait_seconds is not None and time.monotonic() - begin >= wait_seconds:
                 raise NotSealed(f"{error} (waited {wait_seconds:g} s)") from error
+        _require_writer(directory)
         time.sleep(look)
         look = min(1.5 * look, SELDOM)
 
@@ -163,6 +178,7 @@ class SealedParts(Handles):
                 if entry is not None or finished:
                     return entry
                 self.waiting = number
+                _require_writer(self.corpus.directory)
                 waited = time.monotonic() - begin
                 if waited > 1 and not said:
                     said = True

@@ -250,7 +250,8 @@ class FollowedPlan(Plan, Handles):
             ValueError: an argument is not as above, or `Plan` raises it.
         """
         step = require_whole("step", step, 0)
-        if wrong := [name for name in ("lengths", "weights") if changes.get(name) is not None]:
+        given = changes | ({"exclude": exclude} if np.size(exclude) else {})
+        if wrong := [name for name in ("lengths", "weights", "exclude") if name in given]:
             raise InvalidValue(f"{wrong[0]} cannot change while a corpus grows; leave it out")
         if step < self._changes[-1][0]:
             raise InvalidValue(
@@ -343,7 +344,28 @@ class FollowedPlan(Plan, Handles):
         each = [{"from": entry["from"], **entry["identity"]} for entry in self.entries]
         return self.entries[0]["identity"] if len(each) == 1 else each
 
+    @classmethod
+    def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Plan:
+        """As `Plan.replay`; `lengths` are the sealed parts."""
+        (_, begin), *later = changes
+        first = _read_options(begin)
+        plan: Plan = cls(lengths, first.pop("buckets"), **first)
+        for step, each in later:
+            plan = plan.after(step, **_read_options(each))
+        return plan
+
+    def between(self, first: int, last: int | None = None) -> Plan:
+        """The plan itself: which steps it will have is not known."""
+        return self
+
     # ---- figures
+
+    @property
+    def max_position(self) -> int:
+        """The largest position that a batch may have; of split examples there is none but int32."""
+        longest = max(max(bucket.lengths) for bucket in self.buckets)
+        split = any(options.overflow == "split" for _, options in self._options)
+        return (1 << 31) - 1 if split else longest - 1
 
     @property
     def options(self) -> Options:

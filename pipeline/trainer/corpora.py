@@ -4,16 +4,19 @@ import functools
 import importlib
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from etils import epath
 
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.corpus.sealed import fail_growing, open_growing
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts
@@ -229,8 +232,11 @@ def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> A
     )
 
 
-def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they are not yet there.
+
+    With `config.train.follow`, that for training is prepared in a thread meanwhile, by the process
+    that `writes`, and is there once its first part is sealed.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
@@ -242,6 +248,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
             without a model the `vocab_size` of one to be trained on the text that training begins
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: where to keep them.
+        writes: whether this process writes a corpus that is followed.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
@@ -269,6 +276,14 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         sections = {"train": ("train", config.train)}
         sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
     sections["eval"] = "eval", config.eval
+    follow = "train" in config and config.train.get("follow", False)
+    if follow and (mixture or len(names) > 1 or config.task.kind != "causal"):
+        raise InvalidValue(
+            "config.train.follow is True, which is for one corpus and task.kind 'causal'; leave "
+            "out sources, added and other tasks, or set it to False"
+        )
+    if follow and not any(config.train.get(key) for key in ("source", "files", "tfds")):
+        del sections["train"]  # another program writes it
     parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
         fields = ", ".join(str(part.field) for part in parts.values())
@@ -282,6 +297,14 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     if tokenizer is None:
         of_training = list(parts.values())[:begin]
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
+    if follow:
+        place, held_out = (
+            directory / "train",
+            parts["eval"].prepare(tokenizer, directory / "eval", task),
+        )
+        if writes and "train" in parts:
+            _prepare_meanwhile(parts["train"], tokenizer, place, task)
+        return open_growing(place, config.train.get("wait_seconds")), view(held_out)
     corpora = {
         place: part.prepare(tokenizer, directory / place, task) for place, part in parts.items()
     }
@@ -297,9 +320,24 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
 
 def prepare_on_hosts(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     """As `prepare_corpora`, which process 0 of a run does first."""
+    leads = jax.process_index() == 0
     return hosts.main_process_first(
-        "preparing the corpus", lambda: prepare_corpora(config, directory)
+        "preparing the corpus", lambda: prepare_corpora(config, directory, writes=leads)
     )
+
+
+def _prepare_meanwhile(
+    part: Part, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task
+) -> None:
+    """Prepares a corpus in a thread; if that fails, the process is told to stop."""
+
+    def work() -> None:
+        try:
+            part.prepare(tokenizer, directory, task)
+        except BaseException as error:
+            fail_growing(directory, error)
+
+    threading.Thread(target=work, name="preparing", daemon=True).start()
 
 
 def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:

@@ -10,7 +10,9 @@ from typing import Any
 import jax
 from etils import epath
 
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.sealed import SealedParts
 from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
@@ -163,6 +165,11 @@ class Run(contextlib.ExitStack):
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
+            if isinstance(corpus, Growing):
+                raise InvalidValue(
+                    "config.batches.tune measures buckets for a whole corpus, and this one grows; "
+                    "leave out config.batches.tune, or config.train.follow"
+                )
             if make_training is None:
                 raise InvalidValue(
                     "config.batches.tune asks for measured buckets, and this program gives "
@@ -172,7 +179,10 @@ class Run(contextlib.ExitStack):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
+            given: Any = corpus
+            if isinstance(corpus, Growing):
+                given = SealedParts(corpus, self.config.train.get("wait_seconds"))
+            self._plan = self._schedule.plan(given, mixture, row_multiple=rows, tuned=tuned)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "

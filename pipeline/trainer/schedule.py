@@ -7,14 +7,17 @@ rule holds for every change: the past stands, the future may change.
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.sealed import SealedParts
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
+from pipeline.planning.following import FollowedPlan
+from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
@@ -198,7 +201,8 @@ class Schedule:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
         Args:
-            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora.
+            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora. Or
+                the sealed parts of one that grows.
             mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
             row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
                 options at step 0, so that a run keeps its batches on other devices.
@@ -210,8 +214,12 @@ class Schedule:
         if not self.entries[0].plan:
             self.entries[0].options.setdefault("row_multiple", row_multiple)
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
+        known: Any = corpus
+        replay: Callable[..., Plan] = Plan.replay
+        if isinstance(corpus, SealedParts):
+            known, replay = self._begin_lengths(corpus, new), FollowedPlan.replay
         for number in new:
-            self._resolve(number, corpus, mixture or {})
+            self._resolve(number, known, mixture or {})
         if tuned is not None:
             self.entries[0].plan["buckets"] = [bucket.as_json for bucket in tuned]
         arguments = [(entry.step, entry.plan) for entry in self.entries]
@@ -222,13 +230,26 @@ class Schedule:
             arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
         if change := self._change:
             number, self._change = self.entries.index(change), None
-            change.step = Plan.replay(corpus, arguments[:number]).next_block(change.step)
+            change.step = replay(corpus, arguments[:number]).next_block(change.step)
             arguments[number] = change.step, change.plan
-        plan = Plan.replay(corpus, arguments)
+        plan = replay(corpus, arguments)
         for number in new if 0 not in new else ():  # the run resumes
             step, options = self.entries[number].step, self.entries[number].options
             logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan
+
+    def _begin_lengths(self, parts: SealedParts, new: Sequence[int]) -> Any:
+        """The lengths that new entries fit buckets to: those of the first window."""
+        if not any("buckets" not in self.entries[number].options for number in new):
+            return None
+        force = self.options()
+        if force.get("max_length") is None:
+            raise InvalidValue(
+                "batches have neither max_length nor buckets, and nobody knows how long the "
+                "examples of a corpus that grows will be; give one of them, as in "
+                "--config.batches.max_length=1024"
+            )
+        return begin_lengths(parts, force)
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]
