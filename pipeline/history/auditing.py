@@ -16,7 +16,9 @@ from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
 from pipeline.history.plans import describe_changes, find_corpora, read_history
 from pipeline.planning import figures
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.lengths import as_lengths
+from pipeline.planning.pieces import cut
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stream import count_examples, expected_positions
@@ -100,6 +102,63 @@ class Ledger:
         self._report(f"{name}: {total:,} positions, each once{lost}")
 
 
+class FollowedLedger:
+    """Counts the positions of a corpus that grows, batch by batch; see `Ledger`.
+
+    The first epoch has each position of what was sealed at most once; a chapter that is over has
+    each of its own. Later epochs are those of a `Ledger`.
+    """
+
+    def __init__(self, plan: FollowedPlan, report: Callable[[str], None]):
+        self._plan, self._report, self._steps = plan, report, 0
+        self._pieces: list[np.ndarray] = []
+        self._later: Ledger | None = None
+
+    def add(self, planned: PlannedBatch) -> None:
+        """Counts the next batch; raises as `Ledger.add`."""
+        if planned.epoch:
+            if self._later is None:
+                later = self._plan.later_epochs(self._steps)
+                self._later = Ledger(later, self._report, first_epoch=1)
+            self._later.add(planned)
+        else:
+            self._pieces.append(planned.segments[:, 1:])
+        self._steps += 1
+
+    def finish(self, steps: int) -> None:
+        """Checks the first epoch, and later ones, after so many batches; raises as `add`."""
+        if not steps:
+            return
+        (entry, *_), parts = self._plan.entries_at(steps), self._plan.parts
+        found = [parts.lengths(number) for number in range(entry["last"]["part"])]
+        room, overflow = self._plan.options.buckets[-1].lengths, self._plan.options.overflow
+        lengths = np.concatenate([each for each in found if each is not None])
+        due = cut(lengths, room, overflow).positions_per_example()
+        pieces = np.concatenate(self._pieces)
+        example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
+        wrong, covered = np.zeros(len(due), bool), np.zeros_like(due)
+        for side, size in enumerate(sizes):
+            twice = (example[:-1] == example[1:]) & ((start + size)[:-1] > start[1:])
+            wrong[example[1:][twice]] = True
+            covered[:, side] = np.bincount(example, size, len(due))
+        over = entry["place"]["example"]  # of these, chapters are over
+        wrong |= (covered > due).any(axis=1)
+        if len(self._plan.changes) == 1:  # else others may have been dropped before
+            wrong[:over] |= (covered[:over] != due[:over]).any(axis=1)
+        if wrong.any():
+            raise NotAsPlanned(
+                f"the first epoch of the plan does not have each position of example "
+                f"{int(wrong.argmax()):,} once ({np.count_nonzero(wrong):,} such examples). This "
+                "is a defect of Lockstep: please report it"
+            )
+        self._report(
+            f"epoch 0, of a corpus that grows: {covered.sum():,} positions, none twice; of the "
+            f"first {over:,} examples, whose chapters are over, each once"
+        )
+        if self._later is not None:
+            self._later.finish(steps)
+
+
 def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:
     """Compares every batch of a run with its plan, and counts the positions of every epoch.
 
@@ -116,7 +175,11 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     for step, changes in plan.changes:
         report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned again'}")
     digests, without_update = _read_log(workdir)
-    ledger = Ledger(plan, report)
+    ledger: Ledger | FollowedLedger
+    if isinstance(plan, FollowedPlan):
+        ledger = FollowedLedger(plan, report)
+    else:
+        ledger = Ledger(plan, report)
     for step, digest in enumerate(digests):
         if plan.finite and step >= plan.num_batches():
             raise NotAsPlanned(f"step {step:,} ran, and the plan ends before it")

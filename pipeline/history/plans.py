@@ -9,12 +9,15 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.sealed import SealedParts
 from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.state import differences
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.plan import Plan
 
 NAME = "plans.json"
@@ -34,7 +37,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
-    places = {}
+    places: dict[str, dict[str, Any]] = {}
     for name, one in corpus.corpora.items() if isinstance(corpus, Corpora) else [("", corpus)]:
         if (place := getattr(one, "directory", None)) is None:
             raise InvalidValue(
@@ -43,6 +46,8 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
             )
         view = one.description if isinstance(one, View) else None
         places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
+        if isinstance(one, Growing):
+            places[name]["follow"] = True
     content = {
         "corpora": places,
         "tokens": corpus.identity,
@@ -75,8 +80,12 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         identities = [dict(entry["identity"]) for entry in content["plans"]]
         tokens, places = content["tokens"], content["corpora"]
-        opened: dict[str, AnyCorpus] = {}
+        opened: dict[str, Any] = {}
         for name, place in places.items():
+            if place.get("follow"):
+                opened[name] = Growing(workdir / place["directory"])
+                opened[name].refresh(0)
+                continue
             opened[name] = open_corpus(workdir / place["directory"])
             if place["view"]:
                 opened[name] = view_of(opened[name], place["view"])
@@ -91,7 +100,10 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
             f"{'; '.join(others)}. Put the corpus of the run back there to plan its batches again"
         )
     try:
-        plan = Plan.replay(corpus, changes)
+        if isinstance(corpus, Growing):
+            plan = FollowedPlan.replay(SealedParts(corpus, wait_seconds=0), changes)
+        else:
+            plan = Plan.replay(corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
     for then, now in zip(identities, plan.entries, strict=True):
@@ -115,6 +127,8 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
     """Which of the plan's corpora examples belong to, counted over all of them: int64 [n]."""
+    if plan.follows:
+        return np.zeros(len(examples), np.int64)
     firsts = [stream.first for stream in plan.stages[-1].streams]
     return np.searchsorted(firsts, examples, side="right") - 1
 

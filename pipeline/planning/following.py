@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from pipeline.errors import InvalidValue, OutOfRange, require_whole
+from pipeline.errors import InvalidState, InvalidValue, OutOfRange, require_whole
 from pipeline.fs.fork import Handles
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cache import WindowCache
@@ -358,7 +358,36 @@ class FollowedPlan(Plan, Handles):
         """The plan itself: which steps it will have is not known."""
         return self
 
+    # ---- what is not known
+
+    def first_step(self, epoch: int) -> int:
+        """0 for epoch 0; an error for another one: nobody knows how many batches there will be."""
+        if epoch == 0:
+            return 0
+        raise InvalidState(
+            "the corpus grows, so nobody knows how many batches it will have; once it is finished, "
+            "open it without follow=True for figures of the whole"
+        )
+
+    def later_epochs(self, step: int) -> Plan:
+        """The plan of whole epochs that has a step, of a corpus that is finished."""
+        self.stage_at(step)
+        number = bisect.bisect_right(self._starts_of_stages, step, key=lambda each: each.step) - 1
+        found = self._make(number, self._starts_of_stages[number])
+        assert isinstance(found, Plan), "the step is of a later epoch"
+        return found
+
     # ---- figures
+
+    @property
+    def num_tokens(self) -> int:
+        """An error; see `first_step`."""
+        return self.first_step(1)
+
+    @property
+    def padding(self) -> float:
+        """An error; see `first_step`."""
+        return self.first_step(1)
 
     @property
     def max_position(self) -> int:
