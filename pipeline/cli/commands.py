@@ -46,6 +46,11 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"with {paths[0]}, whose plan is that of its run"
             )
         corpus, plan = read_history(workdir)
+        if plan.follows and arguments.command != "show":
+            raise InvalidState(
+                f"the run in {paths[0]} followed a corpus that grows, of which {arguments.command} "
+                "has no figures; give the directory of the corpus once it is finished"
+            )
         options = plan.options.as_json(("packing", "overflow", "align", "seed"))
         options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
         dataset = from_corpus(corpus, paths[0], options, plan)

@@ -108,7 +108,9 @@ class SealedParts(Handles):
         """See `pipeline.planning.growing.Parts`."""
         if not number:
             return ""
-        entry, _ = self._find(number - 1)
+        if (entry := self._find(number)[0]) is not None:
+            return entry.before  # its writer may have deleted the part before
+        entry = self._find(number - 1)[0]
         return None if entry is None else entry.after
 
     def whole(self) -> Any:
@@ -133,6 +135,11 @@ class SealedParts(Handles):
                 begin, end = parts.start, parts.stop
         found = [self._find(number)[0] for number in range(begin, end)]
         self.corpus.hold([entry for entry in found if entry is not None])
+
+    def keep(self, reader: str, number: int) -> None:
+        """Says that a reader needs the parts from a number on: its writer keeps them."""
+        with self._lock:
+            self._log.hold(reader, number)
 
     def hold_one(self) -> None:
         """Lets the corpus read one part, if it reads none yet, so that it knows its columns."""

@@ -1,8 +1,10 @@
 """A run of train.py: all that its loop needs beside data and model, so that it shows the rest."""
 
+import collections
 import contextlib
 import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +22,8 @@ from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
+from pipeline.planning.following import FollowedPlan
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh, programs_table
@@ -224,6 +228,9 @@ class Run(contextlib.ExitStack):
         self._loader, self._flops = loader, flops
         logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
+        # Where the chapters of the latest checkpoints begin.
+        self._held: collections.deque[int] = collections.deque(maxlen=self.config.keep)
+        self._keep_parts(loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, loader.corpus, self._plan)
@@ -308,7 +315,9 @@ class Run(contextlib.ExitStack):
             stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
-            self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
+            data = self._loader.get_state()
+            self.checkpoints.save(done, state, data=data, run=run)
+            self._keep_parts(data)
         if done == self.config.steps and stats.unapplied:
             logger.warning(
                 f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
@@ -317,6 +326,14 @@ class Run(contextlib.ExitStack):
             )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
+
+    def _keep_parts(self, data: Mapping[str, Any]) -> None:
+        """Tells the writer of a corpus that grows which parts the checkpoints need."""
+        if isinstance(self._plan, FollowedPlan) and self._leads:
+            self._held.append(data["plans"][0]["place"]["part"])
+            name = fingerprint_of(os.path.abspath(self.workdir))
+            parts: Any = self._plan.parts
+            parts.keep(name, min(self._held))
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
