@@ -20,13 +20,15 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
-from models.loss import cross_entropy
+from models.loss import PREFERENCE_LOSSES, cross_entropy, preference_losses
 
 __all__ = [
+    "PREFERENCE_LOSSES",
     "Decoder",
     "Encoder",
     "EncoderDecoder",
     "TransformerConfig",
     "cross_entropy",
+    "preference_losses",
     "step_flops",
 ]
