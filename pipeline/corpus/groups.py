@@ -34,7 +34,7 @@ from pipeline.text.features import (
 from pipeline.text.ragged import require_weights, validate_tokens
 
 # The feature of stored nodes that says how many nodes before each its parent is; 0: a prefix.
-ABOVE = "_above"
+ABOVE, PARENTS = "_above", Feature("example", dtype=np.int32)
 
 
 class Groups(SingleCorpus):
@@ -79,7 +79,11 @@ class Groups(SingleCorpus):
             self.files = np.diff(ends, prepend=0)
 
     def _lay_out(self) -> None:
-        laid = Tree(self._above).lay_out(self._sizes)
+        tree = Tree(self._above)
+        # What `prepare(on_error="skip")` left without tokens is in no batch, nor is its group.
+        group = np.cumsum(tree.root) - 1
+        self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
+        laid = tree.lay_out(self._sizes)
         self.lengths, self.trees = laid.sum(laid.columns).astype(np.uint32), laid.table
         self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
@@ -383,21 +387,26 @@ def _walk(group: Any, what: str) -> Iterator[tuple[Any, int, str]]:
         yield tokens, above, name
 
 
+def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The features of nodes, from those of their groups."""
+    if ABOVE in features:
+        raise InvalidValue(f"a feature is named {ABOVE!r}, as Lockstep names one; rename it")
+    return {**features, ABOVE: PARENTS}
+
+
 def divide_groups(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
     """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
     groups, weights, given = split_columns(columns, features)
     known = {name: feature for name, (feature, _) in given.items()}
-    if ABOVE in known:
-        raise InvalidValue(f"a feature is named {ABOVE!r}, as Lockstep names one; rename it")
     shapes = (
         _Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(groups)
     )
     every = {TOKENS: shapes, **{name: column for name, (_, column) in given.items()}}
     every |= {} if weights is None else {WEIGHTS: weights}
-    found = _divide(every, {**known, ABOVE: Feature("example", dtype=np.int32)})
-    return found, {**known, ABOVE: Feature("example", dtype=np.int32)}
+    known = add_parents(known)
+    return _divide(every, known), known
 
 
 def _divide(

@@ -11,6 +11,7 @@ from etils import epath
 
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.engines import Engine, Processes, refuse_import
+from pipeline.corpus.groups import ABOVE, Groups, add_parents
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import LOG, MANIFEST, RANGES, require_same_origin
 from pipeline.corpus.pairs import Pairs
@@ -23,11 +24,12 @@ from pipeline.corpus.ranges import (
     run_ranges,
     write_range,
 )
-from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
 from pipeline.corpus.writer import PartWriter
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
+from pipeline.text import templates
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
@@ -66,7 +68,8 @@ def prepare(
         directory: where to write.
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
-            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1.
+            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. With one of
+            groups, such as `templates.Preference`, the corpus is as of `Corpus.from_groups`.
         features: what examples carry beside their tokens, by name, each with a dtype: the value of
             the field of that name in each record. With a template, those of tokens are what it
             gives for each span, as the span's third entry.
@@ -211,8 +214,16 @@ def _make_job(
     of_pair: bool = False,
 ) -> Job:
     known = check_features(features)
+    if is_of_groups := templates.count_nodes(template) > 1:
+        if task != CAUSAL:
+            raise InvalidValue(
+                f"the template {templates.fingerprint(template)} makes groups, which are of the "
+                f"task 'causal', and the task is {task.name!r}; leave task= out"
+            )
+        task, source = GROUPS, templates.source_of_nodes(source, template)
     for name, feature in known.items():
         task.require(name, feature)
+    known = add_parents(known) if is_of_groups else known
     return Job(source, tokenizer, field, template, task.has_targets, on_error, known, of_pair)
 
 
@@ -230,16 +241,17 @@ def _open_or_prepare(
             f"num_workers is {num_workers} and engine is {engine}; workers are processes of this "
             "machine without an engine, so give only one of the two"
         )
+    task = GROUPS if ABOVE in job.features else task
     engine, directory = engine or Processes(num_workers), _as_directory(directory)
     origin = job.origin
     work = functools.partial(_prepare, job, task, directory, engine, progress)
     make_once(directory / MANIFEST, "preparing a corpus", work)
     if (directory / LOG).exists():  # a process was killed between the manifest and this
         Log(directory).remove()
-    corpus = Corpus.open(directory)
+    corpus = Corpus._open(directory)
     require_same_origin(directory, corpus.origin, origin)
     corpus.require_task(task)
-    return corpus
+    return Groups(corpus) if task == GROUPS else corpus  # type: ignore[return-value]
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -277,15 +289,17 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
 def _require_tokens(job: Job, task: Task, writer: PartWriter) -> None:
     """Refuses parts of which nothing is learnt; says which records have no tokens."""
     entries, counts = writer.collect()
-    if job.on_error == "skip" and len(failed := np.flatnonzero(counts == 0)):
-        if len(failed) == len(counts):
+    nodes = templates.count_nodes(job.template)
+    records, failed = len(counts) // nodes, np.unique(np.flatnonzero(counts == 0) // nodes)
+    if job.on_error == "skip" and len(failed):
+        if len(failed) == records:
             raise InvalidValue(f"no record of {job.source} has tokens; the log says why")
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
-        logger.warning(text, f"{len(failed):,}", f"{len(counts):,}", first)
+        logger.warning(text, f"{len(failed):,}", f"{records:,}", first)
     learnt = sum(entry.learnt or 0 for entry in entries)
     if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
-            f"the template gives weight 0 to every token of all {len(counts):,} records, so "
+            f"the template gives weight 0 to every token of all {records:,} records, so "
             "nothing would be learnt; give a weight to the parts of a record to train on"
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
+from pipeline.corpus.groups import ABOVE
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
@@ -44,7 +45,8 @@ class Job:
     Where `weighted` is False, examples have no loss, and a template that gives weights other than 1
     is refused; with `of_pair`, they are left out, for the other side decides. Where `on_error` is
     "skip", a record that fails becomes an example without tokens. `features` are fields of the
-    records of the same names; those of tokens are what a template gives, where there is one.
+    records of the same names; those of tokens are what a template gives, where there is one. Of
+    groups, each node is an example, and `source` has each record as often as it has nodes.
     """
 
     source: Source
@@ -59,6 +61,11 @@ class Job:
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
+        if self._nodes > 1 and ABOVE not in self.features:
+            raise InvalidValue(
+                f"the template {templates.fingerprint(self.template)} makes groups, which are "
+                "stored as tokens; prepare() them"
+            )
         for name, feature in check_features(self.features).items():
             if feature.dtype is None:
                 raise InvalidValue(
@@ -126,14 +133,14 @@ class Job:
                     if self.on_error == "skip":
                         place = where(self.source, records[0])
                         logger.warning("%s failed and gets no tokens: %s", place, error)
-                        return self._make_empty()
+                        return self._make_empty(records[:1])
                     if isinstance(error, MarkError):
                         raise InvalidValue(f"{where(self.source, records[0])}: {error}") from error
                     error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
                     raise
             records = records[: len(records) // 2]  # to find out which
 
-    def _make_empty(self) -> Ragged:
+    def _make_empty(self, records: Sequence[int]) -> Ragged:
         """One example without tokens."""
         one = np.zeros(1, np.int64)
         known = {WEIGHTS: LOSS_WEIGHTS} if self.template and self.weighted else {}
@@ -142,6 +149,7 @@ class Job:
             name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
             for name, each in {**known, **self.features}.items()
         }
+        columns |= self._place_nodes(records)
         return Ragged(np.zeros(0, np.int32), one, one, columns)
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
@@ -168,9 +176,26 @@ class Job:
         columns = dict(chunk.columns)
         if not self.weighted and (weights := columns.pop(WEIGHTS, None)) and not self.of_pair:
             self._require_equal_weights(records, chunk.counts, weights.values)
+        if self._nodes > 1 and (empty := np.flatnonzero(chunk.counts == 0)).size:
+            raise InvalidValue(
+                f"{where(self.source, records[empty[0]])}: its prefix or a continuation has no "
+                "token; give each of them text, or the tokenizer marks"
+            )
+        columns |= self._place_nodes(records[: len(chunk.counts)])
         if missing := {n: each for n, each in self.features.items() if n not in columns}:
             columns |= self._read_features(records[: len(chunk.counts)], chunk.counts, missing)
         return dataclasses.replace(chunk, columns=columns)
+
+    @property
+    def _nodes(self) -> int:
+        return templates.count_nodes(self.template)
+
+    def _place_nodes(self, records: Sequence[int]) -> dict[str, Column]:
+        """Of groups, how many nodes before each of these the prefix is."""
+        if ABOVE not in self.features:
+            return {}
+        above = np.array(records) % self._nodes
+        return {ABOVE: Column(self.features[ABOVE], above.astype(np.int32))}
 
     def _require_equal_weights(
         self, records: Sequence[int], counts: np.ndarray, weights: np.ndarray
@@ -205,14 +230,29 @@ class Job:
                         f"{what} is no field of it (its fields: {', '.join(map(str, record))}); "
                         "name the feature like its field, or give it a fill="
                     )
+                node, each = index % self._nodes, record.get(name)
+                if self._nodes > 1 and name in record:
+                    each = _value_of_node(each, feature, node, self._nodes, what)
                 if name in record:
-                    value = feature.convert(record[name], what, tokens)
+                    value = feature.convert(each, what, tokens)
                 elif feature.per_example:
                     value = feature.filled(1)[0]
                 else:
                     value = feature.filled(tokens)
                 found[name].append(value)
         return {name: Column(each, each.join(found[name])) for name, each in features.items()}
+
+
+def _value_of_node(value: Any, feature: Feature, node: int, nodes: int, what: str) -> Any:
+    """What one node of a group has of the value of its record: the prefix that of the group."""
+    none = np.zeros(feature.shape, feature.dtype)
+    if feature.of == "example":
+        return none if node else value
+    if np.shape(value)[:1] != (nodes - 1,):
+        raise InvalidValue(
+            f"{what} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
+        )
+    return value[node - 1] if node else none
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:

@@ -115,7 +115,7 @@ class Tree:
 
     def lay_out(self, tokens: np.ndarray) -> Nodes:
         """The nodes of the groups as columns, from the number of tokens of each node."""
-        columns = np.asarray(tokens, np.int64) - self.root
+        columns = np.maximum(np.asarray(tokens, np.int64) - self.root, 0)  # 0 tokens: no group
         ends = columns.cumsum()
         before = (ends - columns)[self.root].repeat(self.counts)
         first, until = ends - columns - before, ends - before

@@ -6,10 +6,11 @@ A template is a pure function or an object of a dataclass, so that it has a fing
 
 import dataclasses
 import math
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from pipeline.errors import InvalidValue
 from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
-from pipeline.text.sources.source import Concatenated, Source, read_records, where
+from pipeline.text.sources.source import Concatenated, Repeated, Source, read_records, where
 from pipeline.text.tokenizers import Markup, Tokenizer
+from pipeline.text.tokenizers.markup import parts_of
 
 __all__ = [
     "Answer",
@@ -26,6 +28,7 @@ __all__ = [
     "FilledSource",
     "Function",
     "Markup",
+    "Preference",
     "Span",
     "Template",
     "encode",
@@ -35,7 +38,10 @@ __all__ = [
 # A piece of text, the loss weight of each of its tokens (0 for what is only read), and optionally
 # the value that each of them has for features, by name.
 Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
-Template = Callable[[dict[str, Any]], Sequence[Span]]
+
+# A template of groups has an attribute `nodes`, such as 3 for a prefix and two continuations, and
+# gives as many lists of spans.
+Template = Callable[[dict[str, Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,67 @@ class Chat:
         return spans
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preference:
+    r"""A prompt, the answer that is preferred, and the one that is rejected: a group of two.
+
+    Both sides are format strings of the record's fields, as those of `Answer`, or templates, as
+    `Chat` is. The spans that both begin with are the prefix, whose tokens have weight 0: what both
+    sides share cancels in every loss of pairs.
+
+    >>> record = {"question": "2+2", "right": "4", "wrong": "5"}
+    >>> Preference(prompt="Q: {question}\nA: ", chosen="{right}", rejected="{wrong}")(record)
+    [[('Q: 2+2\nA: ', 0.0)], [('4', 1.0)], [('5', 1.0)]]
+
+    Of two chats, which a record lists turn by turn, the prefix is found:
+
+    >>> chats = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
+    >>> question = {"role": "user", "content": "2+2"}
+    >>> answers = [{"role": "assistant", "content": content} for content in ("4", "5")]
+    >>> chats({"chosen": [question, answers[0]], "rejected": [question, answers[1]]})
+    [[('<|user|>\n', 0.0), ('2+2<|end|>\n', 0.0), ('<|assistant|>\n', 0.0)],
+     [('4<|end|>\n', 1.0)], [('5<|end|>\n', 1.0)]]
+
+    Attributes:
+        prompt: a format string; stands before both sides. Default none.
+        chosen: the side that is preferred.
+        rejected: the other side.
+
+    Raises:
+        ValueError: both sides of a record are the same.
+    """
+
+    nodes: ClassVar[int] = 3
+
+    prompt: str = ""
+    chosen: str | Template
+    rejected: str | Template
+
+    def __call__(self, record: dict[str, Any]) -> list[list[Any]]:
+        """The spans of the prefix of a record, of its preferred side, and of the other."""
+        sides = [self._fill(side, record) for side in (self.chosen, self.rejected)]
+        pairs = list(zip(*sides, strict=False))
+        shared = next((n for n, pair in enumerate(pairs) if not _is_same(*pair)), len(pairs))
+        if shared == max(map(len, sides)):
+            raise InvalidValue("both of its sides are the same, so none is preferred; leave it out")
+        prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
+        # The end of a side that says no more is an empty text, whose end mark may be learnt.
+        ends = [side[shared:] or [("", *side[-1][1:])] for side in sides]
+        return [prefix or [("", 0.0)], *ends]
+
+    def _fill(self, side: str | Template, record: dict[str, Any]) -> list[Any]:
+        before = [(Markup.fill(self.prompt, record), 0.0)] if self.prompt else []
+        own = [(Markup.fill(side, record), 1.0)] if isinstance(side, str) else side(record)
+        _check(own)
+        return [*before, *own]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two spans give the same tokens, weights and features."""
+    (text, *rest), (its_text, *its_rest) = one, other
+    return parts_of(text) == parts_of(its_text) and pickle.dumps(rest) == pickle.dumps(its_rest)
+
+
 class FilledSource(Concatenated):
     """Records `{"text": …}`: all spans of each record of a source, one after another.
 
@@ -151,7 +218,7 @@ class FilledSource(Concatenated):
     """
 
     def __init__(self, source: Source, template: Template):
-        super().__init__([source])
+        super().__init__([source_of_nodes(source, template)])
         self.template = template
 
     @property
@@ -167,16 +234,38 @@ class FilledSource(Concatenated):
         return f"{super().__str__()}, by a template"
 
 
+def count_nodes(template: Template | None) -> int:
+    """The lists of spans that a template gives of a record: 1, or of groups more."""
+    return getattr(template, "nodes", 1)
+
+
+def source_of_nodes(source: Source, template: Template | None) -> Source:
+    """A source that has each record as often as a template makes lists of spans of it."""
+    nodes = count_nodes(template)
+    return source if nodes == 1 else Repeated(source, nodes)
+
+
 def fill(
     template: Template, source: Source, indices: Sequence[int]
 ) -> list[list[tuple[str, float, Mapping[str, Any]]]]:
-    """The spans that a template makes of each record, checked, each with values for features."""
-    filled = []
+    """The spans that a template makes of each record, checked, each with values for features.
+
+    Of groups, `source` is of `source_of_nodes`, and each record has the spans of one node.
+    """
+    filled, nodes = [], count_nodes(template)
     for index, record in zip(indices, read_records(source, indices), strict=True):
         try:
             # Some sources give text as bytes.
             texts = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
-            filled.append(_check(template(texts)))
+            given = template(texts)
+            if nodes > 1:
+                if not isinstance(given, list | tuple) or len(given) != nodes:
+                    raise InvalidValue(
+                        f"it gave {given!r:.80}, and its attribute `nodes` is {nodes}; give a list "
+                        "of as many lists of spans, that of the prefix first"
+                    )
+                given = given[index % nodes]
+            filled.append(_check(given))
         except Exception as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValue(
@@ -223,6 +312,9 @@ def encode(
     around the whole: the begin mark weighs 0, the end mark as much as the last span. For features,
     the begin mark has the value of the first span. A span that gives none has their `fill`.
 
+    Of groups, `source` is of `source_of_nodes`. Prefixes have the begin marks, and continuations
+    the end marks.
+
     >>> from pipeline.text.tokenizers import Bytes
     >>> def greeting(record):
     ...     return [(record["name"], 0.0), ("!", 1.0)]
@@ -233,6 +325,8 @@ def encode(
     filled = fill(template, source, indices)
     spans = [span for each in filled for span in each]
     sizes = np.array([len(each) for each in filled])
+    nodes = count_nodes(template)
+    node = np.array(indices) % nodes
     flat, counts = tokenizer.encode_batch([text for text, *_ in spans])
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
@@ -240,13 +334,13 @@ def encode(
     begins, last = ends - counts, np.cumsum(sizes) - 1
     keep = np.ones(len(flat), bool)
     if tokenizer.begin_id is not None:
-        first = begins[last - sizes + 1]
+        first = begins[last - sizes + 1][node == 0]
         keep[begins] = False
         keep[first] = True
         weights[first] = 0
     if tokenizer.end_id is not None:
         keep[ends - 1] = False
-        keep[ends[last] - 1] = True
+        keep[ends[last][(node > 0) | (nodes == 1)] - 1] = True
     record_of = np.repeat(np.arange(len(sizes)), sizes)
     tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
     weighted = [len(text.encode()) if weight else 0 for text, weight, _ in spans]

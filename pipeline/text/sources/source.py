@@ -157,6 +157,37 @@ class Concatenated(PartedSource):
         return " and ".join(map(str, self.sources))
 
 
+class Repeated(PartedSource):
+    """Each record of `source` several times, one after another.
+
+    >>> [each["text"] for each in Repeated([{"text": "a"}, {"text": "b"}], 2)]
+    ['a', 'a', 'b', 'b']
+    """
+
+    def __init__(self, source: Source, times: int):
+        self.source, self.times = source, times
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return f"{self.source.fingerprint}*{self.times}"
+
+    def _sizes(self) -> list[int]:
+        return [len(self.source) * self.times]
+
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
+        of = [number // self.times for number in numbers]
+        several = list(dict.fromkeys(of))
+        records = dict(zip(several, read_records(self.source, several), strict=True))
+        return [records[number] for number in of]
+
+    def _where(self, part: int, number: int) -> str:
+        return where(self.source, number // self.times)
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+
 class Slice(PartedSource):
     """The records of `source` from fraction `begin` up to fraction `end`.
 

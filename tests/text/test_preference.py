@@ -1,0 +1,138 @@
+"""The template of preferences: the prefix that both sides share, and two continuations."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import templates
+from pipeline.text.sources import Records
+from pipeline.text.sources.source import Repeated
+from pipeline.text.templates import Chat, FilledSource, Preference
+from pipeline.text.tokenizers import Bytes
+
+CHATS = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
+PAIR = Preference(prompt="{q} ", chosen="{good}", rejected="{bad}")
+
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"]), "content": st.text("ab", max_size=2)}
+    ),
+    max_size=4,
+)
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def encode(template, records, tokenizer):
+    """The tokens and weights of each node of each record."""
+    source = templates.source_of_nodes(Records(records), template)
+    chunk = templates.encode(template, source, range(len(source)), tokenizer)
+    ends = chunk.counts.cumsum()
+    return [
+        (chunk.flat[end - count : end].tolist(), chunk.weights[end - count : end].tolist())
+        for end, count in zip(ends, chunk.counts, strict=True)
+    ]
+
+
+@given(TURNS, TURNS, TURNS, st.sampled_from([Bytes(), Bytes(end=False)]))
+def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, tokenizer):
+    record = {"chosen": [*shared, *one], "rejected": [*shared, *other]}
+    if record["chosen"] == record["rejected"] or not (record["chosen"] and record["rejected"]):
+        with pytest.raises(ValueError, match=r"are the same|are empty"):
+            encode(CHATS, [record], tokenizer)
+        return
+    prefix, *sides = encode(CHATS, [record], tokenizer)
+    assert not any(prefix[1])
+    for name, side in zip(("chosen", "rejected"), sides, strict=True):
+        alone = templates.encode(Chat(messages=name), [record], [0], tokenizer)
+        assert prefix[0] + side[0] == alone.flat.tolist()
+        assert side[1] == alone.weights.tolist()[len(prefix[0]) :]
+    # All turns in common are in it.
+    common = 0
+    while record["chosen"][common : common + 1] == record["rejected"][common : common + 1] != []:
+        common += 1
+    turns = [{"turns": record["chosen"][:common]}]
+    if common:
+        start = templates.encode(Chat(messages="turns"), turns, [0], Bytes(end=False)).flat.tolist()
+        assert prefix[0][: len(start)] == start
+
+
+def test_a_prompt_is_the_prefix_and_its_marks_are_those_of_a_whole_text():
+    nodes = encode(PAIR, [{"q": "?", "good": "yes", "bad": "no"}], Bytes())
+    begin, end = Bytes().begin_id, Bytes().end_id
+    ids = [[each + 3 for each in text.encode()] for text in ("? ", "yes", "no")]
+    assert nodes == [
+        ([begin, *ids[0]], [0.0] * 3),
+        ([*ids[1], end], [1.0] * 4),
+        ([*ids[2], end], [1.0] * 3),
+    ]
+
+
+def test_a_side_that_says_no_more_is_its_end():
+    turns = [turn("user", "Hi"), turn("assistant", "Ho"), turn("user", "Bye")]
+    _, longer, shorter = encode(CHATS, [{"chosen": turns, "rejected": turns[:2]}], Bytes())
+    assert shorter == ([Bytes().end_id], [1.0])  # as after an answer that is learnt
+    assert not any(longer[1])
+
+
+def test_marks_of_a_template_and_equal_text_of_a_user_are_no_common_prefix():
+    def plain(record):
+        return [("<|user|>\n", 0.0), ("Hi<|end|>\n", 0.0)]
+
+    template = Preference(chosen=Chat(), rejected=plain)
+    prefix, *_ = template({"messages": [turn("user", "Hi")]})
+    assert prefix == [("", 0.0)]
+
+
+def test_records_are_read_once_for_their_nodes():
+    read = []
+
+    class Counting(Records):
+        def __getitems__(self, indices):
+            read.extend(indices)
+            return super().__getitems__(indices)
+
+    records = [{"q": f"{n}?", "good": "a", "bad": "b"} for n in range(5)]
+    source = templates.source_of_nodes(Counting(records), PAIR)
+    assert isinstance(source, Repeated)
+    assert len(source) == 15
+    templates.encode(PAIR, source, range(4, 11), Bytes())
+    assert read == [1, 2, 3]
+    assert source.where(7) == source.source.where(2)
+
+
+def test_a_tokenizer_is_trained_on_all_nodes():
+    filled = FilledSource(Records([{"q": "Q", "good": "a", "bad": "b"}]), PAIR)
+    assert [each["text"] for each in filled] == ["Q ", "a", "b"]
+
+
+def two(record):
+    return [[("a", 0.0)], [("b", 1.0)]]
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "sentence"),
+    [
+        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "both of its sides are the same"),
+        (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
+        (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
+        (
+            Preference(chosen="{a}", rejected=lambda record: []),
+            {"a": "b"},
+            "it gave no spans",
+        ),
+    ],
+)
+def test_records_that_are_no_preference_are_refused(template, record, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        templates.fill(template, templates.source_of_nodes([record], template), [0])
+
+
+def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
+    two.nodes = 3
+    with pytest.raises(ValueError, match="its attribute `nodes` is 3; give a list of as many"):
+        templates.fill(two, Repeated([{}], 3), [0])
+    two.nodes = 2
+    assert templates.fill(two, Repeated([{}], 2), [0, 1]) == [[("a", 0.0, {})], [("b", 1.0, {})]]
