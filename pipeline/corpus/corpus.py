@@ -223,9 +223,14 @@ class Corpus(SingleCorpus):
         )
 
     @property
+    def added(self) -> list[str]:
+        """See `AnyCorpus`."""
+        return [name for each in self._added for name in each.features]
+
+    @property
     def _options(self) -> dict[str, Any]:
         """The options that open the same corpus."""
-        names = [name for each in self._added for name in each.features]
+        names = self.added
         if (kept := self._caches[0]) is None:
             return {"features": names, "memory_map": self.in_memory}
         room = sum(each.max_bytes for each in self._caches if each is not None)

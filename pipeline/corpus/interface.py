@@ -210,6 +210,11 @@ class AnyCorpus:
         return tuple(found)
 
     @property
+    def added(self) -> list[str]:
+        """The names of features that `with_features` added."""
+        return [name for member in self.members for name in member.added]
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """That of the first member."""
         return self.members[0].tokenizer if self.members else None

@@ -1,7 +1,7 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -19,6 +19,7 @@ from pipeline.text.features import Feature
 class OpenOptions(TypedDict, total=False):
     """The options of `Corpus.open`, for type checkers."""
 
+    features: Iterable[str]
     memory_map: bool | None
     cache: str | os.PathLike | None
     cache_bytes: int | None

@@ -27,7 +27,8 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view. A single corpus has the name "". The plan has all of the run's steps.
+    describes a view; `features`, where there are any, were added to it. A single corpus has the
+    name "". The plan has all of the run's steps.
 
     {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
@@ -48,6 +49,8 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
         if isinstance(one, Growing):
             places[name]["follow"] = True
+        if one.added:
+            places[name]["features"] = one.added
     content = {
         "corpora": places,
         "tokens": corpus.identity,
@@ -86,7 +89,8 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
                 opened[name] = Growing(workdir / place["directory"])
                 opened[name].refresh(0)
                 continue
-            opened[name] = open_corpus(workdir / place["directory"])
+            added: Any = {name: each for name, each in place.items() if name == "features"}
+            opened[name] = open_corpus(workdir / place["directory"], **added)
             if place["view"]:
                 opened[name] = view_of(opened[name], place["view"])
         corpus = opened[""] if [*opened] == [""] else Corpora(opened)

@@ -269,3 +269,15 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, au
     monkeypatch.setattr(Rows, "segments", losing)
     monkeypatch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
     audited(tmp_path, lines_of(plan, 200), "of code of the plan does not have each")
+
+
+def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(documents, tmp_path):
+    corpus = documents(tmp_path / "corpus", 20)
+    plan = Plan(corpus, [Bucket(4, 96)])
+    rewards = {"reward": np.arange(20.0)}
+    more = corpus.with_features(rewards, features={"reward": pipeline.Feature("example")})
+    for number, each in enumerate((corpus, more.split(0.2)[0], more)):
+        write_history(tmp_path / str(number), each, Plan(each, plan.buckets))
+        again, _ = read_history(epath.Path(tmp_path / str(number)))
+        assert again.fingerprint == each.fingerprint
+    assert float(again[3]["reward"]) == 3
