@@ -30,12 +30,14 @@ from flax import nnx
 from ml_collections import ConfigDict, config_flags
 
 import pipeline
-from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, cross_entropy, step_flops
+from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, step_flops
+from models.loss import PREFERENCE_LOSSES, cross_entropy, preference_losses
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fs import as_path
 from pipeline.loading import batch_sharding
 from pipeline.steps import Compiled, make_eval_step, make_mesh, make_score_step, make_train_step
+from pipeline.steps.preferences import PairLoss
 from pipeline.trainer import (
     Run,
     evaluation_batches,
@@ -73,8 +75,8 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     Returns:
         `init_params(key)`, its parameters: it has no other state, so no dropout or batch
         statistics; `loss(params, batch)`, the sums of weighted losses and of their weights, linear
-        in `batch["loss_weights"]`; and `flops(planned)`, the operations of a training step on a
-        planned batch, or 0.0. README.md shows what a batch has.
+        in `batch["loss_weights"]`, or a `PairLoss` of these; and `flops(planned)`, the operations
+        of a training step on a planned batch, or 0.0. README.md shows what a batch has.
     """
     try:
         shape = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)  # 0 is refused
@@ -95,6 +97,10 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     def loss(params, batch):
         logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields if name in batch))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+
+    if preference := config.get("preference"):
+        require_one_of("config.preference.kind", preference.kind, PREFERENCE_LOSSES)
+        loss = PairLoss(loss, lambda *logprobs: preference_losses(*logprobs, **preference))
 
     def flops(planned: pipeline.PlannedBatch):
         lengths = planned.segments[:, 3:]  # for pairs, two columns
@@ -179,6 +185,10 @@ def train(
         corpus, held_out = run.prepare_corpora()
         init_params, loss, flops = make_model(config, corpus)
         make_steps = functools.partial(make_training, config, mesh, init_params, loss)
+        key = jax.random.key(config.seed)
+        if config.get("preference"):  # with what the model that the run begins with gives them
+            initialise, _ = make_steps()
+            corpus, held_out = run.add_reference((corpus, held_out), loss, initialise, key)
         plan = run.make_plan(corpus, make_steps)  # which may be measured
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
@@ -190,7 +200,6 @@ def train(
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
         initialise, train_step = make_steps(most)
         eval_step = make_eval_step(loss, sharding=batch_sharding(mesh))
-        key = jax.random.key(config.seed)
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings of the state
 
         # Its steps, compiled for every bucket.

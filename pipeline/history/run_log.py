@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import math
+import types
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -144,14 +145,21 @@ class RunLog:
             self._files.write(values)
 
     def evaluate(
-        self, step: int, total: float, weight: float, text_bytes: int | None = None
+        self,
+        step: int,
+        total: float,
+        weight: float,
+        text_bytes: int | None = None,
+        others: Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
         """Records an evaluation after so many steps; None stands for NaN, which JSON has not.
 
         `total` is the sum of the weighted losses, in nats, and `weight` that of the weights;
-        `text_bytes` are those of the evaluated text in UTF-8, where they are known.
+        `text_bytes` are those of the evaluated text in UTF-8, where they are known; `others` are
+        other sums by name, whose means are recorded as `eval_NAME`.
         """
-        values = {"eval_loss": total / weight}
+        sums = {"loss": total, **others}
+        values = {f"eval_{name}": each / weight for name, each in sums.items()}
         if text_bytes:
             values["bits_per_byte"] = total / math.log(2) / text_bytes
         finite = {name: each if math.isfinite(each) else None for name, each in values.items()}

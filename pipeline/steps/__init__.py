@@ -11,6 +11,7 @@ from pipeline.steps.compile_log import CompileGuard, CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
+from pipeline.steps.preferences import PairLoss
 from pipeline.steps.segments import (
     by_segment,
     position_losses,
@@ -29,6 +30,7 @@ __all__ = [
     "CompileGuard",
     "CompileLog",
     "Compiled",
+    "PairLoss",
     "Tuned",
     "accumulate",
     "by_segment",

@@ -13,16 +13,17 @@ import jax.numpy as jnp
 from pipeline.errors import InvalidValue
 
 
-def _differentiate(
+def differentiate(
     loss: Callable, params: Any, batch: Mapping[str, jax.Array]
-) -> tuple[jax.Array, Any, Callable]:
-    """What `loss` gives, and the function that pulls gradients back to the weights."""
+) -> tuple[jax.Array, list[Any], Callable]:
+    """The losses that `loss` gives, the rest of it, and what pulls gradients to the weights."""
 
-    def total(weights: jax.Array) -> tuple[jax.Array, Any]:
-        return loss(params, {**batch, "loss_weights": weights})
+    def total(weights: jax.Array) -> tuple[jax.Array, list[Any]]:
+        value, *others = loss(params, {**batch, "loss_weights": weights})
+        return value, others
 
-    value, pull, weight = jax.vjp(total, batch["loss_weights"], has_aux=True)
-    return value, weight, pull
+    value, pull, others = jax.vjp(total, batch["loss_weights"], has_aux=True)
+    return value, others, pull
 
 
 def position_losses(
@@ -33,7 +34,7 @@ def position_losses(
     `loss` gives the first two. It is linear in `loss_weights`, so that its gradient by them is the
     nll of each position. This takes no second pass: only the last product is differentiated.
     """
-    value, weight, pull = _differentiate(loss, params, batch)
+    value, (weight, *_), pull = differentiate(loss, params, batch)
     if value.ndim:
         raise InvalidValue(
             f"the loss gives an array of shape {value.shape}, of segments, and so says nothing of "
@@ -105,11 +106,11 @@ def _place(sums: jax.Array, batch: Mapping[str, jax.Array], shape: tuple[int, in
 
 
 def sum_loss(loss: Callable) -> Callable:
-    """`loss` with scalar sums, also where it gives arrays of segments."""
+    """The first sum of `loss`, and a list of the others, also where it gives those of segments."""
 
-    def sums(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
-        value, weight = loss(params, batch)
-        return (value.sum(), weight.sum()) if jnp.ndim(value) else (value, weight)
+    def sums(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, list[Any]]:
+        value, *others = jax.tree.map(jnp.sum, loss(params, batch))
+        return value, others
 
     return sums
 
@@ -119,19 +120,20 @@ def by_segment(
 ) -> tuple[Callable, dict[str, jax.Array]]:
     """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
-    The function gives Σ weight · nll, and Σ weight with `sum_segments`; the batch has the numbers
-    of its rows; `most` is the most segments in a row. A loss that is not linear in `loss_weights`
-    gives two arrays `[rows, segments]` in place of their sums, that of segment id `s` in column
-    `s - 1`; these are taken as they are.
+    The function gives Σ weight · nll, and a list of Σ weight and `sum_segments`; the batch has the
+    numbers of its rows; `most` is the most segments in a row. A loss that is not linear in
+    `loss_weights` gives two arrays `[rows, segments]` in place of their sums, that of segment id
+    `s` in column `s - 1`; these are taken as they are. The sums of what it gives beside are in the
+    list between both.
     """
     rows = len(batch["loss_weights"])
 
-    def sums(params: Any, part: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
-        value, weight, pull = _differentiate(loss, params, part)
+    def sums(params: Any, part: Mapping[str, jax.Array]) -> tuple[jax.Array, list[Any]]:
+        value, (weight, *others), pull = differentiate(loss, params, part)
         if value.ndim:
             own = _place(jnp.stack([value, weight]), part, (rows, most))
-            return value.sum(), (weight.sum(), own)
+            return value.sum(), [weight.sum(), *jax.tree.map(jnp.sum, others), own]
         losses = part["loss_weights"] * pull(jnp.ones_like(value))[0]
-        return value, (weight, sum_segments(losses, part, (rows, most)))
+        return value, [weight, sum_segments(losses, part, (rows, most))]
 
     return sums, {**batch, "rows": jnp.arange(rows)}

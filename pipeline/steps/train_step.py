@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.steps.microbatches import Sharding, summed
-from pipeline.steps.segments import by_segment, position_losses, sum_loss
+from pipeline.steps.segments import by_segment, differentiate, sum_loss
 
 if TYPE_CHECKING:
     import optax
 
 # From parameters and a batch to a sum, and to what it is divided by: float32 scalars. Or to both
-# for each segment, `[rows, segments]`.
-Loss = Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]]
+# for each segment, `[rows, segments]`, and optionally to a dict of other such arrays.
+Loss = Callable[[Any, Mapping[str, Any]], tuple[Any, ...]]
 
 
 class Accumulated(NamedTuple):
@@ -119,7 +119,8 @@ def make_train_step(
     Args:
         loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
             pairs or rollouts). With `most_segments` it must be linear in `loss_weights`, or give
-            both for each segment, `[rows, segments]`, as a loss of whole continuations does.
+            both for each segment, `[rows, segments]`, as a loss of whole continuations does; then
+            a third value may be a dict of such arrays, whose means are logged as that of the loss.
         optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean
             loss of the last batch.
         accumulated: steps whose gradients make one update.
@@ -135,7 +136,8 @@ def make_train_step(
         finite, an int32 scalar) and, with a `loss_scale`, that.
         `train_step(state, batch, microbatches=1)`: the new state, and a dict of scalars: `loss`,
         the mean; `gradient_norm`; `finite`, whether both are, without which the state stays as it
-        was; and where asked for `learning_rate`, `loss_scale`, and `segments`, as `sum_segments`.
+        was; the means of what else the loss gives; and where asked for `learning_rate`,
+        `loss_scale`, and `segments`, as `sum_segments`.
     """
     import optax
 
@@ -156,19 +158,18 @@ def make_train_step(
         scale: Any = 1.0
         if "loss_scale" in state:
             scale = state["loss_scale"].scale / batch["loss_weights"].size
-        sums: Loss = sum_loss(loss)
+        sums = sum_loss(loss)
         if most_segments is not None:
             sums, batch = by_segment(loss, batch, most_segments)
 
         def scaled(params: Any, microbatch: Mapping[str, Any]) -> tuple[jax.Array, Any]:
-            total, divisor = sums(params, microbatch)
-            return total * scale, divisor
+            total, others = sums(params, microbatch)
+            return total * scale, others
 
-        differentiate = jax.value_and_grad(scaled, has_aux=True)
-        (total, divisor), gradients = summed(
-            differentiate, state["params"], batch, microbatches=microbatches, sharding=sharding
+        with_gradients = jax.value_and_grad(scaled, has_aux=True)
+        (total, (weight, *others)), gradients = summed(
+            with_gradients, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
-        weight, segments = divisor if most_segments is not None else (divisor, None)
         gradients = jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), gradients)
         mean = total / (_divisor(weight) * scale)
         norm = optax.global_norm(gradients) / _divisor(weight)
@@ -181,8 +182,10 @@ def make_train_step(
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
         values = {"loss": mean, "gradient_norm": norm, "finite": finite}
-        if segments is not None:
-            values["segments"] = segments
+        if most_segments is not None:
+            values["segments"] = others.pop()
+        for more in others:
+            values |= {name: each / _divisor(weight) for name, each in more.items()}
         if learning_rate is not None:
             values["learning_rate"] = learning_rate(state["steps"] // accumulated)
         if "loss_scale" in state:
@@ -199,11 +202,14 @@ def make_train_step(
 def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., Any]:
     """`eval_step(params, batch, microbatches=1)`: the two sums of the loss of a batch.
 
-    `loss` and `sharding` are as for `make_train_step`.
+    If the loss gives other values, the third is a dict of their sums. `loss` and `sharding` are as
+    for `make_train_step`.
     """
 
     def eval_step(params: Any, batch: Mapping[str, jax.Array], microbatches: int = 1) -> Any:
-        return summed(sum_loss(loss), params, batch, microbatches=microbatches, sharding=sharding)
+        sums = sum_loss(loss)
+        total, others = summed(sums, params, batch, microbatches=microbatches, sharding=sharding)
+        return total, *others
 
     return eval_step
 
@@ -211,11 +217,14 @@ def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., An
 def make_score_step(loss: Loss) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """`score_step(params, batch)`: `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
 
-    `loss` is as for `make_train_step`, linear in `loss_weights`.
+    `loss` is as for `make_train_step`. Of one of segments, both are `[rows, segments]`.
     """
 
     def score_step(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        _, _, nll = position_losses(loss, params, batch)
-        return {"nll": nll, "weight": batch["loss_weights"]}
+        nll, (weight, *_), pull = differentiate(loss, params, batch)
+        if not nll.ndim:
+            weight = batch["loss_weights"]
+            nll = weight * pull(jnp.ones_like(nll))[0]
+        return {"nll": nll, "weight": weight}
 
     return score_step

@@ -26,6 +26,7 @@ TEMPLATES: dict[str, Callable] = {
     "": lambda: None,
     "chat": templates.Chat,
     "answer": templates.Answer,
+    "preference": templates.Preference,
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 TOKENIZERS = ("sentencepiece", "huggingface", "bytes")
@@ -95,7 +96,9 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
 
 
 def open_template(fields: Any) -> templates.Template | None:
-    """The template that `fields` describe: its `kind` ("chat", "answer" or ""), and its own fields.
+    """The template that `fields` describe: its `kind`, "" for none, and its own fields.
+
+    A field may be such a template itself, as for the sides of "preference".
 
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
@@ -116,6 +119,8 @@ def open_template(fields: Any) -> templates.Template | None:
                 "break or a tab; in a shell write $'…\\n…', with a dollar sign before the quotes. "
                 "If you mean a backslash, write a template of your own"
             )
+        if isinstance(value, dict) and "kind" in value:
+            options[name] = open_template(value)
     return make(**options)
 
 
@@ -309,7 +314,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
         place: part.prepare(tokenizer, directory / place, task) for place, part in parts.items()
     }
     kept = config.get("cache") or {}
-    cache = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
+    cache: Any = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
     if any(cache.values()):
         corpora = {place: open_corpus(directory / place, **cache) for place in corpora}
     *training, held_out = map(view, corpora.values())

@@ -1,5 +1,6 @@
 """Evaluation: sums over all positions of held-out data, each once, on every host alike."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,37 +20,39 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
     Args:
         corpus: the held-out corpus, a view of one, or pairs.
         options: the options of the training plan, `plan.options`. Evaluations use its buckets, its
-            packing (of "fill", which cuts examples, best fit) and, for pairs, its overflow; other
-            examples that are too long are split.
+            packing (of "fill", which cuts examples, best fit) and, for pairs and groups, its
+            overflow; other examples that are too long are split.
         **layout: `sharding` and `context_order`, as for `Batches`.
     """
+    whole = np.ndim(corpus.lengths) == 2 or corpus.trees is not None  # they cannot be split
     plan = Plan(
         corpus,
         options.buckets,
         shuffle=False,
         packing="best_fit" if options.packing == "fill" else options.packing,
         align=options.align,
-        overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
+        overflow=options.overflow if whole else "split",
     )
     return Batches(corpus, plan, **layout)
 
 
-def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[float, float]:
-    """The sums over all batches of the two numbers that `step(params, batch)` returns.
+def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[Any, ...]:
+    """The sums over all batches of the numbers that `step(params, batch)` returns.
 
-    The first is of weighted losses, the second of weights. Sums are Python floats, of 53 bits.
+    The first is of weighted losses, the second of weights; `step` is of `make_eval_step`. Sums are
+    Python floats, of 53 bits.
 
     Raises:
         ValueError: no position has a loss.
     """
-    total = weight = 0.0
+    sums: Any = None
     with Loader(batches) as loader:
         for batch in loader:
-            sums = jax.device_get(step(params, batch))
-            total, weight = total + float(sums[0]), weight + float(sums[1])
-    if not weight:
+            found = jax.tree.map(float, jax.device_get(step(params, batch)))
+            sums = found if sums is None else jax.tree.map(operator.add, sums, found)
+    if sums is None or not sums[1]:
         raise InvalidValue(
             "none of the held-out examples has a position with a loss, so nothing can be "
             "evaluated; give longer ones, or a template whose weights are above 0"
         )
-    return total, weight
+    return sums

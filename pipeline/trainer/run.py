@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.growing import Growing
@@ -26,13 +27,25 @@ from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh, programs_table
+from pipeline.scoring import open_table, score
+from pipeline.scoring.scores import TABLE
+from pipeline.steps import (
+    Compiled,
+    CompileGuard,
+    PairLoss,
+    hosts,
+    keep_programs,
+    make_mesh,
+    programs_table,
+)
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
+from pipeline.trainer.preference import add_reference
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
+from pipeline.trainer.scoring import score_options
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
@@ -156,6 +169,27 @@ class Run(contextlib.ExitStack):
         logger.info(f"{corpus}")
         return corpus, held_out
 
+    def add_reference(
+        self, corpora: Sequence[Any], loss: PairLoss, initialise: Any, key: jax.Array
+    ) -> list[Any]:
+        """The corpora of pairs with the feature `reference_logprob`, made by the first start.
+
+        The reference has the parameters that the run begins with; `initialise` and `key` are as for
+        `begin`.
+        """
+
+        def make_table(corpus: AnyCorpus, directory: epath.Path) -> pa.Table:
+            if self.first_step and (directory / TABLE).exists():
+                return open_table(directory / TABLE)
+            params = self._initialise(initialise, key, corpus)["params"]
+            options: dict[str, Any] = {"directory": directory, "sharding": self.mesh}
+            options |= {"per": "continuation", **score_options(self.config)}
+            logger.info(f"scoring {len(corpus):,} pairs by the reference")
+            return score(corpus, loss.score_reference, state=params, **options)
+
+        with self.log.clock("prepare"):
+            return [add_reference(corpus, make_table) for corpus in corpora]
+
     def make_plan(
         self,
         corpus: AnyCorpus,
@@ -246,15 +280,19 @@ class Run(contextlib.ExitStack):
         like = initialise.eval_shape(key)
         if not self.first_step:
             with self.log.clock("initialise"):
-                state = initialise(key)
-                if start := self.config.start_from:
-                    corpus = self._loader.corpus
-                    _, state["params"] = restore_parameters(as_path(start), corpus, like)
-            return state
+                return self._initialise(initialise, key, self._loader.corpus)
         with self.log.clock("restore"):
             self._loader.set_state(self._data_state)
             state = self.checkpoints.restore_state(self.first_step, like)
         logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
+        return state
+
+    def _initialise(self, initialise: Any, key: jax.Array, corpus: AnyCorpus) -> Any:
+        """The state that a new run begins with."""
+        state = initialise(key)
+        if start := self.config.start_from:
+            like = initialise.eval_shape(key)
+            _, state["params"] = restore_parameters(as_path(start), corpus, like)
         return state
 
     @contextlib.contextmanager
@@ -301,8 +339,10 @@ class Run(contextlib.ExitStack):
             return
         self.log.flush()
         with self.log.clock("evaluate"):
-            total, weight = sum_over_batches(batches, self._eval_step, params)
-        self.log.evaluate(done, total, weight, batches.corpus.text_bytes)
+            total, weight, *others = sum_over_batches(batches, self._eval_step, params)
+        # Only the losses of tokens are the length of a code.
+        text_bytes = None if others else batches.corpus.text_bytes
+        self.log.evaluate(done, total, weight, text_bytes, *others)
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after so many steps."""

@@ -10,8 +10,18 @@ import pyarrow.compute as pc
 from etils import epath
 
 from pipeline.scoring.scores import TABLE, ScoreOptions, score
+from pipeline.trainer.preference import add_reference
 
 logger = logging.getLogger(__name__)
+
+
+def score_options(config: Any) -> dict[str, Any]:
+    """The options of `score` that `config.batches` has."""
+    return {
+        name: value
+        for name, value in config.batches.items()
+        if value is not None and name in ScoreOptions.__annotations__
+    }
 
 
 def score_corpus(
@@ -29,20 +39,19 @@ def score_corpus(
     `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`,
     the sum of its weights.
     """
-    options = {
-        name: value
-        for name, value in config.batches.items()
-        if value is not None and name in ScoreOptions.__annotations__
-    }
-    options |= {"directory": directory, "sharding": mesh, "reduce": "sum"}
+    options = {"directory": directory, "sharding": mesh, "reduce": "sum", **score_options(config)}
     per = "targets" if len(corpus.sides) > 1 else "position"
+    if config.get("preference"):
+        corpus, per = add_reference(corpus), "segment"
     table = score(corpus, step, state=params, per=per, **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
     )
     mean = total / max(weight, 1e-9)
-    said = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
-    if corpus.text_bytes:
+    said = f"loss {mean:.4f}"
+    if per != "segment":
+        said += f", perplexity {math.exp(min(mean, 700)):,.2f}"
+    if corpus.text_bytes and per != "segment":
         said += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
     place = directory / TABLE
     logger.info("%s documents: %s; each is in %s", f"{len(table):,}", said, place)

@@ -20,6 +20,8 @@ from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.steps import Compiled, Tuned, tune
+from pipeline.steps.preferences import REFERENCE
+from pipeline.trainer.preference import add_reference
 from pipeline.trainer.run_config import flatten
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ def tune_run(
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
     if multiple > 1:
         options["length_multiple"] = math.lcm(options.get("length_multiple", 128), multiple)
+    if config.get("preference") and REFERENCE not in corpus.features:
+        corpus = add_reference(corpus)
     step = _OwnState(config, make_training)
     found = tune(lambda: step, corpus, sharding=mesh, **options)
     if jax.process_index() == 0:

@@ -1,10 +1,13 @@
 """The training program on each task: it learns, and goes on where it stopped."""
 
+import contextlib
+import io
 import json
 
 import absl.flags
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict, config_flags
@@ -14,18 +17,25 @@ from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
 from models.flops import pair_flops, training_flops
-from pipeline import Pairs
+from pipeline import Batches, Bucket, Feature, Pairs, Plan
 from pipeline.cli.commands import main
+from pipeline.corpus.groups import Groups
 from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
+from pipeline.scoring.scores import TABLE
+from pipeline.scoring.table import open_table
+from pipeline.steps.preferences import REFERENCE
 from pipeline.text.templates import Answer, Chat
+from pipeline.trainer import Run
+from pipeline.trainer import run as run_module
 from pipeline.trainer.corpora import open_template, prepare_corpora
-from tests.runs.runs import run, segment_losses, steps, summary, tiny
+from tests.runs.runs import audit, lines, loss_files, run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """120 records, each a short chat, a text, and a pair of sentences."""
+    """120 records, each a short chat, a text, a pair of sentences, and two answers in a chat."""
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
     words, lines = ["pack", "the", "rows"], []
     for number in range(120):
@@ -33,12 +43,14 @@ def chats(tmp_path_factory):
         turns = [("user", f"say {number % 7}"), ("assistant", said)]
         messages = [{"role": role, "content": content} for role, content in turns]
         pair = {"de": "Paar " * (1 + number % 17), "en": "pairs " * (1 + number % 9)}
+        worse = [*messages[:1], {"role": "assistant", "content": said.upper()}]
+        pair |= {"chosen": messages, "rejected": worse}
         lines.append(json.dumps({"messages": messages, "text": f"{said} " * 3} | pair) + "\n")
     path.write_text("".join(lines))
     return path
 
 
-CHAT = ("tiny_tasks_config", "chat")
+CHAT, PREFERENCE = (("tiny_tasks_config", task) for task in ("chat", "preference"))
 
 
 @pytest.mark.slow
@@ -79,6 +91,80 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     output = run(tiny(chats, *CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
+
+
+def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(chats, tmp_path):
+    config = tiny(chats, *PREFERENCE)
+    corpus, _ = prepare_corpora(config, tmp_path)
+    rng = np.random.default_rng(0)
+    reference = rng.normal(-50, 5, (len(corpus), 2)).astype(np.float32)
+    features = {REFERENCE: Feature("continuation")}
+    corpus = corpus.with_features({REFERENCE: [*reference]}, features=features)
+    init_params, loss, _ = train.make_model(config, corpus)
+    params = init_params(jax.random.key(0))
+    plan = Plan(corpus, [Bucket(4, 192)])
+    assert max(plan.most_segments().values()) > 1
+    losses, weights, others = jax.jit(loss)(params, Batches(corpus, plan)[0])
+    planned = plan.batch(0)
+
+    alone = {}  # the log-probability of each answer, in a row of its own
+    for side in ("chosen", "rejected"):
+        config.template = ConfigDict({"kind": "chat", "messages": side})
+        answers, _ = prepare_corpora(config, tmp_path / side)
+        single = Plan(answers, [Bucket(1, 192)], packing="none", shuffle=False)
+        batches = Batches(answers, single)
+        alone_in_row = jax.jit(loss.of_tokens)
+        alone[side] = {
+            number: -float(alone_in_row(params, batches[number]).total)
+            for number in planned.segments[:, 1].tolist()
+        }
+    expected, margins = np.zeros((2, *losses.shape))
+    for (row, pair, *_), number in zip(planned.segments.tolist(), planned.numbers, strict=True):
+        rewards = [alone[side][pair] for side in ("chosen", "rejected")] - reference[pair]
+        margins[row, number] = 0.2 * (rewards[0] - rewards[1])
+        expected[row, number] = np.log(1 + np.exp(-margins[row, number]))
+    np.testing.assert_allclose(losses, expected, atol=1e-4)
+    np.testing.assert_allclose(others["reward_margin"], margins, atol=1e-4)
+    assert float(weights.sum()) == len(planned.segments)
+
+
+@pytest.mark.slow
+def test_a_run_of_preferences_that_dies_goes_on_bit_for_bit(chats, tmp_path, monkeypatch):
+    config = tiny(chats, *PREFERENCE)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(config, whole)
+    values = [line["eval_reward_margin"] for line in lines(whole) if "eval_reward_margin" in line]
+    assert abs(values[0]) < 1e-4 < values[1] < values[2]
+    add = Run.add
+
+    def die(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(run_module, "score", die)
+    with pytest.raises(MemoryError):
+        run(config, parts)
+    monkeypatch.undo()
+    monkeypatch.setattr(Run, "add", lambda *args: die() if args[1] == 10 else add(*args))
+    with pytest.raises(MemoryError):
+        run(config, parts)
+    monkeypatch.undo()
+    reference = parts / "corpus/train/reference/scores.arrow"
+    made = reference.stat().st_mtime_ns
+    assert "resumed: step" in run(config, parts)
+    assert reference.stat().st_mtime_ns == made
+    assert lines(parts) == lines(whole)
+    assert loss_files(parts) == loss_files(whole)
+    assert audit(parts)[0] == 0
+    assert isinstance(read_history(as_path(parts))[0], Groups)
+    found = segment_losses(whole)
+    first = found.select(found.step == 11)
+    worst = first.example[np.argmax(first.loss)]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["why", str(whole), "--step", "11"]) == 0
+    assert out.getvalue().splitlines()[2].split()[0] == str(worst)
+    train.score(config, as_path(parts))
+    table = open_table(as_path(parts) / "scores/12" / TABLE)
+    assert table["weight"].to_pylist() == [1.0] * len(table)
 
 
 @pytest.mark.slow

@@ -14,6 +14,11 @@ def get_config(task: str) -> ConfigDict:
     match task:
         case "chat":
             config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
+        case "preference":
+            sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
+            config.template = ConfigDict({"kind": "preference", **sides})
+            config.preference = ConfigDict({"kind": "sigmoid", "beta": 0.2})
+            config.batches.update(overflow="error", max_length=96)
         case "masked":
             config.task = ConfigDict({"kind": "masked", "rate": 0.3})
         case "corrupted":
