@@ -57,6 +57,8 @@ class Groups(SingleCorpus):
             `trees.Nodes.table`: int64 [groups, 3].
     """
 
+    trees: np.ndarray
+
     def __init__(self, nodes: SingleCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
         self.weighted, self.vocab_size = True, nodes.vocab_size
@@ -90,17 +92,15 @@ class Groups(SingleCorpus):
         self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
 
     def truncate(self, max_length: int) -> "Groups":
-        """The same groups, none of which has more than `max_length` columns.
+        """The same groups with continuations cut, so that they have at most `max_length` columns.
 
         The longest continuations of a longer group lose their last tokens, until all that lost some
-        have the same number, give or take one. What continuations share stays whole.
+        have the same number, give or take one. What continuations share stays whole. A group that
+        is longer even if each keeps but one token is left as it is, and plans refuse it.
 
         >>> samples = Examples.from_groups([([1, 2], [[3, 4, 5, 6, 7], [8]])])  # doctest: +SKIP
         >>> samples.truncate(5)[0]["targets"].tolist()  # doctest: +SKIP
         [2, 3, 4, 5, 8]
-
-        Raises:
-            ValueError: a group is longer even if each of its continuations keeps but one token.
         """
         max_length = require_whole("max_length", max_length, 1)
         longest = int(self.lengths.max(initial=0))
@@ -108,30 +108,26 @@ class Groups(SingleCorpus):
 
     def _cut(self, max_length: int) -> None:
         tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
-        group, lengths = np.cumsum(tree.root) - 1, self.lengths.astype(np.int64)
-        places = np.flatnonzero(tree.branch & (lengths > max_length)[group])
+        group = np.cumsum(tree.root) - 1
+        # The columns that continuations of each group may have together, of one each at least.
+        leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
+        room = max_length - self.lengths.astype(np.int64) + leaves
+        longer = (self.lengths > max_length) & (room >= self.trees[:, 1])
+        places = np.flatnonzero(tree.branch & longer[group])
         of, own = group[places], sizes[places]
 
         def total(numbers: np.ndarray) -> np.ndarray:
             return np.bincount(of, numbers, len(self)).astype(np.int64)
 
-        room, least = max_length - lengths + total(own), total(np.ones_like(own))
-        for number in np.flatnonzero(room < least)[:1]:
-            raise InvalidValue(
-                f"group {number:,} takes {max_length - room[number] + least[number]:,} columns "
-                f"even if its {counted(int(least[number]), 'continuation')} have one token each, "
-                f"and max_length is {max_length:,}; give a longer bucket, or exclude it"
-            )
         # The most tokens that the continuations of each group may all have, found by halving.
-        low, high = np.ones_like(lengths), np.full_like(lengths, max_length)
+        low, high = np.ones_like(room), np.full_like(room, max_length)
         while (low < high).any():
             middle = (low + high + 1) // 2
             fits = total(np.minimum(own, middle[of])) <= room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         kept = np.minimum(own, low[of])
-        longer, left = np.flatnonzero(own > kept), room - total(kept)
-        rank = count_before(of[longer], np.ones_like(longer))
-        kept[longer] += rank < left[of[longer]]
+        cut, left = np.flatnonzero(own > kept), room - total(kept)
+        kept[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
         sizes[places] = kept
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()

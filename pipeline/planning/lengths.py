@@ -141,7 +141,7 @@ class Lengths:
 
     def _digest_of(self, count: int) -> str:
         """That of the first `count` examples."""
-        if self.trees is not None:
+        if self.trees is not None and self.trees[:count, 1].any():
             trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
             return f"{digest(self._all[:count])} with groups ({trees})"
         known = getattr(self.given, "lengths_digest", None) if count == len(self) else None

@@ -244,7 +244,7 @@ def _overlong_group_error(lengths: np.ndarray, groups: np.ndarray, limit: int) -
         f"example {groups[0]:,} is a group of {lengths[groups[0]]:,} columns, longer than the "
         f"longest bucket's {limit:,} (too long: {counted(len(groups), 'group')} of "
         f"{counted(len(lengths), 'example')}); a group is never split: give a longer bucket, "
-        f"overflow='drop', or groups that were cut before, groups.truncate({limit})"
+        f"overflow='drop' or exclude=, or groups that were cut before, groups.truncate({limit})"
     )
 
 

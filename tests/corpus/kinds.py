@@ -14,6 +14,7 @@ from pipeline.text.tokenizers import Bytes
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
 STORED = ["arrays", "weighted", "ranges", "weighted ranges"]
 KINDS = [*STORED, *FORMATS, "on_read", "template", "masked", "corrupted", "pairs", "joined"]
+KINDS += ["groups", "groups ranges", "groups joined"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
 
 
@@ -36,7 +37,16 @@ def make(kind, directory, sizes=SIZES):
             columns["weights"] = [each / 7 for each in ids]
         Corpus.from_arrays(columns, directory, vocab_size=99)
         return Corpus.open(directory, memory_map="ranges" not in kind)
+    if kind in ("groups", "groups ranges"):
+        groups = [group_of(each) for each in ids]
+        Corpus.from_groups(groups, directory, vocab_size=99)
+        return Corpus.open(directory, memory_map="ranges" not in kind)
     match kind:
+        case "groups joined":
+            return Corpora(
+                {"one": make("groups", directory / "1", sizes[:30]),
+                 "two": make("arrays", directory / "2", sizes[30:])}
+            )  # fmt: skip
         case "on_read":
             return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
         case "template":
@@ -51,6 +61,12 @@ def make(kind, directory, sizes=SIZES):
             )  # fmt: skip
     corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
     return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
+
+
+def group_of(ids):
+    """A group, or a tree, of these ids and a few more."""
+    prefix, one, two, three = np.array_split(np.append(ids, [3, 4, 5, 6]), 4)
+    return (prefix, [one, two, three]) if len(ids) % 2 else (prefix, [(one, [two, three])])
 
 
 def in_place(kind, directory, examples, task=CAUSAL):

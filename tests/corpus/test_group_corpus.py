@@ -11,6 +11,7 @@ import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Masked, Pairs, Plan, load, rename
 from pipeline.corpus import duplicates
 from pipeline.loading import Batches, cu_seqlens
+from pipeline.report.tiers import row_costs
 
 GROUPS = [
     ([1, 2, 3], [[4, 5], [6]]),
@@ -84,9 +85,10 @@ def test_load_cuts_groups_and_documents_to_the_longest_bucket():
     assert pickle.loads(pickle.dumps(again.truncate(24)))[0]["targets"].tolist() == (
         [2] + [3] * 14 + [4] * 9
     )
-    assert "group 0 takes 3 columns even if its 2 continuations have one token each" in refused(
-        again.truncate, 2
-    )
+    hopeless = again.truncate(2)
+    assert hopeless.lengths.tolist() == again.lengths.tolist()
+    assert "overflow='drop' or exclude=" in refused(Plan, hopeless, [Bucket(1, 2)])
+    assert "of 3 examples" in refused(load, again, buckets=[Bucket(1, 2)], overflow="truncate")
 
 
 def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
@@ -155,6 +157,53 @@ def test_groups_change_and_drop_like_other_examples():
         assert rows.all()
 
 
+def test_a_run_on_documents_goes_on_with_groups():
+    text = Examples([[1] * (3 + n % 9) for n in range(40)])
+    groups = Examples.from_groups([([1, 2], [[3] * 4, [4] * 5]), ([1], [[3], [4]])] * 5)
+    both = Corpora({"text": text, "groups": groups})
+    plan = Plan(text, [Bucket(2, 16)], seed=4)
+    later = plan.after(2, lengths=both)
+    assert Plan.replay(both, later.changes).fingerprint == later.fingerprint
+    assert later.until(1).fingerprint == plan.fingerprint
+    batches = Batches(both, later)
+    seen = [later.batch(step).segments[:, 1] for step in range(later.num_batches())]
+    assert sorted(np.concatenate(seen).tolist()) == [*range(50)]
+    for step in range(later.num_batches()):
+        planned, batch = later.batch(step), batches[step]
+        own = both.trees[planned.segments[:, 1], 1]
+        ids = [batch["inputs_branch_ids"][row].max() for row in range(2)]
+        assert ids == [own[planned.segments[:, 0] == row].sum() for row in range(2)]
+    assert later.most_continuations()[Bucket(2, 16)] >= max(map(max, [ids]))
+
+
+def test_a_report_counts_what_groups_compute():
+    corpus = Corpora({"groups": Examples.from_groups(GROUPS), "text": Examples([[1] * 5])})
+    plan = Plan(corpus, [Bucket(2, 16)], shuffle=False)
+    planned = plan.batch(0)
+    segments, costs = planned.segments, corpus.trees[planned.segments[:, 1], 2]
+    expected = 16 + np.bincount(segments[:, 0], costs, 2) / 6
+    assert row_costs(planned.bucket, segments, 1, plan.trees).tolist() == expected.tolist()
+    assert plan.trees.tolist() == corpus.trees.tolist()
+    assert Plan([3, 4], [Bucket(1, 8)]).trees is None
+
+
+def test_the_text_of_a_group_has_a_line_for_each_node(monkeypatch):
+    groups = [([*b"ab"], [[*b"cd"], ([*b"e"], [[*b"f"], [*b"gh"]])]), ([*b"x"], [[*b"yz"]])]
+    corpus = Examples.from_groups(groups)
+    assert "was made without a tokenizer" in refused(corpus.decode, 0)
+    monkeypatch.setattr(type(corpus), "tokenizer", Letters())
+    assert corpus.decode(0) == "ab\n  cd\n  e\n    f\n    gh"
+    assert corpus.truncate(5).decode(0) == "ab\n  c\n  e\n    f\n    g"
+    assert corpus.decode(-1) == "x\n  yz"
+
+
+class Letters:
+    """A tokenizer of bytes, without marks."""
+
+    def decode(self, ids):
+        return bytes(ids.tolist()).decode()
+
+
 def test_what_a_group_cannot_be_is_refused():
     make = Examples.from_groups
     assert "group 1 is [1, 2]; a group is (prefix, [continuation, …])" in refused(
@@ -211,7 +260,7 @@ def test_what_cannot_carry_groups_says_so(tmp_path):
             assert (
                 "example 1 is a group of 8 columns, longer than the longest bucket's 6" in sentence
             )
-            assert "a group is never split: give a longer bucket, overflow='drop', or" in sentence
+            assert "a group is never split: give a longer bucket, overflow='drop' or" in sentence
     assert "groups.truncate(6)" in refused(Plan, corpus, [Bucket(1, 6)], overflow="truncate")
     plan = Plan(corpus, [Bucket(1, 16)])
     order = refused(Batches, corpus, plan, context_order="zigzag")

@@ -9,6 +9,8 @@ from jax.sharding import AxisType
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
+from pipeline.loading.collate import collate
+from pipeline.loading.sharding import Block
 
 FEATURES = {
     "seen": Feature("inputs", dtype="int16", shape=(2,), fill=-1),
@@ -242,7 +244,9 @@ def test_a_group_of_one_continuation_is_an_ordinary_document():
 
 
 def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
-    corpus = Corpora({"groups": Examples.from_groups(groups_of(30)), "text": Examples([[1, 2, 3]])})
+    columns = columns_of(groups_of(30))
+    groups = Examples.from_groups(columns, features=FEATURES)
+    corpus = Corpora({"groups": groups, "text": Examples([[1, 2, 3]])})
     plan = Plan(corpus, [Bucket(4, 32)], seed=1)
     whole = Batches(corpus, plan)
     shape = (2, 2)
@@ -255,9 +259,6 @@ def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
         for name, values in dict(whole[step]).items():
             assert_equal(np.concatenate([half[name] for half in halves]), values)
             assert_equal(spread[step][name], values)
-    from pipeline.loading.collate import collate
-    from pipeline.loading.sharding import Block
-
     for begin, end in ((0, 11), (11, 32), (5, 6)):
         block = Block(np.array([1, 3]), (begin, end))
         part = collate(corpus.sides[0], plan.batch(0), block)
