@@ -131,6 +131,8 @@ class Groups(SingleCorpus):
         sizes[places] = kept
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
+        if self.nodes.weighted:  # nobody has counted those that are left
+            self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
 

@@ -273,11 +273,17 @@ def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypat
     disk = Corpus.from_groups(columns, tmp_path / "corpus", features=FEATURES)
     again = Corpus.open(tmp_path / "corpus")
     ranges = Corpus.open(tmp_path / "corpus", memory_map=False)
+    cached = Corpus.open(tmp_path / "corpus", cache=tmp_path / "cache")
     again.verify()
     assert len(disk.files) > 3
     assert disk.files.sum() == 40
-    assert again.fingerprint == disk.fingerprint == ranges.fingerprint
-    for corpus in (disk, again, ranges):
+    assert again.fingerprint == disk.fingerprint == ranges.fingerprint == cached.fingerprint
+    with pipeline.load(cached, buckets=[Bucket(2, 64)], num_epochs=1, max_segments=9) as loader:
+        plan = loader.plan
+        for step, batch in enumerate(loader):
+            for name, values in Batches(memory, plan)[step].items():
+                assert_equal(batch[name], values, name)
+    for corpus in (disk, again, ranges, cached):
         assert corpus.lengths.tolist() == memory.lengths.tolist()
         assert corpus.trees.tolist() == memory.trees.tolist()
         for one, other in zip(corpus, memory, strict=True):
