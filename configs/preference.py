@@ -24,7 +24,7 @@ def get_config(stage: str = "pairs") -> ConfigDict:
     for part in (config.train, config.eval):
         part.source = "configs.word_problems:problems"
     config.tokenizer.update(kind="bytes")
-    config.batches.update(max_buckets=1, max_length=256)
+    config.batches.update(max_buckets=1, max_length=256, length_multiple=16)
     prompt, right, wrong = "{question}\n", "{right}", "{wrong}"
     if stage == "answers":
         config.steps = 400
@@ -34,6 +34,6 @@ def get_config(stage: str = "pairs") -> ConfigDict:
     config.template = ConfigDict({"kind": "preference", **sides})
     # `models.preference_losses`: "sigmoid" (DPO), "ipo" or "hinge"; and how much a nat counts.
     config.preference = ConfigDict({"kind": "sigmoid", "beta": 0.1})
-    config.batches.overflow = "error"  # or "truncate", "drop"; groups cannot be split
+    config.batches.overflow = "error"  # or "drop"; a pair cannot be split
     config.optimizer.update(learning_rate=5e-4, weight_decay=0.0)
     return config
