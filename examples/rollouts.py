@@ -3,9 +3,10 @@
     pip install lockstep-pipeline flax optax
     python examples/rollouts.py
 
-A tiny model learns to repeat the first token of its prompt. Every update has other lengths, and
-still nothing is compiled after the first. Copy this file, and put your model, your prompts and your
-reward into it. Comments that begin with "Lockstep:" say what the line below does.
+A tiny model learns to repeat the first token of its prompt. All rollouts of a prompt share it in a
+row: it is computed once. Every update has other lengths, and still nothing is compiled after the
+first. Copy this file, and put your model, your prompts and your reward into it. Comments that begin
+with "Lockstep:" say what the line below does.
 """
 
 import argparse
@@ -18,17 +19,18 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
+from pipeline.steps import sum_continuations
 
 END, VOCABULARY = 0, 8  # the mark that ends a rollout, and how many ids there are
 PROMPT, LONGEST = 4, 20  # the most tokens of a prompt, and of a prompt with its continuation
 PROMPTS, GROUP = 16, 8  # prompts of an update, and rollouts of each
 WIDTH, PASSES, CLIP = 32, 2, 0.2
 
-# Lockstep: the shapes, compiled once each. Short rollouts share rows of 16 positions.
-BUCKETS = [pipeline.Bucket(rows=32, length=16), pipeline.Bucket(rows=8, length=64)]
+# Lockstep: the shapes, compiled once each. Short groups share rows of 64 positions.
+BUCKETS = [pipeline.Bucket(rows=8, length=64), pipeline.Bucket(rows=8, length=160)]
 # Lockstep: an advantage for each rollout, and a log-probability for each token that is predicted.
 FEATURES = {
-    "advantage": pipeline.Feature("example", dtype="float32"),
+    "advantage": pipeline.Feature("continuation", dtype="float32"),
     "old_logprobs": pipeline.Feature("targets", dtype="float32"),
 }
 
@@ -43,32 +45,29 @@ class Model(nnx.Module):
         self.hidden = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs)
         self.head = nnx.Linear(2 * WIDTH, VOCABULARY, rngs=rngs)
 
-    def __call__(self, inputs, segment_ids, positions):
-        # Lockstep: a row holds several rollouts, and each attends to itself alone.
-        same_segment = nnx.make_attention_mask(segment_ids, segment_ids, jnp.equal)
-        mask = nnx.combine_masks(same_segment, nnx.make_causal_mask(inputs))
+    def __call__(self, inputs, positions, mask):
         x = self.tokens(inputs) + self.positions(positions)
-        x += self.attention(x, mask=mask)
+        x += self.attention(x, mask=mask[:, None])
         return jax.nn.log_softmax(self.head(nnx.gelu(self.hidden(x))))
 
 
 @nnx.jit
 def sample(model, tokens, sizes, key):
     """Continues prompts `[n, LONGEST]` of these sizes: all tokens, and the log-probs of each."""
-    ids, positions = jnp.ones_like(tokens), jnp.broadcast_to(jnp.arange(LONGEST), tokens.shape)
+    positions, mask = jnp.arange(LONGEST)[None], jnp.tril(jnp.ones((1, LONGEST, LONGEST), bool))
 
     def extend(at, tokens):
-        logits = model(tokens, ids, positions)[:, at - 1]
+        logits = model(tokens, positions, mask)[:, at - 1]
         drawn = jax.random.categorical(jax.random.fold_in(key, at), logits)
         return tokens.at[:, at].set(jnp.where(at < sizes, tokens[:, at], drawn))
 
     tokens = jax.lax.fori_loop(1, LONGEST, extend, tokens)
-    found = jnp.take_along_axis(model(tokens, ids, positions)[:, :-1], tokens[:, 1:, None], 2)
+    found = jnp.take_along_axis(model(tokens, positions, mask)[:, :-1], tokens[:, 1:, None], 2)
     return tokens, jnp.pad(found[..., 0], ((0, 0), (1, 0)))
 
 
 def make_rollouts(model, random):
-    """The rollouts of an update as columns of `pipeline.Examples`, and their mean reward."""
+    """The groups of an update as columns of `Examples.from_groups`, and their mean reward."""
     prompts = random.integers(1, VOCABULARY, (PROMPTS, LONGEST)).repeat(GROUP, axis=0)
     sizes = random.integers(1, PROMPT + 1, PROMPTS).repeat(GROUP)
     key = jax.random.key(random.integers(1 << 31))
@@ -82,32 +81,43 @@ def make_rollouts(model, random):
     groups = rewards.reshape(PROMPTS, GROUP)
     spread = groups.std(axis=1, keepdims=True) + 1e-4
     advantages = (groups - groups.mean(axis=1, keepdims=True)) / spread
+
+    def nest(column):
+        """(of the prompt, [of each continuation, …]), group by group."""
+        rows = [(row[:p], row[p:n]) for row, p, n in zip(column, sizes, lengths, strict=True)]
+        return [
+            (rows[first][0], [own for _, own in rows[first : first + GROUP]])
+            for first in range(0, len(rows), GROUP)
+        ]
+
+    # Lockstep: tokens as (prompt, [continuation, …]), and values of tokens nested alike.
     columns = {"tokens": tokens, "weights": sampled.astype(np.float32), "old_logprobs": logprobs}
-    rows = {
-        name: [row[:n] for row, n in zip(column, lengths, strict=True)]
-        for name, column in columns.items()
-    }
-    return rows | {"advantage": [*advantages.ravel()]}, rewards.mean()
+    groups = {name: nest(column) for name, column in columns.items()}
+    return groups | {"advantage": [*advantages]}, rewards.mean()
 
 
 def weighted_loss(model, batch):
-    """The sum of the losses of a batch, and the log-probability of each target."""
-    ids = batch["inputs_segment_ids"]
-    logits = model(batch["inputs"], ids, batch["inputs_positions"])
+    """The sum of the losses of a batch, and what each rollout lost in log-probability."""
+    # Lockstep: each rollout sees its prompt and itself, and no other in its row.
+    mask = pipeline.attention_mask(batch)
+    logits = model(batch["inputs"], batch["inputs_positions"], mask)
     logprobs = jnp.take_along_axis(logits, batch["targets"][..., None], 2)[..., 0]
-    # Lockstep: the advantage of segment s is in column s - 1; the weights of padding are 0.
-    advantages = jnp.take_along_axis(batch["advantage"], jnp.maximum(ids - 1, 0), 1)
-    ratio = jnp.exp(logprobs - batch["old_logprobs"])
+    # Lockstep: the advantage of rollout b is in column b - 1; prompts and padding have weight 0.
+    rollout = jnp.maximum(batch["inputs_branch_ids"] - 1, 0)
+    advantages = jnp.take_along_axis(batch["advantage"], rollout, 1)
+    change = (logprobs - batch["old_logprobs"]) * batch["loss_weights"]
+    ratio = jnp.exp(change)
     clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
     losses = -jnp.minimum(ratio * advantages, clipped * advantages)
-    return (losses * batch["loss_weights"]).sum(), logprobs
+    most = batch["advantage"].shape[1]
+    return (losses * batch["loss_weights"]).sum(), -sum_continuations(change, batch, most)
 
 
 @nnx.jit
 def add_gradients(model, gradients, batch):
-    """The sum of `gradients` and those of a batch, and the batch's log-probabilities."""
-    more, logprobs = nnx.grad(weighted_loss, has_aux=True)(model, batch)
-    return jax.tree.map(jnp.add, gradients, more), logprobs
+    """The sum of `gradients` and those of a batch, and what each of its rollouts lost."""
+    more, lost = nnx.grad(weighted_loss, has_aux=True)(model, batch)
+    return jax.tree.map(jnp.add, gradients, more), lost
 
 
 @nnx.jit
@@ -130,25 +140,19 @@ def train(updates):
     for step in range(updates):
         columns, reward = make_rollouts(model, random)
         # Lockstep: a corpus in memory; its length is that of the update.
-        examples = pipeline.Examples(columns, features=FEATURES)
+        examples = pipeline.Examples.from_groups(columns, features=FEATURES)
         learnt = np.float32(examples.num_learnt)
         for _ in range(PASSES):
             gradients, results = zeros, []
             # Lockstep: batches of the shapes above, and which rollout is where.
-            for planned, batch in pipeline.pack(examples, BUCKETS, sharding=mesh, max_segments=32):
-                gradients, logprobs = add_gradients(model, gradients, batch)
-                results.append((planned, logprobs))
+            for planned, batch in pipeline.pack(examples, BUCKETS, sharding=mesh, max_segments=16):
+                gradients, lost = add_gradients(model, gradients, batch)
+                results.append((planned, lost))
             # One division for the update: a sum does not know how its terms were packed.
             update(model, optimizer, gradients, learnt)
-        # Lockstep: the log-probabilities of each rollout, in the order in which it was sampled.
-        found = pipeline.unpack(results, examples, per="position")
-        drift = [
-            (old[1:] - new) @ weights[1:]
-            for old, new, weights in zip(
-                columns["old_logprobs"], found, columns["weights"], strict=True
-            )
-        ]
-        kl, shapes = sum(drift) / learnt, [each.bucket.shape for each, _ in results]
+        # Lockstep: of each group an array with a value for each rollout, in the order of sampling.
+        found = pipeline.unpack(results, examples, per="continuation")
+        kl, shapes = np.sum(found) / learnt, [each.bucket.shape for each, _ in results]
         print(f"update {step} reward {reward:.3f} kl {kl:.5f} batches {shapes}")
 
 

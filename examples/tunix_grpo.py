@@ -10,9 +10,14 @@ prompts and your reward in it. Comments that begin with "Lockstep:" say what the
 Tunix divides the loss of each microbatch by that microbatch's own tokens, and takes the mean of
 these means (tunix#1662). So a token counts for more in a microbatch with fewer tokens, and the
 gradients of an update depend on how its rows were dealt. `Learner` multiplies each microbatch's
-loss by its share of the update's tokens, and then they do not. `Assembler` is the same packer for
-the protocol of later versions, whose trainer divides once for an update. Tried with google-tunix
-0.1.7; `Assembler` with dataclasses of the same fields.
+loss by its share of the update's tokens, and then they do not.
+
+`Assembler` is the same packer for the protocol of later versions, whose trainer divides once for an
+update. Tried with google-tunix 0.1.7; `Assembler` with dataclasses of the same fields.
+
+The rollouts of a prompt do not share it in a row, as groups do in examples/rollouts.py. Of a packed
+row, Tunix gives its model segment ids and positions and no mask, so the rollouts of a group would
+see one another; and it takes the target of each column from the next one, which a group has not.
 """
 
 import argparse
