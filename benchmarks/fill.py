@@ -1,5 +1,7 @@
 """Fill: padding and documents that are cut, beside best fit and concatenating and splitting."""
 
+import pathlib
+
 import numpy as np
 
 import pipeline
@@ -27,47 +29,42 @@ def measure(path: str | None, histograms: list[str]) -> Section:
     given = lengths.sample(path)
     sets = [("functions", functions, row) for row in (512, 1024, 2048)]
     sets += [("120 and lognormal", longer, row) for row in (512, 1024, 2048)]
-    sets += [("the lengths given", given, row) for row in (512, 1024)]
+    name = "lognormal" if path is None else pathlib.Path(path).stem
+    sets += [(name, given, row) for row in (512, 1024)]
     sets += [(*lengths_of(each), int(lengths_of(each)[1].max())) for each in histograms]
     return Section(
         "fill",
         "Padding in rows of so many positions, the empty rows of the last batch left out: best fit "
         'of whole documents, packing="fill", and documents in random order concatenated and split '
         "into rows. Documents longer than a row are cut by all; then the further documents that "
-        "fill cuts, the bound that the plan gives (of so many rows), and the further ones that "
-        "concatenating cuts.",
+        "fill cuts; the bound that the plan gives on these and on parts of longer ones that are "
+        "cut again; and the further documents that concatenating cuts.",
         [_line(*each) for each in sets],
         COLUMNS,
     )
 
 
 def _line(name: str, sizes: np.ndarray, row: int) -> tuple[str, ...]:
-    paddings, (cuts, least) = [], (0, 0)
+    paddings, sizes = [], sizes.astype(np.int64)
     for packing in ("best_fit", "fill"):
         plan = pipeline.Plan(sizes, [pipeline.Bucket(4096, row)], packing=packing)
         ((_, rows, tokens),) = figures.count_epoch(plan).buckets.values()
         paddings.append(1 - tokens / (rows * row))
-        cuts, least = plan.cuts
-    begun = np.zeros(len(sizes), np.int64)
-    trained = np.zeros(len(sizes), np.int64)
-    for step in range(plan.num_batches()):
-        in_row, example, _, size = plan.batch(step).segments.T
-        assert np.bincount(in_row, size).max() <= row
-        np.add.at(begun, example, 1)
-        np.add.at(trained, example, size)
-    assert np.array_equal(trained, sizes)
-    long = sizes > row
-    assert (begun > 1)[~long].sum() <= cuts
+    batches = [plan.batch(step).segments for step in range(plan.num_batches())]
+    assert all(np.bincount(batch[:, 0], batch[:, 3]).max() <= row for batch in batches)
+    example, size = np.concatenate([batch[:, [1, 3]] for batch in batches]).T
+    assert np.array_equal(np.bincount(example, size, len(sizes)), sizes)
+    long, pieces = sizes > row, np.bincount(example, minlength=len(sizes))
     ends = np.random.default_rng(0).permutation(sizes).cumsum()
     edges = np.arange(row, ends[-1], row)
-    crossed = np.zeros(len(sizes), bool)
-    crossed[ends.searchsorted(edges, side="left")[~np.isin(edges, ends)]] = True
-    concatenated = 1 - sizes.sum() / (-(-sizes.sum() // row) * row)
+    over = ends.searchsorted(edges)
+    crossed = len(np.unique(over[ends[over] > edges]))
+    concatenated = 1 - ends[-1] / ((len(edges) + 1) * row)
     return (
         f"{name}, {len(sizes):,}, {row:,}",
         *(f"{padding:.3%}" for padding in (*paddings, concatenated)),
         f"{long.sum():,}",
-        f"{(begun > 1)[~long].sum():,}",
-        f"{least:,}",
-        f"{crossed.sum() - long.sum():,}",
+        f"{(pieces[~long] > 1).sum():,}",
+        f"{plan.cuts[1]:,}",
+        f"{crossed - long.sum():,}",
     )

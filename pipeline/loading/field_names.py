@@ -234,5 +234,6 @@ def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str)
         raise InvalidValue(
             f"a segment of row {row} begins at position {int(positions[row, column])} of its "
             f"example, and in {convention} every segment begins at 0; load with "
-            "positions='restart', or plan with overflow='truncate' or 'drop', or with longer rows"
+            "positions='restart', or plan with overflow='truncate' or 'drop', with longer rows, or "
+            "without packing='fill'"
         )

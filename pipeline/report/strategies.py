@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.planning.figures import count_epoch, losses
 from pipeline.planning.lengths import Lengths
+from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.plan import Plan
 from pipeline.report.dataset import Options
 
@@ -255,6 +256,8 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     layout = plan.stages[-1].streams[0].whole.layout
     sides = layout.pieces.positions(np.arange(len(layout.counts)))
     squares = int(layout.counts @ _scores(sides.T))
+    for window in range(len(layout)) if layout.cuts[0].any() else ():
+        squares -= _scores_between_pieces(layout.packed(window))
     return weigh(
         width,
         tokens=plan.num_tokens,
@@ -263,9 +266,18 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
+        # At most: a part of a document that is longer than a row may be cut again.
         cut=plan.cuts[0] + losses(plan)["overlong"] * (plan.options.overflow == "split"),
         **others,
     )
+
+
+def _scores_between_pieces(packed: Packed) -> int:
+    """Scores of attention between the two pieces of documents that are cut to fill rows."""
+    sizes, (whole, first) = len(packed.counts), packed.cuts.T
+    every = [pattern for patterns in packed.patterns for pattern in patterns]
+    number = count_segments(every, sizes + 2 * len(whole))[sizes::2]
+    return int(number @ (2 * first * (whole - first)))
 
 
 def _scores(sides: Any) -> Any:

@@ -121,9 +121,10 @@ def test_figures_of_two_batches_worked_by_hand():
     assert seen.work["segment"] == pytest.approx((10 + 21 / 60) / 7)
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "none", "optimal"])
+@pytest.mark.parametrize("packing", ["best_fit", "none", "fill", "optimal"])
 def test_lockstep_is_the_plan_itself(packing):
-    lengths = np.random.default_rng(0).integers(1, 500, 3000) // 50 * 50 + 1
+    least = 151 if packing == "fill" else 1
+    lengths = np.random.default_rng(0).integers(1, 500, 3000) // 50 * 50 + least
     options = Options({"tokens_per_batch": 2048, "length_multiple": 64, "packing": packing})
     own = options.plan(lengths)
     seen = compare_plans(lengths, options, own, lambda text: None)
@@ -136,5 +137,11 @@ def test_lockstep_is_the_plan_itself(packing):
         plan = Plan(lengths, buckets, packing=each.packing)
         assert each.padding == pytest.approx(plan.padding)
         assert each.batches == plan.num_batches()
+        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        positions = sum(batch.bucket.positions for batch in batches)
+        squares = sum((batch.segments[:, 3] ** 2).sum() for batch in batches)
+        work = (positions + squares / (6 * options["width"])) / plan.num_tokens
+        assert each.work["segment"] == pytest.approx(work)
+        assert (each.cut > 0) == (plan.cuts[0] > 0) == (each.packing == "fill")
     numbers = [len(each.buckets) for each in seen if each.packing == "best_fit"]
     assert numbers == sorted(set(numbers))

@@ -17,6 +17,7 @@ from pipeline.history import RunLog, losses, read_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
+from pipeline.trainer.evaluation import evaluation_batches
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
@@ -47,6 +48,14 @@ def config(text):
 
 def whole_summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
+
+
+def test_an_evaluation_cuts_no_document_to_fill_a_row():
+    corpus = pipeline.Examples([np.arange(10)] * 3)
+    options = pipeline.Plan(corpus, [pipeline.Bucket(2, 14)], packing="fill").options
+    batches = evaluation_batches(corpus, options)
+    found = np.concatenate([batches.plan.batch(step).segments for step in range(len(batches))])
+    assert found[:, 1:].tolist() == [[0, 0, 9], [1, 0, 9], [2, 0, 9]]
 
 
 def test_an_evaluation_weighs_every_held_out_position_once(config, tmp_path):
