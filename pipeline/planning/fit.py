@@ -207,13 +207,15 @@ def make_search(
         return make(length_multiple)
     room = tokens_per_batch // row_multiple
     multiples = [each for each in MULTIPLES if _round_up(limit, each).sum() <= room]
-    searches = [make(multiple) for multiple in multiples or MULTIPLES[-1:]]
-    costs = [search.cost(search.find(max_buckets)) for search in searches]
-    return next(
-        search
-        for search, cost in zip(searches, costs, strict=True)
-        if cost * (1 - WORTH_FINER) <= min(costs)
-    )
+    searches, costs = [], []
+    for multiple in multiples or MULTIPLES[-1:]:
+        searches.append(make(multiple))
+        found = searches[-1].find(max_buckets)
+        costs.append(searches[-1].cost(found))
+        if searches[-1].padding(found) <= WORTH_FINER:
+            break  # finer multiples have little to save
+    least = min(costs) / (1 - WORTH_FINER)
+    return searches[next(number for number, cost in enumerate(costs) if cost <= least)]
 
 
 @dataclasses.dataclass
@@ -446,6 +448,12 @@ class BucketSearch:
         buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
         rows = np.array(self._pack_rows(buckets))
         return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
+
+    def padding(self, lengths: Shapes) -> float:
+        """The share of the positions of an epoch that hold nothing."""
+        rows = self._pack_rows([Bucket(1, each if len(each) == 2 else each[0]) for each in lengths])
+        positions = np.array(rows) @ np.array(lengths).sum(axis=1)
+        return float(1 - (self._counts @ self._table).sum() / positions)
 
     def batches(self, buckets: Sequence[Bucket]) -> tuple[int, ...]:
         """The batches of an epoch in each of some buckets; of many pairs, by those of a sample."""
