@@ -190,7 +190,7 @@ def _lay_out_nodes(
     prefix where its last continuation ends, of a continuation or a document its own end. So the
     query in column q sees the key in column k if k ≤ q < visible_until[k]. `inputs_branch_ids`
     number the continuations of a row from 1, over all its groups; they are 0 on prefixes, which
-    continuations share, and on documents. Positions of a continuation go on from its prefix.
+    continuations share, and on documents. Positions of a continuation follow its prefix.
     """
     nodes = corpus.read_nodes(segments.example)
     of = np.arange(len(reach)).repeat(nodes.number)
