@@ -276,6 +276,11 @@ def main() -> int:
     workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
     if SCORES.value and MODE.value != "score":
         raise InvalidValue("--scores is where --mode=score writes; add that, or leave it out")
+    if (CHANGE.value or PROFILE.value) and MODE.value != "train":
+        raise InvalidValue(
+            f"--change and --profile_steps are of --mode=train, and --mode is {MODE.value}; leave "
+            "them out"
+        )
     if MODE.value == "score":
         score(CONFIG.value, workdir, SCORES.value)
         return 0

@@ -133,6 +133,10 @@ def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
     monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
     with pytest.raises(ValueError, match="--scores is where --mode=score writes"):
         train.main()
+    for name, value in {"MODE": "score", "CHANGE": "{}"}.items():
+        monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
+    with pytest.raises(ValueError, match=r"--change and .* are of --mode=train, and --mode is scor"):
+        train.main()
 
 
 @pytest.mark.parametrize(
