@@ -72,7 +72,7 @@ def test_each_segment_has_its_colour(shown):
 
 def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
     class Flat:
-        tokenizer = None
+        tokenizer = trees = None
 
         @property
         def sides(self):
