@@ -369,7 +369,7 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
 def test_a_mixture_that_ends_ends_the_iterator(joined):
     with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop") as loader:
         assert len(list(loader)) == loader.plan.num_batches()
-    with pytest.raises(ValueError, match="ends once"):
+    with pytest.raises(ValueError, match="ends for good"):
         pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop", num_epochs=2)
 
 
