@@ -105,7 +105,8 @@ def make_attention(
         else:
             # Sorted by segment and position, the keys that a block sees are in few blocks.
             minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
-            attend = _blocked(visible, jnp.lexsort((minor, kv_segment_ids)) if any_order else None)
+            order = jnp.lexsort((minor, kv_segment_ids)) if any_order else None
+            attend = _blocked(visible, order, adjoining=any_order or not causal)
 
     def checked(q: Array, k: Array, v: Array) -> Array:
         _check_shapes(q, k, v, *shapes)
@@ -114,7 +115,7 @@ def make_attention(
     return checked
 
 
-def _blocked(visible: Visibility, order_BS: Array | None) -> Attend:
+def _blocked(visible: Visibility, order_BS: Array | None, *, adjoining: bool) -> Attend:
     """Return `attend` in blocks, with keys in that order; None: as they are."""
     places_BL, since_BS, until_BS = visible
     if order_BS is not None:
@@ -122,7 +123,9 @@ def _blocked(visible: Visibility, order_BS: Array | None) -> Attend:
             jnp.take_along_axis(x, order_BS, axis=1) for x in (since_BS, until_BS)
         )
     needed = per_device(
-        lambda *visible: needed_blocks(Visibility(*visible)), (places_BL,), (since_BS, until_BS)
+        lambda *ranges: needed_blocks(Visibility(*ranges), adjoining=adjoining),
+        (places_BL,),
+        (since_BS, until_BS),
     )
 
     def each(q, places, blocks, counts, k, v, since, until, *order):

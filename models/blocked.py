@@ -15,35 +15,48 @@ from jax import Array
 
 from models.visibility import Visibility, seen
 
+NEVER = jnp.iinfo(jnp.int32).max
 NOTHING = -1e30  # below every score, yet finite: exp(NOTHING − NOTHING) is not NaN
 
 
-def needed_blocks(visible: Visibility) -> tuple[Array, Array]:
-    """Return the blocks of keys that each block of queries needs, and how many these are.
+def needed_blocks(visible: Visibility, *, adjoining: bool) -> tuple[Array, Array]:
+    """Return where the blocks of keys begin that each block of queries needs, and their number.
 
-    That is all blocks some key of which begins to be seen before the last query, and some key of
-    which is still seen after the first. They need not adjoin: between a prefix and its last
-    continuation lie the others.
+    Blocks begin at multiples of T; a block of queries needs those some key of which begins to be
+    seen before its last query, and some key of which is still seen after its first. They need not
+    adjoin: between a prefix and its last continuation lie the others. With `adjoining`, as in
+    segments that are seen as a whole, they do, and begin with the first key that is seen.
 
     Returns:
-        int32 [B, I·J], for each block of queries the numbers of the blocks, ascending, then J for
-        the rest; and int32 [B, I].
+        int32 [B, I·J], for each block of queries the places of the blocks' first keys, ascending,
+        then any past the row; and int32 [B, I].
     """
+    _, since_BS, until_BS = visible
     places_BIQ = _places(visible)
-    since_BJT, until_BJT = _blocks(visible.since_BS), _blocks(visible.until_BS)
-    never = jnp.iinfo(jnp.int32).max
-    first_BI = jnp.where(places_BIQ < 0, never, places_BIQ).min(axis=-1)
-    last_BI = places_BIQ.max(axis=-1)
-    begin_BJ = jnp.where(until_BJT == 0, never, since_BJT).min(axis=-1)
-    end_BJ = until_BJT.max(axis=-1)
-    needed_BIJ = (begin_BJ[:, None] <= last_BI[..., None]) & (end_BJ[:, None] > first_BI[..., None])
-    B, _, J = needed_BIJ.shape
-    # A scatter: sorting would take several times as long where blocks are many.
-    slots_BIJ = jnp.where(needed_BIJ, jnp.cumsum(needed_BIJ, axis=-1) - 1, J)
-    row, block, number = (jnp.arange(n) for n in needed_BIJ.shape)
-    list_BIJ = jnp.full(needed_BIJ.shape, J, jnp.int32)
-    list_BIJ = list_BIJ.at[row[:, None, None], block[:, None], slots_BIJ].set(number, mode="drop")
-    return list_BIJ.reshape(B, -1), needed_BIJ.sum(axis=-1, dtype=jnp.int32)
+    first_BI1 = jnp.where(places_BIQ < 0, NEVER, places_BIQ).min(axis=-1)[..., None]
+    last_BI1 = places_BIQ.max(axis=-1)[..., None]
+    S = since_BS.shape[1]
+    T = _block(S)
+    J = -(-S // T)
+    if adjoining:
+        keys = jnp.arange(S)
+        needed_BIS = (since_BS[:, None] <= last_BI1) & (until_BS[:, None] > first_BI1)
+        begin_BI = jnp.where(needed_BIS, keys, S).min(axis=-1)
+        end_BI = jnp.where(needed_BIS, keys + 1, 0).max(axis=-1)
+        counts_BI = jnp.maximum(0, -((begin_BI - end_BI) // T))
+        starts_BIJ = begin_BI[..., None] + T * jnp.arange(J)
+    else:
+        since_BJ = _blocks(jnp.where(until_BS == 0, NEVER, since_BS), fill=NEVER).min(axis=-1)
+        until_BJ = _blocks(until_BS).max(axis=-1)
+        needed_BIJ = (since_BJ[:, None] <= last_BI1) & (until_BJ[:, None] > first_BI1)
+        counts_BI = needed_BIJ.sum(axis=-1)
+        # A scatter: sorting would take several times as long where blocks are many.
+        slots_BIJ = jnp.where(needed_BIJ, jnp.cumsum(needed_BIJ, axis=-1) - 1, J)
+        row, block, number = (jnp.arange(size) for size in needed_BIJ.shape)
+        at = row[:, None, None], block[:, None], slots_BIJ
+        starts_BIJ = jnp.full(needed_BIJ.shape, S).at[at].set(number * T, mode="drop")
+    starts_BE = starts_BIJ.reshape(len(starts_BIJ), -1)
+    return starts_BE.astype(jnp.int32), counts_BI.astype(jnp.int32)
 
 
 @jax.custom_vjp
@@ -56,14 +69,14 @@ def blocked_attention(
 ) -> Array:
     """Return each query's mean of the values that it sees: [B, L, N, K], 0 where it sees none.
 
-    `needed` is `needed_blocks(visible)`. Reverse-mode derivatives only.
+    `needed` is what `needed_blocks` returns for `visible`. Reverse-mode derivatives only.
     """
     return _forward(q_BLNK, k_BSGK, v_BSGK, visible, needed)[0]
 
 
 def _forward(q_BLNK, k_BSGK, v_BSGK, visible, needed):
     B, L, N, K = q_BLNK.shape
-    keys = _keys(k_BSGK, v_BSGK, visible)
+    keys = k_BSGK, v_BSGK, visible.since_BS, visible.until_BS
     q_BIQGHK = _blocks(q_BLNK, k_BSGK.shape[2])
     out, lse_BIQGH = _each_row(_forward_row, needed, _places(visible), keys, q_BIQGHK)
     out_BLNK = out.reshape(B, -1, N, K)[:, :L]
@@ -73,34 +86,29 @@ def _forward(q_BLNK, k_BSGK, v_BSGK, visible, needed):
 def _backward(saved, g_BLNK):
     q_BLNK, k_BSGK, v_BSGK, visible, needed, out_BLNK, lse_BIQGH = saved
     B, L, N, K = q_BLNK.shape
-    _, S, G, _ = k_BSGK.shape
-    keys = _keys(k_BSGK, v_BSGK, visible)
+    G = k_BSGK.shape[2]
+    keys = k_BSGK, v_BSGK, visible.since_BS, visible.until_BS
     delta_BLN = jnp.sum(out_BLNK.astype(jnp.float32) * g_BLNK.astype(jnp.float32), axis=-1)
     q_BIQGHK, delta_BIQGH, g_BIQGHK = (_blocks(x, G) for x in (q_BLNK, delta_BLN, g_BLNK))
     of_queries = q_BIQGHK, lse_BIQGH, delta_BIQGH, g_BIQGHK
-    gradients = _each_row(_backward_row, needed, _places(visible), keys, *of_queries)
-    dq_BLNK, dk_BSGK, dv_BSGK = (
-        x.reshape(B, -1, *shape)[:, :length]
-        for x, shape, length in zip(gradients, ((N, K), (G, K), (G, K)), (L, S, S), strict=True)
-    )
-    return dq_BLNK, dk_BSGK, dv_BSGK, None, None
+    dq, dk_BSGK, dv_BSGK = _each_row(_backward_row, needed, _places(visible), keys, *of_queries)
+    return dq.reshape(B, -1, N, K)[:, :L], dk_BSGK, dv_BSGK, None, None
 
 
 blocked_attention.defvjp(_forward, _backward)
 
 
-def _forward_row(which_IJ, counts_I, places_IQ, keys, q_IQGHK):
+def _forward_row(starts_IJ, counts_I, places_IQ, keys, q_IQGHK):
     """Return the outputs [I, Q, G, H, K] of one row, and the ln of their normalisers."""
     _, Q, G, H, K = q_IQGHK.shape
 
     def queries(block):
-        which_J, count, places_Q, q_QGHK = block
+        starts_J, count, places_Q, q_QGHK = block
         q_GHQK = jnp.moveaxis(q_QGHK, 0, 2)
 
         def add(j, carry):
             peak_GHQ, sum_GHQ, out_GHQK = carry
-            k_TGK, v_TGK, since_T, until_T = _pick(keys, which_J[j])
-            seen_QT = seen(places_Q, since_T, until_T)
+            k_TGK, v_TGK, seen_QT, _ = _fetch(keys, starts_J[j], places_Q)
             scores_GHQT = jnp.where(seen_QT, _scores(q_GHQK, k_TGK), NOTHING)
             new_peak = jnp.maximum(peak_GHQ, scores_GHQT.max(axis=-1))
             weights = jnp.where(seen_QT, jnp.exp(scores_GHQT - new_peak[..., None]), 0)
@@ -120,13 +128,13 @@ def _forward_row(which_IJ, counts_I, places_IQ, keys, q_IQGHK):
         lse_QGH = jnp.moveaxis(peak_GHQ + jnp.log(sum_GHQ), 2, 0)
         return out_QGHK.astype(q_IQGHK.dtype), lse_QGH
 
-    return jax.lax.map(queries, (which_IJ, counts_I, places_IQ, q_IQGHK))
+    return jax.lax.map(queries, (starts_IJ, counts_I, places_IQ, q_IQGHK))
 
 
 def _backward_row(
-    which_IJ, counts_I, places_IQ, keys, q_IQGHK, lse_IQGH, delta_IQGH, g_IQGHK
+    starts_IJ, counts_I, places_IQ, keys, q_IQGHK, lse_IQGH, delta_IQGH, g_IQGHK
 ):  # fmt: skip
-    """Return the gradients of one row for queries [I, Q, G, H, K], keys and values [J, T, G, K].
+    """Return the gradients of one row for queries [I, Q, G, H, K], keys and values [S, G, K].
 
     One pass: each block of weights is computed once and serves all three gradients; those of keys
     and values are added up in place.
@@ -134,35 +142,30 @@ def _backward_row(
     _, Q, G, H, K = q_IQGHK.shape
 
     def queries(dkv, block):
-        which_J, count, places_Q, q_QGHK, lse_QGH, delta_QGH, g_QGHK = block
+        starts_J, count, places_Q, q_QGHK, lse_QGH, delta_QGH, g_QGHK = block
         lse_GHQ1, delta_GHQ1 = (jnp.moveaxis(x, 0, 2)[..., None] for x in (lse_QGH, delta_QGH))
         q_GHQK, g_GHQK = (jnp.moveaxis(x, 0, 2) for x in (q_QGHK, g_QGHK))
 
         def add(j, carry):
-            dk_JTGK, dv_JTGK, dq_GHQK = carry
-            k_TGK, v_TGK, since_T, until_T = _pick(keys, which_J[j])
-            seen_QT = seen(places_Q, since_T, until_T)
+            dk_SGK, dv_SGK, dq_GHQK = carry
+            k_TGK, v_TGK, seen_QT, place = _fetch(keys, starts_J[j], places_Q)
             weights = jnp.where(seen_QT, jnp.exp(_scores(q_GHQK, k_TGK) - lse_GHQ1), 0)
             dv_TGK = _product("GHQT,GHQK->TGK", weights.astype(g_GHQK.dtype), g_GHQK)
             dweights = _product("GHQK,TGK->GHQT", g_GHQK, v_TGK)
             dscores = (weights * (dweights - delta_GHQ1) * K**-0.5).astype(k_TGK.dtype)
             dk_TGK = _product("GHQT,GHQK->TGK", dscores, q_GHQK)
             dq_GHQK += _product("GHQT,TGK->GHQK", dscores, k_TGK)
-            return (
-                _add(dk_JTGK, dk_TGK, which_J[j]),
-                _add(dv_JTGK, dv_TGK, which_J[j]),
-                dq_GHQK,
-            )
+            return _add(dk_SGK, dk_TGK, place), _add(dv_SGK, dv_TGK, place), dq_GHQK
 
         zeros = jnp.zeros((G, H, Q, K), jnp.float32)
         *dkv, dq_GHQK = jax.lax.fori_loop(0, count, add, (*dkv, zeros))
         return tuple(dkv), jnp.moveaxis(dq_GHQK, 2, 0).astype(q_IQGHK.dtype)
 
-    k_JTGK = keys[0]
-    zeros = jnp.zeros(k_JTGK.shape, jnp.float32)
+    k_SGK = keys[0]
+    zeros = jnp.zeros(k_SGK.shape, jnp.float32)
     of_queries = places_IQ, q_IQGHK, lse_IQGH, delta_IQGH, g_IQGHK
-    dkv, dq_IQGHK = jax.lax.scan(queries, (zeros, zeros), (which_IJ, counts_I, *of_queries))
-    return dq_IQGHK, *(x.astype(k_JTGK.dtype) for x in dkv)
+    dkv, dq_IQGHK = jax.lax.scan(queries, (zeros, zeros), (starts_IJ, counts_I, *of_queries))
+    return dq_IQGHK, *(x.astype(k_SGK.dtype) for x in dkv)
 
 
 def _scores(q_GHQK, k_TGK):
@@ -173,14 +176,22 @@ def _product(equation, a, b):
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _pick(keys, block):
-    """Return what `keys` have of a block. Of block J, which is none, nothing is seen."""
-    return tuple(jax.lax.dynamic_index_in_dim(x, block, keepdims=False) for x in keys)
+def _fetch(keys, start, places_Q):
+    """Return the block of keys and values from `start` on, what is seen of it, and its place.
+
+    The last block of a row is moved back so that it ends with the row; what it then shares with
+    the block before has been counted already and is not seen again. Past the row, nothing is.
+    """
+    T = _block(keys[0].shape[0])
+    place = jnp.minimum(start, keys[0].shape[0] - T)
+    k_TGK, v_TGK, since_T, until_T = (jax.lax.dynamic_slice_in_dim(x, place, T) for x in keys)
+    seen_QT = seen(places_Q, since_T, until_T) & (place + jnp.arange(T) >= start)
+    return k_TGK, v_TGK, seen_QT, place
 
 
-def _add(total_JTGK, part_TGK, block):
-    old = jax.lax.dynamic_index_in_dim(total_JTGK, block, keepdims=False)
-    return jax.lax.dynamic_update_index_in_dim(total_JTGK, old + part_TGK, block, axis=0)
+def _add(total_SGK, part_TGK, place):
+    old = jax.lax.dynamic_slice_in_dim(total_SGK, place, part_TGK.shape[0])
+    return jax.lax.dynamic_update_slice_in_dim(total_SGK, old + part_TGK, place, axis=0)
 
 
 def _block(length):
@@ -208,24 +219,18 @@ def _places(visible):
     return _blocks(visible.places_BL, fill=-1)
 
 
-def _keys(k_BSGK, v_BSGK, visible):
-    """Return blocks of keys, of values, and of where these are seen: that of block J is nowhere."""
-    k, v, since, until_BJT = map(_blocks, (k_BSGK, v_BSGK, visible.since_BS, visible.until_BS))
-    return k, v, since, jnp.pad(until_BJT, ((0, 0), (0, 1), (0, 0)))
-
-
 def _each_row(f, needed, *arrays):
     """Return f over rows: one after the other on CPU, where each keeps its own loop lengths.
 
     Elsewhere all rows take each step together; the longest list of a block sets the number of
-    steps, in which the others come to block J and see nothing.
+    steps, in which the others see nothing new at the end.
     """
     counts_BI = needed[1]
-    which_BIJ = needed[0].reshape(*counts_BI.shape, -1)
+    starts_BIJ = needed[0].reshape(*counts_BI.shape, -1)
     if _on_cpu():
-        return jax.lax.map(lambda row: f(*row), (which_BIJ, counts_BI, *arrays))
+        return jax.lax.map(lambda row: f(*row), (starts_BIJ, counts_BI, *arrays))
     batched = (0, None, *(0 for _ in arrays))
-    return jax.vmap(f, in_axes=batched)(which_BIJ, counts_BI.max(axis=0), *arrays)
+    return jax.vmap(f, in_axes=batched)(starts_BIJ, counts_BI.max(axis=0), *arrays)
 
 
 def _on_cpu():

@@ -82,8 +82,10 @@ def splash_attention(
 def splash_until(q_BLNK: Array, k_BLGK: Array, v_BLGK: Array, until_BL: Array) -> Array:
     """Return what `make_attention` promises of rows with groups, by JAX's own splash kernel.
 
-    It takes a mask of L×L for each row, which tokamax's kernel does not. It skips the tiles in
-    which nothing is seen. Away from a TPU the kernel is interpreted: slow.
+    It takes a mask of L×L, and skips the tiles in which nothing is seen. Rows go one after the
+    other, and the backward pass makes their masks again, so only those of one row are in memory: as
+    lowered, each element is a byte, and 4 in the kernel, for one mask forward and two backward.
+    Away from a TPU the kernel is interpreted: slow.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
@@ -99,13 +101,18 @@ def splash_until(q_BLNK: Array, k_BLGK: Array, v_BLGK: Array, until_BL: Array) -
         *qkv, until_L = row
         mask_1LL = causal_until(until_L[None]).mask()
         made = kernel.make_splash_mha_single_device(
-            mask_1LL, block_sizes=sizes, interpret=jax.default_backend() != "tpu"
+            mask_1LL,
+            block_sizes=sizes,
+            residual_checkpoint_name="splash",
+            interpret=jax.default_backend() != "tpu",
         )
         # Called itself, it would ask a traced array whether its mask is one.
         masks = made.fwd_mask_info, made.dq_mask_info, made.dkv_mask_info
         return kernel._splash_attention(*masks, *qkv, **made.kwargs)
 
-    out_BNLK = jax.lax.map(attend, (q_BNLK, k_BGLK, v_BGLK, until_BL))
+    saved = jax.checkpoint_policies.save_only_these_names("splash")  # not the mask
+    attend_row = jax.checkpoint(attend, policy=saved)
+    out_BNLK = jax.lax.map(attend_row, (q_BNLK, k_BGLK, v_BGLK, until_BL))
     out_BLNK = out_BNLK.swapaxes(1, 2)[:, :L].astype(q_BLNK.dtype)
     return jnp.where(padding_BL[:, :, None, None], 0, out_BLNK)
 

@@ -152,11 +152,12 @@ def test_a_segment_changes_nothing_in_another(implementation):
         assert (a[0, ~elsewhere] != b[0, ~elsewhere]).any()
 
 
-def test_work_grows_with_segments_not_with_the_square_of_the_row():
+@pytest.mark.parametrize("adjoining", [False, True])
+def test_work_grows_with_segments_not_with_the_square_of_the_row(adjoining):
     def steps(length):
         ids = jnp.arange(length)[None] // 100 + 1
-        _, counts = jax.jit(blocked.needed_blocks)(causal_until(segment_ends(ids)))
-        return int(counts.sum())
+        visible = by_segment(ids, ids) if adjoining else causal_until(segment_ends(ids))
+        return int(blocked.needed_blocks(visible, adjoining=adjoining)[1].sum())
 
     assert steps(8192) == pytest.approx(2 * steps(4096), rel=0.05)
     assert steps(4096) < 3 * 4096 / 128

@@ -187,8 +187,9 @@ def test_blocks_that_are_needed_have_all_that_is_seen_and_lie_apart():
     group = node(17, node(32), node(32), node(8))
     batch, _ = row_of([group])
     visible = causal_until(batch["visible_until"])
-    flat, counts = blocked.needed_blocks(visible)
-    found = [row[:n] for row, n in zip(flat.reshape(12, 12).tolist(), counts[0], strict=True)]
+    starts, counts = blocked.needed_blocks(visible, adjoining=False)
+    starts = np.reshape(starts, (12, 12)) // 8
+    found = [row[:n].tolist() for row, n in zip(starts, counts[0], strict=True)]
     seen = np.asarray(visible.mask())[0].reshape(12, 8, 12, 8).any(axis=(1, 3))
     assert found == [np.flatnonzero(row).tolist() for row in seen]
     assert found[10] == [0, 1, 10]
