@@ -10,6 +10,7 @@ python -m benchmarks why                   # spoilt documents, found by their lo
 python -m benchmarks remote                # batches of a corpus in object storage
 python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside all sets of two
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
+python -m benchmarks groups                # continuations that share a prefix in a row
 """
 
 import argparse
@@ -23,7 +24,7 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning")
+NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
@@ -33,6 +34,7 @@ OPTIONS = {
     "tuning": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
+    "groups": ("widths",),
 }
 
 
@@ -78,6 +80,9 @@ def main() -> None:
         "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
     )
     parser.add_argument("--steps", type=int, default=400, help="for why (400)")
+    parser.add_argument(
+        "--widths", type=int, nargs="+", default=[256, 1_024], help="for groups (256 1024)"
+    )
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
