@@ -25,8 +25,9 @@ def get_config() -> ConfigDict:
     config.train.follow = False
     config.train.wait_seconds = config_dict.placeholder(float)
 
-    # The text of a record to learn from. kind: "" (all of `field`), "answer" (`templates.Answer`)
-    # or "chat" (`templates.Chat`). Fields that are None have the default of their class.
+    # The text of a record to learn from. kind: "" (all of `field`), "answer" (`templates.Answer`),
+    # "chat" (`templates.Chat`), or as configs/preference.py has it. Fields that are None have the
+    # default of their class.
     config.template = ConfigDict({"kind": ""})
     for name in ("prompt", "answer", "before", "after", "messages", "role", "content"):
         config.template[name] = config_dict.placeholder(str)

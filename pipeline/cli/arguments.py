@@ -175,7 +175,8 @@ def parser() -> argparse.ArgumentParser:
     flag("--kind", choices=kinds, help="of the files, if their names do not say it")
     flag("--field", default="text", help="the field of a record that holds its text (text)")
     about = "which text of a record is learnt, in place of --field: answer prompt='{question}' "
-    about += "answer='{answer}'; or chat; with other fields of templates.Answer or templates.Chat"
+    about += "answer='{answer}'; or chat; or preference; with other fields of templates.Answer, "
+    about += "templates.Chat or templates.Preference"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
     flag("--begin", type=float, default=0.0, help="where records begin, as a share (0.0)")
     flag("--end", type=float, default=1.0, help="where records end, as a share (1.0)")
