@@ -8,6 +8,7 @@ import pytest
 
 from pipeline import Bucket, Corpus, Plan
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.trainer import read_tuned
 from tests.processes import TIME_LIMIT
 from tests.runs.programs import run_hosts, start_hosts
 from tests.runs.runs import assert_same_losses, steps, summary
@@ -135,3 +136,15 @@ def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):
     assert all(code != 0 for code in group.wait())
     for output in group.outputs():
         assert "optimizer.clip was 1.0 and is now 2.0" in output
+
+
+@pytest.mark.slow
+def test_hosts_measure_together_and_choose_alike(text, tmp_path):
+    outputs = run_hosts(text, tmp_path, 2, "--config.batches.tune=True")
+    assert "another set is better by at most" in outputs[0]
+    tuned = read_tuned(tmp_path)
+    state, _ = Checkpoints(tmp_path / "checkpoints").restore_json(40)
+    shapes = state["plans"][0]["identity"]["buckets"].split("+")
+    assert shapes == [str(bucket) for bucket in tuned.buckets]
+    assert all(bucket.rows % 12 == 0 for bucket in tuned.buckets)
+    assert [line["step"] for line in steps(tmp_path)] == list(range(40))
