@@ -10,6 +10,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.examples import Examples
 from pipeline.corpus.groups import Groups
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.on_read import tokenize_on_read
@@ -28,6 +29,7 @@ __all__ = [
     "Corpus",
     "Examples",
     "Groups",
+    "Growing",
     "InPlace",
     "Masked",
     "Pairs",

@@ -185,9 +185,17 @@ class Log:
         found: list[Entry] = []
         while record := self._read(self._end[0]):
             found += self._follow(*record)
-        if not found and self.finished:
+        if found:
+            return found
+        there = (self._place / ABOUT).exists()  # before the look for what takes its place
+        if self._finished_manifest() is not None:
             return self._enter(start)
-        return found
+        if there:
+            return []
+        raise damaged(
+            self._place,
+            "it is gone: its source was edited while it was written, or it was deleted",
+        )
 
     def lengths(self, entry: Entry) -> np.ndarray:
         """The lengths of the examples of a part: uint32 [examples]."""
@@ -273,34 +281,40 @@ class Log:
     def _scan(self, start: int) -> list[Entry]:
         """The entries of all records from that of part `start` on."""
         sizes = self._sizes()
-        below = [number for number in sizes if number <= start]
-        if sizes and not below:
+        if sizes and min(sizes) > start:
             raise Damaged(
                 f"the log of {os.fspath(self.directory)} begins at part {min(sizes):,}, and part "
                 f"{start:,} is asked for: its writer has deleted what was before (keep_parts=), or "
                 "records are missing"
             )
-        numbers = sorted(number for number in sizes if number >= max(below, default=0))
+        first = max((number for number in sizes if number <= start), default=0)
+        numbers = sorted(number for number in sizes if number >= first)
         paths = [self._path(number) for number in numbers]
-        contents = objects.get_ranges(paths, [0] * len(paths), [sizes[each] for each in numbers])
+        try:
+            if isinstance(self._place, objects.ObjectPath):
+                ends = [sizes[number] for number in numbers]
+                contents = [bytes(e) for e in objects.get_ranges(paths, [0] * len(paths), ends)]
+            else:
+                contents = [path.read_bytes() for path in paths]
+        except FileNotFoundError as error:
+            raise damaged(self._place, f"a record is gone: {error}") from error
         found: list[Entry] = []
         self._end = (0, 0, "")
         for path, content, number in zip(paths, contents, numbers, strict=True):
-            record = _parse(path, bytes(content))
+            record = _parse(path, content)
             if not found:
                 self._end = number, record["first"], record["before"]
             found += self._follow(path, record)
         return found
 
     def _sizes(self) -> dict[int, int]:
-        """The bytes of each record, by the number of its first part."""
+        """The number of the first part of each record, and in object storage the bytes of that."""
+        sizes: dict[str, int] = {}
         if isinstance(self._place, objects.ObjectPath):
             sizes = objects.children(self._place)[0]
         else:
-            try:
-                sizes = {each.name: each.stat().st_size for each in os.scandir(self._place)}
-            except FileNotFoundError:
-                sizes = {}
+            with contextlib.suppress(FileNotFoundError):
+                sizes = dict.fromkeys(os.listdir(self._place), 0)
         named = {name: RECORD.fullmatch(name) for name in sizes}
         return {int(found[1]): sizes[name] for name, found in named.items() if found}
 

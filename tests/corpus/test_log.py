@@ -194,6 +194,27 @@ def test_a_tail_that_was_rewritten_does_not_follow_what_was_read(tmp_path):
         log.entries(4)
 
 
+def test_a_reader_at_the_end_of_a_log_that_is_removed_does_not_wait_for_ever(tmp_path):
+    log = Log(write(tmp_path))
+    assert len(log.entries()) == 5
+    Log(tmp_path).remove()
+    with pytest.raises(ValueError, match="log: it is gone: its source was edited"):
+        log.entries(5)
+
+
+def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_path):
+    log = Log(write(tmp_path / "a", 16))
+    assert len(log.entries()) == 4
+    shutil.copytree(tmp_path / "a" / "log", tmp_path / "log")
+    write(tmp_path / "a", 24, finish=True)
+    shutil.copytree(tmp_path / "log", tmp_path / "a" / "log")
+    assert [entry.number for entry in log.entries(4)] == [4, 5]
+    assert len(Log(tmp_path / "a").entries()) == 6
+    with pytest.raises(FileExistsError, match="is finished"):
+        Writer(tmp_path / "a")
+    assert not (tmp_path / "a" / "log").exists()
+
+
 def test_of_several_writers_of_a_record_one_succeeds(tmp_path):
     one, other = Log(write(tmp_path)), Log(tmp_path)
     last, _ = one.tail(), other.tail()

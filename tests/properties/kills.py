@@ -105,7 +105,7 @@ class Stream(Trial):
     """
 
     def __init__(self, examples: int = 120, bucket: Path | None = None):
-        self.examples, self.bucket = examples, bucket
+        self.examples, self.bucket, self.notes = examples, bucket, True
         self.name = "Writer in a bucket" if bucket else "Writer"
 
     def place(self, folder: Path) -> Any:
@@ -133,8 +133,9 @@ class Stream(Trial):
                 writer.append(self.example(number))
                 if number % 10 == 9:
                     writer.seal(cursor=number + 1)
-                    with note.open("ab") as file:
-                        file.truncate(number + 1)
+                    if self.notes:
+                        with note.open("ab") as file:
+                            file.truncate(number + 1)
             writer.finish()
         self.check(place, self.examples)
         Corpus.open(place).verify()

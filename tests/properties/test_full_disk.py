@@ -11,7 +11,7 @@ from pipeline.errors import StorageError
 from pipeline.fs.atomic import _name_errors, atomic_write
 from pipeline.text import ragged
 from tests.properties.disk import Disk, fails
-from tests.properties.kills import Preparation, write_documents
+from tests.properties.kills import Preparation, Stream, write_documents
 
 PAGE = 4096
 
@@ -29,9 +29,10 @@ def text(tmp_path):
     return tmp_path / "documents.jsonl"
 
 
-@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "index", "from_arrays"])
+@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "index", "from_arrays", "Writer"])
 def test_preparations_end_with_a_sentence_and_go_on_with_room(kind, text, tmp_path, capsys):
-    trial = Preparation(text, kind)
+    trial = Stream(60) if kind == "Writer" else Preparation(text, kind)
+    trial.notes = False  # which would be on the disk as well
     (tmp_path / "whole").mkdir()
     trial.run(tmp_path / "whole")
     expected, refusals = trial.result(tmp_path / "whole"), 0
