@@ -25,7 +25,7 @@ class Growing(SingleCorpus):
 
     Examples have the numbers that they have in the finished corpus. Those of `entries` can be read:
     at first all that are sealed, once `refresh` or `lengths` is asked for; `refresh` adds what was
-    sealed meanwhile, and `forget` drops what is no longer needed, so that memory is that of the
+    sealed meanwhile, and `hold` drops what is no longer needed, so that memory is that of the
     parts in use. Nothing else that this object says depends on what is sealed now.
 
     Attributes:
@@ -50,6 +50,11 @@ class Growing(SingleCorpus):
                 f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
                 "open it without follow=True"
             )
+        if self.task == GROUPS:
+            raise InvalidValue(
+                f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
+                "open it without follow=True"
+            )
         self.features, self.weighted = read_features(about.features), about.weighted
         self.in_memory = is_local(self.directory) if memory_map is None else memory_map
         self._tokenizer, self._changing = about.tokenizer, threading.RLock()
@@ -58,7 +63,7 @@ class Growing(SingleCorpus):
         self.identity = {"tokens": first, "tokenizer": tokenizer, "task": about.task}
         self._run: _Run | None = None
         if entries:
-            self._hold(list(entries))
+            self.hold(entries)
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -79,24 +84,15 @@ class Growing(SingleCorpus):
             after = known[-1].number + 1 if known else start or 0
             new = self.log.entries(after)
             if new:
-                self._hold([*known, *new])
+                self.hold([*known, *new])
             elif start is not None:
                 self._run = None
             return new
 
-    def forget(self, before: int) -> None:
-        """Drops the parts before this number; at least one is kept."""
+    def hold(self, entries: Sequence[Entry]) -> None:
+        """Makes the parts of consecutive entries, at least one, all that can be read."""
         with self._changing:
-            if kept := [entry for entry in self.entries if entry.number >= before]:
-                self._hold(kept)
-
-    def hold(self, entries: list[Entry]) -> None:
-        """Makes the parts of consecutive entries those that can be read."""
-        with self._changing:
-            self._hold(entries)
-
-    def _hold(self, entries: list[Entry]) -> None:
-        self._run = _Run(self, entries, self._run)
+            self._run = _Run(self, list(entries), self._run)
 
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
@@ -109,7 +105,7 @@ class Growing(SingleCorpus):
             wrong = most if most >= len(self) else least
             raise InvalidState(
                 f"example {wrong:,} of {self!r} is in a part that is not in hand: it is not sealed "
-                "yet, or was forgotten; refresh(start=…) takes up parts from a number on"
+                "yet, or no longer held; refresh(start=…) takes up parts from a number on"
             )
         return run, numbers - run.first
 

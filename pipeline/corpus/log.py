@@ -27,6 +27,7 @@ from pipeline.corpus.manifest import (
     part_name,
     read_lengths,
     require_digest,
+    require_sizes,
     write_entries,
 )
 from pipeline.corpus.parts import Part
@@ -238,17 +239,7 @@ class Log:
 
     def require_files(self, entries: Sequence[Entry]) -> None:
         """Refuses parts that are missing, or of another size than was recorded."""
-        sizes = None
-        if len(entries) > 1 and isinstance(self.directory, objects.ObjectPath):
-            sizes = objects.children(self.directory)[0]  # all at once
-        for entry in entries:
-            path = self.directory / entry.file
-            try:
-                seen = path.stat().length if sizes is None else sizes[entry.file]
-            except (FileNotFoundError, KeyError):
-                raise damaged(path, "it is missing") from None
-            if seen != entry.part.bytes:
-                raise damaged(path, f"it has {seen:,} bytes instead of {entry.part.bytes:,}")
+        require_sizes(self.directory, {e.file: e.part.bytes for e in entries}, damaged)
 
     # ---- reading
 
@@ -267,7 +258,7 @@ class Log:
             try:
                 found = self._scan(start)
             except Damaged:
-                if not self.finished:
+                if self._finished_manifest() is None:
                     raise
                 return self._enter(start)  # its records were being deleted
         if start > self._end[0]:

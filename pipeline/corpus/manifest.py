@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,21 +135,28 @@ class Manifest:
     def require_files(self, directory: epath.Path) -> None:
         """Refuses a directory in which a file is missing or of another size than recorded."""
         sizes = {LENGTHS: self.lengths_bytes} | {part.file: part.bytes for part in self.parts}
-        here: Mapping[str, int] | None = None
-        if isinstance(directory, objects.ObjectPath):  # which lists all sizes at once
-            here = objects.children(directory)[0]
-        for name, size in sizes.items():
-            path = directory / name
-            try:
-                seen = path.stat().length if here is None else here[name]
-            except (FileNotFoundError, KeyError):
-                raise damage(path, "it is missing") from None
-            if seen != size:
-                raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
+        require_sizes(directory, sizes, damage)
 
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""
         write_entries(directory / MANIFEST, dataclasses.asdict(self))
+
+
+def require_sizes(
+    directory: epath.Path, sizes: Mapping[str, int], error: Callable[[epath.Path, str], Exception]
+) -> None:
+    """Refuses a directory in which a file is missing or of another size than recorded."""
+    here: Mapping[str, int] | None = None
+    if isinstance(directory, objects.ObjectPath) and len(sizes) > 1:  # which lists all at once
+        here = objects.children(directory)[0]
+    for name, size in sizes.items():
+        path = directory / name
+        try:
+            seen = path.stat().length if here is None else here[name]
+        except (FileNotFoundError, KeyError):
+            raise error(path, "it is missing") from None
+        if seen != size:
+            raise error(path, f"it has {seen:,} bytes instead of {size:,}")
 
 
 def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = False) -> None:

@@ -264,16 +264,16 @@ def assemble(
     running: deque[tuple[Layout, Future[None]]] = deque()
     left: list[Layout] = []
     try:
-        for number, part in enumerate(divide(tokenise()), writer.number):
-            pieces = [
-                (ranges[at], starts[at] + first, starts[at] + last) for at, first, last in part
-            ]
-            left.append((number, pieces))
-            if len(counts) < len(ranges):
-                layout = left.pop()
-                running.append((layout, pool.submit(lambda each: take(each, make(each)), layout)))
-            while running and running[0][1].done():
-                running.popleft()[1].result()
+        with contextlib.closing(divide(tokenise())) as parts:
+            for number, part in enumerate(parts, writer.number):
+                pieces = [(ranges[at], starts[at] + b, starts[at] + e) for at, b, e in part]
+                layout = number, pieces
+                if len(counts) == len(ranges):
+                    left.append(layout)
+                else:
+                    running.append((layout, pool.submit(work, layout)))
+                while running and running[0][1].done():
+                    running.popleft()[1].result()
         left = [layout for layout, future in running if future.cancel()] + left
     finally:
         pool.shutdown(cancel_futures=True)

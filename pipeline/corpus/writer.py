@@ -142,7 +142,7 @@ class Writer:
         """How many examples were appended, by this writer and those before it."""
         return self._parts.examples + (0 if self._buffer is None else len(self._buffer))
 
-    def append(self, tokens: Any, weights: Any = None, **features: Any) -> None:
+    def append(self, /, tokens: Any, weights: Any = None, **features: Any) -> None:
         """Adds an example, which `seal` acknowledges.
 
         Args:
