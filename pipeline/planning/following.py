@@ -61,7 +61,8 @@ class FollowedSchedule(Handles):
         self._batches = np.zeros(len(options.buckets), np.int64)
         self._rows = np.zeros(len(self._groups), np.int64)
         self._intervals: list[Interval] = []
-        self._begun: list[tuple[int, Place]] = []  # of each window, its first step and its end
+        # Of each window, its first step and its end; in a mixture, the end of each corpus.
+        self._begun: list[tuple[int, Any]] = []
         self.__setstate__({})
 
     def reach(self, step: int) -> bool:
@@ -95,6 +96,11 @@ class FollowedSchedule(Handles):
             self.end = self._known + int(counts.sum())
         self._known += int(counts.sum())  # last: threads read it without the lock
 
+    def following(self) -> "Start":
+        """Where the next stage begins, once this one has ended."""
+        assert self.end is not None, "the stage has ended"
+        return Start(self.end, self.chapter.end)
+
     def _interval(self, step: int) -> Interval:
         number = bisect.bisect_right(self._intervals, step, key=lambda each: each.start) - 1
         return self._intervals[number]
@@ -123,6 +129,11 @@ class FollowedSchedule(Handles):
         starts = [start for start, _ in self._begun]
         number = bisect.bisect_right(starts, step)
         return range(starts[number - 1], starts[number] if number < len(starts) else self._known)
+
+    def known_around(self, step: int, steps: range) -> range:
+        """See `Schedule.known_around`."""
+        around = self.epoch_around(step)
+        return range(max(around.start, steps.start), min(around.stop, steps.stop))
 
     def epochs(self, step: int) -> list[int]:
         """See `Schedule.epochs`."""
@@ -193,7 +204,7 @@ class FollowedPlan(Plan, Handles):
             schedule: Any = stage.schedule
             if schedule.reach(step):
                 return stage
-            following = Start(schedule.end, schedule.chapter.end)
+            following = schedule.following()
             with self._lock:
                 if starts is self._starts_of_stages and number == len(starts) - 1:
                     self._starts_of_stages = [*starts, following]
@@ -283,19 +294,8 @@ class FollowedPlan(Plan, Handles):
         """
         first, *_ = entries
         place, last = Place(**first["place"]), first["last"]
-        for part, then in ((place.part, place.digest), (last["part"], last["digest"])):
-            if (now := self.parts.digest(part)) is None:
-                raise InvalidValue(
-                    f"the state is of a corpus with {part:,} parts or more, and this one has "
-                    "fewer; it was cut short or replaced. Put back the parts that are missing, or "
-                    "start anew in another directory"
-                )
-            if now != then:
-                raise InvalidValue(
-                    f"the first {part:,} parts of the corpus are no longer what the state was "
-                    f"trained on: their digest was {then} and is now {now}. Put them back, or "
-                    "start anew in another directory"
-                )
+        require_past(self.parts, place.part, place.digest)
+        require_past(self.parts, last["part"], last["digest"])
         with self._lock:
             if Start(first["from"], place) not in self._starts_of_stages:
                 self._starts_of_stages = [Start(first["from"], place)]
@@ -435,6 +435,22 @@ class FollowedPlan(Plan, Handles):
         return (
             f"a plan of a corpus that grows, in windows of up to {options.window:,} pieces; "
             f"buckets {buckets}"
+        )
+
+
+def require_past(parts: Parts, number: int, then: str) -> None:
+    """Refuses a corpus whose parts before a number do not have the digest `then`."""
+    if (now := parts.digest(number)) is None:
+        raise InvalidValue(
+            f"the state is of a corpus with {number:,} parts or more, and this one has fewer; it "
+            "was cut short or replaced. Put back the parts that are missing, or start anew in "
+            "another directory"
+        )
+    if now != then:
+        raise InvalidValue(
+            f"the first {number:,} parts of the corpus are no longer what the state was trained "
+            f"on: their digest was {then} and is now {now}. Put them back, or start anew in "
+            "another directory"
         )
 
 

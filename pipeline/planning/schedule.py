@@ -321,6 +321,10 @@ class Schedule:
         self._latest_epoch = epoch, step, end
         return epoch
 
+    def known_around(self, step: int, steps: range) -> range:
+        """Those of `steps` that are known as soon as `step` is: here, all of them."""
+        return steps
+
     def epoch_around(self, step: int) -> range:
         """The steps of the epoch of a step, as far as they are steps of the schedule."""
         around = self._around

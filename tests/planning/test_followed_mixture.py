@@ -1,0 +1,172 @@
+"""Mixtures in which some corpora grow: shares, each position once, the same whenever they grow."""
+
+import concurrent.futures
+import hashlib
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Bucket
+from pipeline.planning import growing
+from pipeline.planning.mixing import APART, FollowedMixture
+
+BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
+
+
+class Sealed:
+    """Parts in memory; with `live`, those that `seal` has added, and others are waited for."""
+
+    def __init__(self, parts, live=False):
+        self.parts = [np.asarray(part, np.uint32) for part in parts]
+        self._visible, self._changed = 0 if live else len(parts) + 1, threading.Condition()
+
+    def seal(self, number):
+        with self._changed:
+            self._visible = number
+            self._changed.notify_all()
+
+    def lengths(self, number):
+        with self._changed:
+            self._changed.wait_for(lambda: number < self._visible)
+        return self.parts[number] if number < len(self.parts) else None
+
+    def digest(self, number):
+        if number > len(self.parts):
+            return None
+        content = b"/".join(part.tobytes() for part in self.parts[:number])
+        return hashlib.sha256(content).hexdigest()[:16] if number else ""
+
+    def whole(self):
+        return np.concatenate(self.parts)
+
+
+@pytest.fixture(autouse=True)
+def _short_chapters(monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    both = [
+        [rng.integers(0, 40, rng.integers(1, 16)) for _ in range(number)] for number in (50, 30)
+    ]
+    return {"a": both[0], "b": both[1], "c": rng.integers(1, 40, 200)}
+
+
+def mix(corpora, weights=(6, 3, 1), live=False, buckets=BUCKETS, **options):
+    given = {
+        name: Sealed(each, live) if isinstance(each, list) else each
+        for name, each in corpora.items()
+    }
+    shares = dict(zip(corpora, weights, strict=True))
+    return FollowedMixture(given, buckets, weights=shares, **{"window": 50, **options})
+
+
+few = settings(max_examples=6)
+drawn = given(
+    seed=st.integers(0, 10**6),
+    weights=st.sampled_from([(6, 3, 1), (1, 1, 1), (0.49, 0.49, 0.02), (1, 5, 0)]),
+    options=st.sampled_from([{}, {"tiers": 3}, {"shuffle": False}, {"window": 20}]),
+)
+
+
+@few
+@drawn
+def test_growing_corpora_have_each_position_once_in_their_first_epoch(seed, weights, options):
+    corpora = draw(seed)
+    plan, found = mix(corpora, weights, **options), []
+    while plan.batch(len(found)).epoch == 0:
+        found.append(plan.batch(len(found)))
+    segments = np.concatenate([batch.segments for batch in found])
+    epochs = np.concatenate([batch.epochs for batch in found])
+    for number, name in enumerate("ab"):
+        every = np.concatenate(corpora[name])
+        mine = segments[(segments[:, 1] // APART == number) & (epochs == 0)]
+        covered = np.bincount(mine[:, 1] - number * APART, mine[:, 3], len(every))
+        assert covered.tolist() == every.tolist()
+
+
+@few
+@drawn
+def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, weights, options):
+    corpora, rng = draw(seed), np.random.default_rng(seed)
+    plan = mix(corpora, weights, **options)
+    expected = [plan.batch(step).digest for step in range(110)]
+    other = mix(corpora, weights, **options)
+    assert all(other.batch(n).digest == expected[n] for n in rng.permutation(110).tolist())
+    for at in rng.integers(0, 110, 2).tolist():
+        state = json.loads(json.dumps(plan.entries_at(at)))
+        assert len(json.dumps(state)) < 1000
+        again = mix(corpora, weights, **options)
+        again.resume(state)
+        assert [again.batch(n).digest for n in range(at, 110)] == expected[at:]
+        assert json.loads(json.dumps(again.entries_at(at))) == state
+
+
+@few
+@given(seed=st.integers(0, 10**6))
+def test_batches_are_the_same_whatever_is_sealed_first(seed):
+    corpora, rng = draw(seed), np.random.default_rng(seed)
+    expected = [mix(corpora).batch(step).digest for step in range(0, 120, 7)]
+    plan = mix(corpora, live=True)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(plan.batch, step) for step in range(0, 120, 7)]
+        sealed = {"a": 0, "b": 0}
+        while any(sealed[name] <= len(corpora[name]) for name in sealed):
+            name = rng.choice(["a", "b"])
+            sealed[name] += int(rng.integers(1, 12))
+            plan.parts[name].seal(sealed[name])
+        assert [each.result().digest for each in asked] == expected
+
+
+@pytest.mark.parametrize("weights", [(6, 3, 1), (0.49, 0.49, 0.02)])
+def test_shares_are_met(weights):
+    plan, tokens = mix(draw(3), weights), np.zeros(3)
+    for step in range(400):
+        sources = plan.batch(step).sources
+        tokens += [sources.get(name, 0) for name in "abc"]
+        if step > 60:
+            shares = tokens / tokens.sum() - np.array(weights) / sum(weights)
+            assert np.abs(shares).max() < 0.03
+    assert np.abs(shares).max() < 0.006
+
+
+def test_rare_rows_of_a_small_finished_corpus_are_trained():
+    corpora = {"a": [[9, 10, 30]] * 600, "c": np.array([5] * 400 + [32])}
+    plan, had = mix(corpora, (0.98, 0.02), buckets=[Bucket(8, 16), Bucket(4, 32)]), set()
+    for step in range(700):
+        segments = plan.batch(step).segments
+        had |= {*segments[segments[:, 1] >= APART, 1]}
+    assert APART + 400 in had
+
+
+def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
+    parts = [[32, 32, 5, 5, 5, 5]] + [[5] * 10] * 200  # two long rows, of a batch of four
+    sealed = Sealed(parts)
+    most, lengths = [0], sealed.lengths
+    sealed.lengths = lambda number: most.append(max(most[-1], number)) or lengths(number)
+    plan = FollowedMixture(
+        {"a": sealed, "c": np.full(100, 6)}, BUCKETS, weights={"a": 1, "c": 1}, window=20
+    )
+    begun = next(n for n in range(60) if {0, 1} & {*plan.batch(n).segments[:, 1].tolist()})
+    assert most[-1] <= 8  # windows of two parts, three a chapter
+    assert plan.batch(begun).bucket.length == 32
+
+
+def test_what_is_not_possible_is_refused():
+    for options, message in [
+        ({"by": "examples"}, "by is 'examples'"),
+        ({"ending": "stop"}, "take 'repeat' alone"),
+        ({"buckets": [Bucket(4, 16), Bucket(2, 16)]}, "one bucket of each length"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            mix(draw(0), **options)
+    with pytest.raises(ValueError, match="cannot change; make another run"):
+        mix(draw(0)).after(5, seed=3)
+    state = mix(draw(0)).entries_at(40)
+    with pytest.raises(ValueError, match="no longer what the state was trained on"):
+        mix(draw(1)).resume(state)
