@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.gather import Fields, gather_feature
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
+from pipeline.planning.growing import APART
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, Feature
@@ -28,6 +30,7 @@ class Corpora(AnyCorpus):
     Attributes:
         corpora: as given.
         first: the number of the first example of each, and of all: int64 [corpora + 1].
+        grows: whether one of them grows; `first` then leaves room for any number of examples.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
@@ -35,7 +38,8 @@ class Corpora(AnyCorpus):
             raise InvalidValue("corpora is empty; give at least one, as {'name': corpus}")
         self.corpora = dict(corpora)
         self.members = tuple(self.corpora.values())
-        self.first = np.cumsum([0, *map(len, self.members)])
+        self.grows = any(isinstance(member, Growing) for member in self.members)
+        self.first = _number(self.members)
         first, expected = next(iter(self.corpora)), _traits(self.members[0])
         for name, corpus in self.corpora.items():
             traits = _traits(corpus)
@@ -49,7 +53,8 @@ class Corpora(AnyCorpus):
         _require_features(self.corpora)
         self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
         self.vocab_size = self.members[0].vocab_size
-        files = [corpus.files for corpus in self.members if corpus.files is not None]
+        known_files = () if self.grows else self.members
+        files = [corpus.files for corpus in known_files if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
         for name in ("text_bytes", "num_learnt"):
             known = [n for member in self.members if (n := getattr(member, name)) is not None]
@@ -99,6 +104,16 @@ class Corpora(AnyCorpus):
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
 
 
+def _number(members: Sequence[Any]) -> np.ndarray:
+    """The number of the first example of each, and of all: int64 [members + 1].
+
+    Where one grows, each has room for any number, as in `FollowedMixture`.
+    """
+    if any(isinstance(member, Growing) for member in members):
+        return np.arange(len(members) + 1) * APART
+    return np.cumsum([0, *map(len, members)])
+
+
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
     """Refuses features that differ, or that a corpus lacks and that have no `fill`."""
     every: dict[str, tuple[str, Feature]] = {}
@@ -141,7 +156,7 @@ class CorporaSide(Readable):
 
     def __init__(self, sides: Sequence[Readable]):
         self._sides = sides
-        self._first = np.cumsum([0, *map(len, sides)])
+        self._first = _number(sides)
         self.weighted = any(side.weighted for side in sides)
         if any(side.trees is not None for side in sides):
             every = (

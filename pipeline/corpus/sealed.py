@@ -120,7 +120,14 @@ class SealedParts(Handles):
         return Corpus.open(self.corpus.directory, memory_map=self.corpus.in_memory)
 
     def hold(self, parts: range) -> None:
-        """Lets the corpus read these parts, and those held before; it forgets older ones."""
+        """Lets the corpus read these parts, and those held before; it forgets older ones.
+
+        Of a finished corpus, no parts stand for all of them.
+        """
+        if not parts:
+            self._find(0)
+            with self._lock:
+                parts = range(self._log.entries(0)[-1].number + 1)
         with self._lock:
             if any(parts.start == each.start and parts.stop <= each.stop for each in self._recent):
                 return

@@ -148,7 +148,7 @@ class Batches(StepDataset):
         features: Iterable[str] | None = None,
     ):
         if plan.follows:
-            if not isinstance(corpus, Growing):
+            if not isinstance(corpus, Growing) and not getattr(corpus, "grows", False):
                 raise InvalidValue(
                     f"the plan is of a corpus that grows, and corpus is {corpus!r:.80}; give "
                     "Corpus.open(directory, follow=True)"
@@ -177,14 +177,14 @@ class Batches(StepDataset):
             )
         self.features = _choose_features(corpus, features)
         of_examples = [n for n, each in self.features.items() if each.per_example]
-        cuts = any(stage.options.packing == "fill" for stage in plan.stages)
+        cuts = "fill" in {plan.options.packing, *(each.options.packing for each in plan.stages)}
         if cuts and (uncut := [name for name in of_examples if name != EXAMPLE_ID]):
             raise InvalidValue(
                 f"packing is 'fill', which cuts examples, and {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or leave it out of features="
             )
-        if isinstance(plan, FollowedPlan) and isinstance(plan.parts, SealedParts):
-            plan.parts.hold_one()
+        for parts in sealed_parts(plan).values():
+            parts.hold_one()
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -197,8 +197,7 @@ class Batches(StepDataset):
         self._arguments = _count_arguments(transform)
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
-        stages = () if plan.follows else plan.stages
-        given = max([stage.options.max_segments or 1 for stage in stages], default=1)
+        given = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
         kinds = {feature.of for feature in self.features.values()}
         if "example" in kinds:
             most = plan.most_segments().items()
@@ -260,8 +259,10 @@ class Batches(StepDataset):
             if isinstance(self.plan, FollowedPlan):
                 if self._epochs is not None and planned.epoch >= self._epochs:
                     raise Ended(f"step is {step:,}, and the last epoch ends before it")
-                if isinstance(self.plan.parts, SealedParts):
-                    self.plan.parts.hold(self.plan.parts_of(step))
+                needed: Any = self.plan.parts_of(step)
+                needed = needed if isinstance(needed, dict) else {"": needed}
+                for name, parts in sealed_parts(self.plan).items():
+                    parts.hold(needed[name])
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
@@ -358,6 +359,13 @@ class Batches(StepDataset):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise InvalidValue(NO_RUNS)
+
+
+def sealed_parts(plan: Plan) -> dict[str, SealedParts]:
+    """Of each corpus that grows in a followed plan its sealed parts, by name."""
+    every: Any = plan.parts if isinstance(plan, FollowedPlan) else {}
+    every = every if isinstance(every, Mapping) else {"": every}
+    return {name: each for name, each in every.items() if isinstance(each, SealedParts)}
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:

@@ -18,7 +18,14 @@ from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.sealed import SealedParts, open_growing
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import WAITING, Batch, Batches, TraceAnnotation, Transform
+from pipeline.loading.batches import (
+    WAITING,
+    Batch,
+    Batches,
+    TraceAnnotation,
+    Transform,
+    sealed_parts,
+)
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
@@ -28,6 +35,7 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
+from pipeline.planning.mixing import FollowedMixture
 from pipeline.planning.options import (
     PackingOptions,
     PlanOptions,
@@ -102,10 +110,9 @@ class Loader(grain.DatasetIterator):
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
-        parts = batches.plan.parts if isinstance(batches.plan, FollowedPlan) else None
-        self._parts = parts if isinstance(parts, SealedParts) else None
-        if self._parts is not None:
-            self._parts.open()
+        self._parts = [*sealed_parts(batches.plan).values()]
+        for parts in self._parts:
+            parts.open()
         self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._parts)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
@@ -166,9 +173,9 @@ class Loader(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         with contextlib.ExitStack() as stack:
-            if self._parts is not None:  # threads that wait for a part end
-                self._parts.close()
-                stack.callback(self._parts.open)
+            for parts in self._parts:  # threads that wait for a part end
+                parts.close()
+                stack.callback(parts.open)
             self._steps.set_state(state)
 
     def traffic(self) -> dict[str, float]:
@@ -198,10 +205,10 @@ class Loader(grain.DatasetIterator):
 
 
 def _close(
-    iterators: list[grain.DatasetIterator], ahead: ReadAhead, parts: SealedParts | None
+    iterators: list[grain.DatasetIterator], ahead: ReadAhead, parts: Iterable[SealedParts]
 ) -> None:
-    if parts is not None:
-        parts.close()  # threads that wait for a part end
+    for each in parts:
+        each.close()  # threads that wait for a part end
     while iterators:
         iterators.pop().close()
     ahead.stop()  # last: a batch that was still being built would begin it again
@@ -318,9 +325,15 @@ def load(
         )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_growing(corpus, wait_seconds) if follow else open_corpus(corpus)
-    parts = None
+    parts: Any = None
     if isinstance(corpus, Growing):
         parts = SealedParts(corpus, wait_seconds)
+    elif isinstance(corpus, Corpora) and corpus.grows:
+        parts = {
+            name: SealedParts(each, wait_seconds) if isinstance(each, Growing) else each
+            for name, each in corpus.corpora.items()
+        }
+    if parts is not None:
         if buckets is None and options.get("max_length") is None:
             raise InvalidValue(
                 "neither max_length nor buckets is given, and nobody knows how long the examples "
@@ -344,7 +357,7 @@ def load(
         several = math.lcm(128, length) if length > 1 else None
         multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
-        lengths = corpus if parts is None else begin_lengths(parts, options)
+        lengths = corpus if parts is None else _begin(parts, options)
         buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
     if options.get("overflow") == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
@@ -363,12 +376,25 @@ def load(
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)
 
 
-def _follow(
-    parts: SealedParts, buckets: Iterable[Bucket], options: Mapping[str, Any]
-) -> FollowedPlan:
-    """The plan of a corpus that grows."""
-    for name in ("exclude", "weights"):
-        if options.get(name):
-            raise InvalidValue(f"{name} is given, and the corpus grows; leave it out")
+def _begin(parts: Any, options: Mapping[str, Any]) -> Any:
+    """The lengths that buckets are fitted to: of what grows, those of the first window."""
+    if isinstance(parts, SealedParts):
+        return begin_lengths(parts, options)
+    return {
+        name: begin_lengths(each, options) if isinstance(each, SealedParts) else each
+        for name, each in parts.items()
+    }
+
+
+def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> FollowedPlan:
+    """The plan of a corpus that grows, or of several corpora of which some do."""
+    mixture = isinstance(parts, dict)
+    if options.get("exclude") or (options.get("weights") is None) == mixture:
+        raise InvalidValue(
+            "exclude is for corpora that do not grow; and weights= must be given for Corpora of "
+            "which some grow, and not for a single corpus"
+        )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
+    if mixture:
+        return FollowedMixture(parts, buckets, weights=options["weights"], **known)
     return FollowedPlan(parts, buckets, **known)

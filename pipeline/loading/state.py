@@ -90,7 +90,7 @@ class StateKey(NamedTuple):
                 "it was saved"
             )
         if isinstance(self.plan, FollowedPlan):
-            if "place" not in then[0]:
+            if not {"place", "places"} & {*then[0]}:
                 raise InvalidValue(
                     f"the state of step {step:,} is of a corpus that was planned as a whole; load "
                     "it without follow=True"
@@ -130,6 +130,8 @@ def _is_state(state: Any) -> bool:
 
 def _is_followed(entry: dict) -> bool:
     """Whether an entry with a "place" has the form of one of a followed plan."""
+    if isinstance(places := entry.get("places"), dict):  # of a mixture
+        return all(each is None or isinstance(each, dict) for each in places.values())
     place, last = entry.get("place"), entry.get("last")
     if not isinstance(place, dict) or not isinstance(last, dict):
         return False

@@ -161,6 +161,7 @@ class FollowedPlan(Plan, Handles):
 
     handles = ("_cache", "_made")
     follows = True
+    stages = ()  # they are made when a step of theirs is asked for
     finite = False
     names = ("",)
     _last_epoch = float("inf")

@@ -26,6 +26,9 @@ from pipeline.planning.tails import group_tails
 # Windows in a chapter.
 CHAPTER = 64
 
+# In a mixture, numbers of the examples of one corpus and the next: nobody knows how many there are.
+APART = 1 << 40
+
 # A window closes at this share of the pieces before it, if that is less than `options.window`.
 GROWTH = 4
 

@@ -22,7 +22,7 @@ from pipeline.planning.following import (
     identity_of,
     require_past,
 )
-from pipeline.planning.growing import Chapter, Place
+from pipeline.planning.growing import APART, Chapter, Place
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import LEAST_WINDOW, Options, PlanOptions, as_phases
@@ -31,9 +31,6 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.schedule import NEVER, Interval
 from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
-
-# Numbers of examples of one corpus and the next, of which nobody knows how many there will be.
-APART = 1 << 40
 
 # What is owed is counted in parts of a row, or of a token.
 PARTS = 1 << 20
@@ -386,6 +383,17 @@ class FollowedMixture(FollowedPlan):
                 streams.append(Stream(Lengths.of(given), options, epoch=int(grew), **own))
         schedule: Any = MixedSchedule(start, streams, options, self._weights)
         return Stage(options, tuple(streams), schedule, self._weights, self.parts, self._cache, {})
+
+    def parts_of(self, step: int) -> dict[str, range]:  # type: ignore[override]
+        """As `FollowedPlan.parts_of`, of each corpus that grows or has grown, by name."""
+        schedule: Any = self.stage_at(step).schedule
+        last, found = schedule.last_windows(step + 1), dict[str, range]()
+        for stream in self.stage_at(step).streams:
+            if isinstance(stream, Chapter):
+                found[stream.name] = range(stream.begin.part, last[stream.name].part)
+            elif stream.epoch:
+                found[stream.name] = range(0)  # all of a corpus that is finished
+        return found
 
     def after(self, step: int, **changes: Any) -> Plan:
         """Not while corpora of a mixture grow."""

@@ -191,10 +191,38 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
 def test_options_that_need_the_whole_are_refused(finished):
     for options, message in [
         ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),
-        ({"buckets": BUCKETS, "exclude": [3]}, "exclude is given, and the corpus grows"),
+        ({"buckets": BUCKETS, "exclude": [3]}, "exclude is for corpora that do not grow"),
         ({"buckets": BUCKETS, "overflow": "error"}, "overflow is 'error'"),
     ]:
         with pytest.raises(ValueError, match=message):
             pipeline.load(finished, follow=True, **options)
     with pytest.raises(ValueError, match="both are for a corpus that grows"):
         pipeline.load(Corpus.open(finished), buckets=BUCKETS, wait_seconds=3)
+
+
+def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
+    documents = draw_documents(seed=2, number=300)
+    other = Corpus.from_arrays(draw_documents(seed=3, number=50), tmp_path / "other")
+
+    def mix(state=None, number=80):
+        grown = Corpus.open(tmp_path / "grown", follow=True)
+        corpus = pipeline.Corpora({"a": Corpus.open(finished, follow=True), "b": grown, "c": other})
+        weights = {"a": 0.6, "b": 0.38, "c": 0.02}
+        with pipeline.load(corpus, buckets=BUCKETS, window=60, weights=weights) as loader:
+            if state is not None:
+                loader.set_state(state)
+            found = [
+                (int(batch["inputs"].sum()), loader.planned.digest)
+                for batch, _ in zip(loader, range(number), strict=False)
+            ]
+            return found, json.loads(json.dumps(loader.get_state()))
+
+    write(tmp_path / "grown", documents[:100], finish=False)
+    writer = threading.Thread(target=write, args=(tmp_path / "grown", documents, 20, 0.02))
+    writer.start()
+    live, _ = mix()
+    writer.join()
+    assert mix()[0] == live
+    some, state = mix(number=30)
+    assert some == live[:30]
+    assert [digest for _, digest in mix(state, 20)[0]] == [digest for _, digest in live[31:51]]

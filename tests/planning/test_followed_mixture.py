@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket
 from pipeline.planning import growing
-from pipeline.planning.mixing import APART, FollowedMixture
+from pipeline.planning.growing import APART
+from pipeline.planning.mixing import FollowedMixture
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
 
