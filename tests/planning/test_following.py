@@ -101,7 +101,14 @@ drawn = given(
     seed=st.integers(0, 10**6),
     window=st.sampled_from([1, 30, 50, 200, 10**6]),
     options=st.sampled_from(
-        [{}, {"tiers": 3}, {"shuffle": False}, {"packing": "none"}, {"align": 4}]
+        [
+            {},
+            {"tiers": 3},
+            {"shuffle": False},
+            {"packing": "none"},
+            {"align": 4},
+            {"packing": "fill"},
+        ]
     ),
     buckets=st.sampled_from(
         [BUCKETS, [Bucket(4, 32)], [Bucket(8, 16), Bucket(2, 16), Bucket(4, 32), Bucket(1, 32)]]
