@@ -137,8 +137,8 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         except BrokenProcessPool as error:
             raise InvalidState(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
-                f"workers; if this is a script, {GUARD}. What is finished is kept: run again to go "
-                "on"
+                f"workers; if this is a script, {GUARD}. What is finished is kept: run again to "
+                "finish"
             ) from error
         finally:
             main.update(typed)

@@ -201,7 +201,7 @@ class SealedParts(Handles):
                     raise NotSealed(
                         f"no part was added to {self.corpus!r} for {self.wait_seconds:g} s "
                         f"(wait_seconds): it has {number:,}, and is not finished. Start its "
-                        "writer again, or finish it, and go on from the last checkpoint"
+                        "writer again, or finish it, and continue from the last checkpoint"
                     )
                 if self._closed:
                     raise InvalidState("the loader was closed while it waited for a part")
