@@ -24,11 +24,12 @@ LEAST_PIECE = 32
 # would cut many documents for a ten-thousandth of the positions.
 ROWS_PER_SPARE = 10_000
 
-# Documents are laid into about so many rows at a time, of which there are then many copies.
-ROWS_AT_ONCE = 128
+# Documents are laid into about so many rows at a time, of which there are then many copies. Chains
+# that would not end are ended from so many copies on.
+ROWS_AT_ONCE, MANY = 128, 32
 
-# Of so many documents one is cut, if possible, whose second piece and another document fill a row.
-CHOICES = 100
+# Of so many sizes the longest of two, and of three, documents that fill a room exactly is sought.
+PAIRS, TRIPLES = 100, 10
 
 
 def check_fill(*, pairs: bool = False, align: int = 1, groups: bool = False) -> None:
@@ -57,11 +58,18 @@ class Cuts:
     def __init__(self, sizes: int):
         self.sizes = sizes
         self._ways: dict[tuple[int, int], int] = {}
+        self._first: list[int] = []  # positions of the first piece of each
 
     def pieces(self, size: int, first: int) -> tuple[int, int]:
         """The sizes that stand for both pieces of a document, cut after its `first` positions."""
-        piece = self.sizes + 2 * self._ways.setdefault((size, first), len(self._ways))
-        return piece, piece + 1
+        number = self._ways.setdefault((size, first), len(self._ways))
+        if number == len(self._first):
+            self._first.append(first)
+        return self.sizes + 2 * number, self.sizes + 2 * number + 1
+
+    def positions(self, piece: int) -> int:
+        """The positions of a first piece."""
+        return self._first[(piece - self.sizes) // 2]
 
     @property
     def table(self) -> np.ndarray:
@@ -134,7 +142,7 @@ def fill_rows(
     left = counts - count_segments([chain.patterns[0] for chain in found], len(counts))
     copies = 1 << (int(left @ sizes) // (length * ROWS_AT_ONCE)).bit_length()
     while left.any():
-        laid = _lay(left // copies, length, cuts, max_segments, ends=copies == 1)
+        laid = _lay(left // copies, length, cuts, max_segments, copies)
         found += [chain.repeat(copies) for chain in laid]
         every = itertools.chain.from_iterable(chain.patterns for chain in laid)
         left -= copies * cuts.count_documents(every)
@@ -192,19 +200,27 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
         place = next(n for n, chain in enumerate(stay) if len(chain.patterns) > rows)
         chain = stay[place].repeat(1)
         stay[place] = stay[place].repeat(stay[place].patterns[0].rows - 1)
-        *first, last = chain.patterns[: len(chain.patterns) - rows]
-        size, _ = last.pieces[-1]  # the first piece of a document, which goes
-        fill = last.fill - int(cuts.table[(size - cuts.sizes) // 2, 1])
-        stay.append(Chain([*first, Pattern(last.pieces[:-1], 1, fill, last.segments - 1)]))
+        stay.append(_end(chain.patterns[: len(chain.patterns) - rows], cuts))
         moved += cuts.count_documents(chain.patterns)
         moved -= cuts.count_documents(stay[-1].patterns)
     return [chain for chain in stay if chain.rows], moved
 
 
+def _end(rows: Sequence[Pattern], cuts: Cuts) -> Chain:
+    """The chain of the first rows of a longer one; the last loses the first piece of a document."""
+    *first, last = rows
+    *pieces, (piece, _) = last.pieces
+    fill = last.fill - cuts.positions(piece)
+    return Chain([*first, Pattern(tuple(pieces), last.rows, fill, last.segments - 1)])
+
+
 def _lay(
-    counts: np.ndarray, length: int, cuts: Cuts, max_segments: int | None, *, ends: bool
+    counts: np.ndarray, length: int, cuts: Cuts, max_segments: int | None, copies: int
 ) -> list[Chain]:
-    """Chains of the documents of a histogram, one of each; the last one only if `ends`.
+    """Chains of the documents of a histogram, one of each, of which there will be some copies.
+
+    With several copies, the documents of the last one are left over: they would not fill its rows.
+    If there are many, it is ended where that leaves the smallest gap, if that is a thousandth.
 
     A row has what the row before left of a document, then whole documents, the longest first, and
     at last the first piece of a document. If a document fills the row exactly, or none can be cut,
@@ -224,12 +240,12 @@ def _lay(
             return size * times
 
         if stock.positions <= room and stock.documents <= free:
-            if not ends and stock.positions < room:
+            if copies > 1 and stock.positions < room:
                 break
             room -= sum([put(size, stock.counts[size]) for size in stock.sizes[::-1]])
         while room and free:
-            if room in stock.counts:
-                room -= put(room)
+            if exact := stock.find(room, min(free, 3)):
+                room -= sum([put(size) for size in exact])
             elif free > 1 and (size := stock.longest(room - least)):
                 times = min(stock.counts[size], (room - least) // size, free - 1)
                 room, free = room - put(size, times), free - times
@@ -248,30 +264,39 @@ def _lay(
         if not carried:
             found.append(Chain(rows))
             rows = []
+    if copies >= MANY and rows:
+        half = len(rows) // 2
+        gaps = [cuts.positions(row.pieces[-1][0]) for row in rows[half:]]
+        last = half + 1 + gaps.index(min(gaps))
+        if min(gaps) <= last * length // 1000:
+            found.append(_end(rows[:last], cuts))
     return found
 
 
 def _choose(stock: "_Stock", room: int, length: int, least: int) -> tuple[int, int] | None:
     """The size of the document to cut at the end of a row, and how many positions the row takes.
 
-    If possible, of one whose second piece fills the next row with another document; otherwise of
-    the longest after whose second piece a document can be put or cut. None: no document can be cut.
+    If possible, of one whose second piece fills the next row with one or two other documents;
+    otherwise of the longest after whose second piece a document can be put or cut. None: no
+    document can be cut.
     """
     sizes, counts = stock.sizes, stock.counts
+    able = sizes[bisect.bisect_left(sizes, room + least) :][::-1] if room >= least else []
+    for number, some in ((1, able[:PAIRS]), (2, able[:TRIPLES])):
+        for size in some:
+            exact = stock.find(length + room - size, number)
+            if exact and counts[size] > exact.count(size):
+                return size, room
     for first in range(room, max(room - 2 * least, least) - 1, -1):
-        able = sizes[bisect.bisect_left(sizes, first + least) :][::-1]
-        for size in able[:CHOICES]:
-            other = length + first - size
-            if counts.get(other, 0) > (other == size):
-                return size, first
-        for size in able:
+        for size in sizes[bisect.bisect_left(sizes, first + least) :][::-1]:
             following = length + first - size  # the room after its second piece
-            alone = counts[size] == 1
             if stock.positions - size <= following:
                 return size, first
+            alone = counts[size] == 1
             longest = sizes[-2 if alone and size == sizes[-1] else -1]
             shortest = sizes[1 if alone and size == sizes[0] else 0]
-            if longest >= following + least or shortest <= following - least:
+            fills = counts.get(following, 0) > (following == size)
+            if fills or longest >= following + least or shortest <= following - least:
                 return size, first
     return None
 
@@ -289,6 +314,21 @@ class _Stock:
         """The size of the longest document that fits into `room`; 0 if there is none."""
         place = bisect.bisect_right(self.sizes, room)
         return self.sizes[place - 1] if place else 0
+
+    def find(self, room: int, most: int) -> list[int]:
+        """The sizes of up to `most` documents, three at most, that fill `room`; [] if none does."""
+        if room in self.counts:
+            return [room]
+        if most > 1:
+            longest = self.sizes[: bisect.bisect_left(self.sizes, room)][::-1]
+            for size in longest[:PAIRS]:
+                if self.counts.get(room - size, 0) > (room == 2 * size):
+                    return [size, room - size]
+            for size in longest[:TRIPLES] if most > 2 else ():
+                others = self.find(room - size, 2)
+                if others and self.counts[size] > others.count(size):
+                    return [size, *others]
+        return []
 
     def take(self, size: int, times: int = 1) -> int:
         """Takes documents of a size; returns their positions."""

@@ -94,6 +94,7 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
 
 NUMBERS = np.arange(1, 4000)
 LINES = NUMBERS[:199] % 23 + 1, [Bucket(2, 8), Bucket(1, 24)]
+FILLED = LINES[0] + 11, [Bucket(2, 24), Bucket(1, 40)]
 SENTENCES = (
     np.stack([NUMBERS[:399] % 23 + 1, NUMBERS[:399] % 17 + NUMBERS[:399] % 5], axis=1),
     [Bucket(2, (24, 24)), Bucket(1, (64, 48))],
@@ -107,6 +108,11 @@ BOOKS = np.stack([NUMBERS % 1987 + 1, NUMBERS * 13 % 1999 + 1], axis=1), [Bucket
         (LINES, {"window": 50}, ["363e49b10e660f26", "6e1fc7f2b2049bdb", "a6db1094f4805047"]),
         (LINES, {"window": 10}, ["995cab5213ac99a3", "b6983f570928531a", "f4748a7459f3ead3"]),
         (LINES, {"packing": "none"}, ["f129e818a134ad7c", "c203e160a9ada7c5", "5352a89482fed396"]),
+        (
+            FILLED,
+            {"packing": "fill", "window": 50},
+            ["79de89d71ddf15bf", "69b72ab4190bb071", "1347a0d4969bd412"],
+        ),
         (SENTENCES, {}, ["5a11db518e4696fe", "893cad89145316be", "c43db1a116d677a9"]),
         (SENTENCES, {"window": 100}, ["a7bcc217b5176705", "9d3c97059692f4cd", "6b3a84848a85184c"]),
         (
