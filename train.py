@@ -262,6 +262,11 @@ def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None)
 
 def tune(config: ConfigDict, workdir: epath.Path) -> None:
     """Prints the shapes with which training is fastest here, and keeps them in `workdir`."""
+    if config.get("preference"):
+        raise InvalidValue(
+            "--mode=tune has no reference to train on preferences with; tune at the start of the "
+            "run, with --config.batches.tune=True"
+        )
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = prepare_on_hosts(config, workdir / "corpus")
