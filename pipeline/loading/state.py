@@ -23,6 +23,7 @@ from pipeline.errors import InvalidValue
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
+from pipeline.planning.mixing import FollowedMixture
 from pipeline.planning.plan import Plan
 
 
@@ -90,10 +91,12 @@ class StateKey(NamedTuple):
                 "it was saved"
             )
         if isinstance(self.plan, FollowedPlan):
-            if not {"place", "places"} & {*then[0]}:
+            where = "places" if isinstance(self.plan, FollowedMixture) else "place"
+            if where not in then[0]:
                 raise InvalidValue(
-                    f"the state of step {step:,} is of a corpus that was planned as a whole; load "
-                    "it without follow=True"
+                    f"the state of step {step:,} is of a corpus that was planned as a whole, or of "
+                    "another number of corpora; load what it was saved with, without follow=True "
+                    "if it was planned as a whole"
                 )
             self.plan.resume(then)
         now = self.state(step)["plans"]
@@ -124,21 +127,38 @@ def _is_state(state: Any) -> bool:
     )
     if not known or not all(type(start) is int for start in starts):
         return False
-    begins = starts[:1] == [0] or _is_followed(plans[0])
+    begins = starts[:1] == [0] or any(map(_is_followed, plans[:1]))
     return begins and starts == sorted(starts)
 
 
 def _is_followed(entry: dict) -> bool:
-    """Whether an entry with a "place" has the form of one of a followed plan."""
-    if isinstance(places := entry.get("places"), dict):  # of a mixture
-        return all(each is None or isinstance(each, dict) for each in places.values())
-    place, last = entry.get("place"), entry.get("last")
-    if not isinstance(place, dict) or not isinstance(last, dict):
+    """Whether an entry has the form of one of a followed plan."""
+    if isinstance(places := entry.get("places"), dict):
+        some = [each for each in places.values() if each is not None]
+        lines = [entry.get("rows"), entry.get("owed")]
+        tables = all(isinstance(each, list) and all(map(_are_numbers, each)) for each in lines)
+        return tables and all(map(_is_place, some))
+    place = entry.get("place")
+    return isinstance(place, dict) and _is_place({**place, "last": entry.get("last")})
+
+
+def _is_place(place: Any) -> bool:
+    """Whether JSON has the form of a `Place` and of the end of the last window."""
+    if not isinstance(place, dict):
         return False
-    numbers = [place.get(name) for name in ("part", "example", "pieces")] + [last.get("part")]
-    known = all(type(number) is int and number >= 0 for number in numbers)
-    digests = isinstance(place.get("digest"), str) and isinstance(last.get("digest"), str)
-    return known and digests and len(place) == 4
+    last = place.get("last")
+    last = [*last.values()] if isinstance(last, dict) else last
+    if not isinstance(last, list) or len(last) != 2:
+        return False
+    numbers: list[Any] = [place.get(name) for name in ("part", "example", "pieces")]
+    numbers += [last[0], place.get("windows", 0)]
+    digests = isinstance(place.get("digest"), str) and isinstance(last[1], str)
+    known = {"part", "example", "pieces", "digest", "windows", "last"} >= {*place}
+    return known and digests and _are_numbers(numbers) and min(numbers) >= 0
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(each) is int for each in values)
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:

@@ -184,7 +184,7 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
         with pytest.raises(ValueError, match="belongs to another plan or corpus"):
             loader.set_state(states[20])
         ordinary = loader.get_state()
-    with pytest.raises(ValueError, match="planned as a whole; load it without follow=True"):
+    with pytest.raises(ValueError, match="is of a corpus that was planned as a whole"):
         take(finished, ordinary)
 
 
@@ -226,3 +226,21 @@ def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
     some, state = mix(number=30)
     assert some == live[:30]
     assert [digest for _, digest in mix(state, 20)[0]] == [digest for _, digest in live[31:51]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"place": 3},
+        {"place": {"part": -1, "example": 0, "pieces": 0, "digest": ""}},
+        {"place": {"part": 1, "example": 0, "pieces": 0}},
+        {"last": {"part": "1", "digest": ""}},
+        {"last": None},
+    ],
+)
+def test_a_state_that_was_tampered_with_gets_a_sentence(finished, whole, change):
+    state = json.loads(json.dumps(whole[1][20]))
+    state["plans"][0] |= change
+    state["plans"][0]["from"] = 3
+    with pytest.raises(ValueError, match=r"is not a data state|no longer what the state"):
+        take(finished, state)
