@@ -25,8 +25,11 @@ from pipeline.planning.options import VERSION, Options, PlanOptions
 from pipeline.planning.order import random_key
 from pipeline.planning.plan import Plan
 from pipeline.planning.schedule import Interval, Schedule, count_all_batches, cut_intervals
-from pipeline.planning.stage import CACHED, Stage
+from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
+
+# The pieces of windows that are kept, if no more are needed at a time.
+HELD = 1 << 18
 
 # The stages that are kept: readers are in two at a time.
 STAGES = 3
@@ -185,7 +188,7 @@ class FollowedPlan(Plan, Handles):
     def restart(self) -> None:
         """Forgets what was planned; see `Handles`."""
         super().restart()
-        self._cache = WindowCache(CACHED)
+        self._cache = WindowCache(HELD)
         # By the number of their start; the last may be a plan of whole epochs.
         self._made: collections.OrderedDict[int, Stage | Plan] = collections.OrderedDict()
 

@@ -56,7 +56,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
-        self.cache.capacity = max(self.cache.capacity, 2 * CACHED, needed)
+        if needed:  # chapters of corpora that grow see to it themselves
+            self.cache.capacity = max(self.cache.capacity, 2 * CACHED, needed)
 
     @property
     def num_examples(self) -> int:
