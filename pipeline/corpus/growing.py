@@ -50,11 +50,6 @@ class Growing(SingleCorpus):
                 f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
                 "open it without follow=True"
             )
-        if self.task == GROUPS:
-            raise InvalidValue(
-                f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
-                "open it without follow=True"
-            )
         self.features, self.weighted = read_features(about.features), about.weighted
         self.in_memory = is_local(self.directory) if memory_map is None else memory_map
         self._tokenizer, self._changing = about.tokenizer, threading.RLock()

@@ -7,6 +7,7 @@ corpus has a manifest, which says the same, and no records.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -139,7 +140,6 @@ class Log:
         self._end = (0, 0, "")
         self._manifest: Manifest | None = None
         self._about: About | None = None
-        self._lengths: np.ndarray | None = None
 
     @property
     def finished(self) -> bool:
@@ -208,14 +208,21 @@ class Log:
         Raises:
             ValueError: a part is missing, or its lengths changed.
         """
-        if entries and entries[0].lengths_digest is None:
-            if self._lengths is None:
-                manifest = self._finished_manifest()
-                assert manifest is not None
-                local = is_local(self.directory)
-                self._lengths = read_lengths(self.directory / LENGTHS, manifest, local)
-            return [self._lengths[each.first : each.first + each.examples] for each in entries]
-        return [self.task.lengths(counts) for counts in self.read_counts(entries, self.task)]
+        sealed = [entry for entry in entries if entry.lengths_digest is not None]
+        counts = iter(self.read_counts(sealed, self.task) if sealed else ())
+        return [
+            self._finished_lengths[entry.first : entry.first + entry.examples]
+            if entry.lengths_digest is None
+            else self.task.lengths(next(counts))
+            for entry in entries
+        ]
+
+    @functools.cached_property
+    def _finished_lengths(self) -> np.ndarray:
+        """The lengths of all examples of a finished corpus."""
+        manifest = self._finished_manifest()
+        assert manifest is not None, "an entry of a manifest"
+        return read_lengths(self.directory / LENGTHS, manifest, is_local(self.directory))
 
     def read_counts(self, entries: Sequence[Entry], task: Task) -> list[np.ndarray]:
         """The tokens of each example of parts: uint32; errors are those of `read_lengths`."""

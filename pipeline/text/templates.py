@@ -41,7 +41,7 @@ Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
 
 # A template of groups has an attribute `nodes`, such as 3 for a prefix and two continuations, and
 # gives as many lists of spans.
-Template = Callable[[dict[str, Any]], Sequence[Any]]
+Template = Callable[[dict[str, Any]], Sequence[Span] | Sequence[Sequence[Span]]]
 
 
 @dataclass(frozen=True)

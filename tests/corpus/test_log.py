@@ -74,6 +74,14 @@ def test_the_digests_are_of_content_and_not_of_times_or_names(tmp_path):
     assert not {*digests[0]} & {*digests[2]}
 
 
+def test_parts_read_before_the_end_and_after_it_are_one_corpus(tmp_path):
+    corpus = Corpus.open(write(tmp_path / "a", 16), follow=True)
+    before = corpus.refresh()
+    write(tmp_path / "a", finish=True)
+    corpus.hold([*before[2:], *corpus.log.entries(len(before))])  # of the log, and of the manifest
+    assert corpus.read([8, 19], [0, 0], [4, 4])["inputs"].tolist() == [8] * 4 + [19] * 4
+
+
 def test_a_reader_that_waits_sees_the_end(tmp_path):
     log, seen = Log(tmp_path), []
     assert log.entries() == []
