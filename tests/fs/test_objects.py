@@ -327,6 +327,7 @@ def test_a_fork_of_a_process_that_used_it_is_refused(place):
     assert in_child(refused)
 
 
+@pytest.mark.slow
 def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     server, place, documents, tmp_path
 ):
