@@ -20,7 +20,7 @@ from pipeline.planning.layout import Layout
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
-from pipeline.planning.stream import Pass, Rows, make_search, pack_into
+from pipeline.planning.stream import Pass, Rows, make_packer, pack_into
 from pipeline.planning.tails import group_tails
 
 # Windows in a chapter.
@@ -222,7 +222,7 @@ class Chapter:
         lengths = [self._parts.lengths(number) for number in range(begin.part, end.part)]
         assert all(each is not None for each in lengths), "its parts are sealed"
         pieces = self._cut(np.concatenate(lengths))  # type: ignore[arg-type]
-        search, _ = make_search(pieces, every, options, lambda name, make: make())
+        search, _ = make_packer(pieces, every, options, lambda name, make: make())
         key = random_key(options.seed, self.name, "part", begin.part)
         layout = Layout(
             pieces,

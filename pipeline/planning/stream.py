@@ -328,7 +328,7 @@ class Stream:
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
         options, every = self.options, self._buckets
-        search, solution = make_search(pieces, buckets, options, self.lengths.store)
+        search, solution = make_packer(pieces, buckets, options, self.lengths.store)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
@@ -497,7 +497,7 @@ class Stream:
         return found
 
 
-def make_search(
+def make_packer(
     pieces: Pieces,
     buckets: tuple[Bucket, ...],
     options: Options,
