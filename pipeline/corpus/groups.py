@@ -86,7 +86,8 @@ class Groups(SingleCorpus):
         group = np.cumsum(tree.root) - 1
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
         laid = tree.lay_out(self._sizes)
-        self.lengths, self.trees = laid.sum(laid.columns).astype(np.uint32), laid.table
+        self.lengths = laid.sum(laid.columns).astype(np.uint32)
+        self.trees = laid.table  # pyright: ignore
         self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
@@ -227,7 +228,8 @@ class Groups(SingleCorpus):
         )
         more = _divide({TOKENS: shapes, **columns}, known)
         del more[TOKENS], more[ABOVE]
-        return Groups(self.nodes.with_features(more, features=known), self._max_length)
+        nodes: Any = self.nodes
+        return Groups(nodes.with_features(more, features=known), self._max_length)
 
     def decode(self, index: int) -> str:
         """The text of a group: a line for each node, indented below those that it goes on from."""

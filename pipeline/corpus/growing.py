@@ -145,7 +145,7 @@ class Growing(SingleCorpus):
         return np.array([entry.examples for entry in self.entries], np.int64)
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self) -> int:  # pyright: ignore
         """Positions of the examples that are sealed so far."""
         return int(self.lengths.sum(dtype=np.int64))
 

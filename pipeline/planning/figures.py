@@ -121,7 +121,7 @@ def losses(plan: "Plan") -> dict[str, int]:
 def count_cuts(plan: "Plan") -> tuple[int, int]:
     """See `Plan.cuts`."""
     each = [stream.whole.layout.cuts.sum(axis=1) for stream in plan.stages[-1].streams]
-    cuts, least = sum(each).tolist()
+    cuts, least = np.sum(each, axis=0).tolist()
     return cuts, least
 
 

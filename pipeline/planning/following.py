@@ -165,9 +165,9 @@ class FollowedPlan(Plan, Handles):
     handles = ("_cache", "_made")
     follows = True
     stages = ()  # they are made when a step of theirs is asked for
-    finite = False
-    names = ("",)
-    _last_epoch = float("inf")
+    finite = False  # pyright: ignore
+    names = ("",)  # pyright: ignore
+    _last_epoch = float("inf")  # pyright: ignore
 
     def __init__(self, parts: Parts, buckets: Iterable[Bucket], **options: Unpack[PlanOptions]):
         begin = Options(buckets=as_buckets(buckets), **options)
@@ -343,7 +343,7 @@ class FollowedPlan(Plan, Handles):
         return tuple(found)
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> Any:  # pyright: ignore
         """The options; which examples there are is not known, and in no identity."""
         each = [{"from": entry["from"], **entry["identity"]} for entry in self.entries]
         return self.entries[0]["identity"] if len(each) == 1 else each

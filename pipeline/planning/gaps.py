@@ -242,7 +242,7 @@ def _lay(
         if stock.positions <= room and stock.documents <= free:
             if copies > 1 and stock.positions < room:
                 break
-            room -= sum([put(size, stock.counts[size]) for size in stock.sizes[::-1]])
+            room -= sum([put(size, stock.counts[size]) for size in stock.sizes[::-1]])  # pyright: ignore
         while room and free:
             if exact := stock.find(room, min(free, 3)):
                 room -= sum([put(size) for size in exact])

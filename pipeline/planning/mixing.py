@@ -363,7 +363,7 @@ class FollowedMixture(FollowedPlan):
         before: Any = self._made.get(number - 1)
         # A stage that is not at its end, because it was made again, may still gain windows.
         ended = before is not None and before.schedule.end is not None
-        there = {each.name: each for each in before.streams} if ended else {}
+        there = {each.name: each for each in before.streams} if before is not None and ended else {}
         streams: list[Any] = []
         for n, (name, place) in enumerate(start.places.items()):
             had = there.get(name)
@@ -438,7 +438,7 @@ class FollowedMixture(FollowedPlan):
         for name, place in start.places.items():
             places[name] = None
             if place is not None:
-                end = last.get(name, place)
+                end: Any = last.get(name, place)
                 where = {"windows": start.windows[name], "last": [end.part, end.digest]}
                 places[name] = dataclasses.asdict(place) | where
         (entry,) = self.entries

@@ -1,7 +1,7 @@
 """Updates: what was sampled a moment ago, packed into batches, and their results unpacked again."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -193,7 +193,7 @@ def _unpack(
     """One of the values as a list of arrays, one for each of the examples."""
     require_one_of(f"per of {name}", per, (*POSITIONS, *OTHERS))
     count, continuations = len(examples), continuations_of(name, per, examples.trees)
-    records, segments = [], []
+    records, segments, value = [], [], cast(Any, None)
     for batch, given in zip(planned, arrays, strict=True):
         array = _as_whole(name, given)
         value = _make_value(name, array, batch, per, continuations)

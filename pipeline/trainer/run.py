@@ -32,7 +32,6 @@ from pipeline.scoring.scores import TABLE
 from pipeline.steps import (
     Compiled,
     CompileGuard,
-    PairLoss,
     hosts,
     keep_programs,
     make_mesh,
@@ -170,12 +169,12 @@ class Run(contextlib.ExitStack):
         return corpus, held_out
 
     def add_reference(
-        self, corpora: Sequence[Any], loss: PairLoss, initialise: Any, key: jax.Array
+        self, corpora: Sequence[Any], loss: Any, initialise: Any, key: jax.Array
     ) -> list[Any]:
         """The corpora of pairs with the feature `reference_logprob`, made by the first start.
 
-        The reference has the parameters that the run begins with; `initialise` and `key` are as for
-        `begin`.
+        The reference has the parameters that the run begins with; `loss` is a `PairLoss`, and
+        `initialise` and `key` are as for `begin`.
         """
 
         def make_table(corpus: AnyCorpus, directory: epath.Path) -> pa.Table:

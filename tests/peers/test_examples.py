@@ -106,7 +106,7 @@ class Example:
     first: int = 10  # the step after this checkpoint
     code: str = ""  # to run before it
     blocked: str = ""
-    compiled: tuple[tuple[str, int], ...] = (("train_step", 2),)  # shapes of each step
+    compiled: tuple[tuple[str, int], ...] = (("train_step", 1),)  # shapes of each step
 
     def __str__(self):
         return " ".join([self.name, *self.arguments[1:]])
@@ -128,7 +128,7 @@ WITH_JAX = [
     Example(
         "lm1b",
         arguments=("--workdir={folder}/run", "--num-train-steps=40", "--fsdp=2"),
-        compiled=(("train_step", 2), ("eval_step", 1)),  # the held-out rows have one shape
+        compiled=(("train_step", 1), ("eval_step", 1)),
     ),
     TUNIX,
     dataclasses.replace(TUNIX, name="tunix_dpo", checkpoint="run/10"),
@@ -156,7 +156,7 @@ def test_an_example_learns_is_killed_and_goes_on_as_if_it_had_not_been(example, 
     again = range(example.first, 18)
     assert [after[step] for step in again] == [before[step] for step in again]
     assert sum(after[step] for step in range(30, 40)) / 10 < 0.7 * before[0]
-    assert example.code or len(shapes) == 2
+    assert example.code or len(shapes) == 1
     for output, (step, number) in itertools.product((said, said_again), example.compiled):
         compiled = [shapes for name, shapes in COMPILE.findall(output) if name == step]
         assert len({*compiled}) == len(compiled) == number  # each shape once

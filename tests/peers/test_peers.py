@@ -71,10 +71,10 @@ def test_a_path_whose_library_is_not_there_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
-    for name, value in {"STEPS": 1, "ROUNDS": 2, "ROWS": 2, "LENGTH": 128}.items():
+    for name, value in {"STEPS": 1, "ROUNDS": 2, "POSITIONS": 256}.items():
         monkeypatch.setattr(peers, name, value)
     (tmp_path / "text").write_text("\n".join("a short line " * (1 + n % 20) for n in range(60)))
-    section = peers.measure(str(tmp_path / "text"), [])
+    section = peers.measure(str(tmp_path / "text"), [], length=128)
     assert [line[0] for line in section.lines] == [*peers.PATHS]
     assert all(len(line) == len(peers.COLUMNS) for line in section.lines)
     lockstep = dict(zip(peers.COLUMNS, section.lines[0], strict=True))
