@@ -217,11 +217,10 @@ class FollowedPlan(Plan, Handles):
         """The stage that begins at `start`, or the plan of whole epochs."""
         if (found := self._made.get(number)) is not None:
             return found
-        finished = self.parts.lengths(start.place.part) is None  # waits: not under the lock
+        finished = self._is_finished(start)  # waits: not under the lock
         with self._lock:
             if number not in self._made:
-                make = self._plan_whole if finished else self._begin_chapter
-                self._made[number] = make(start)
+                self._made[number] = self._begin_stage(number, start, finished)
                 for oldest in list(self._made)[:-STAGES]:
                     del self._made[oldest]
             return self._made[number]
@@ -229,6 +228,13 @@ class FollowedPlan(Plan, Handles):
     def options_at(self, step: int) -> Options:
         """The options that a chapter has which begins at a step."""
         return [each for start, each in self._options if start <= step][-1]
+
+    def _is_finished(self, start: Start) -> Any:
+        """Whether no part follows the beginning of a stage; waits until that is known."""
+        return self.parts.lengths(start.place.part) is None
+
+    def _begin_stage(self, number: int, start: Start, finished: Any) -> Stage | Plan:
+        return self._plan_whole(start) if finished else self._begin_chapter(start)
 
     def _begin_chapter(self, start: Start) -> Stage:
         options = self.options_at(start.step)
@@ -300,9 +306,13 @@ class FollowedPlan(Plan, Handles):
         place, last = Place(**first["place"]), first["last"]
         require_past(self.parts, place.part, place.digest)
         require_past(self.parts, last["part"], last["digest"])
+        self._begin_at(Start(first["from"], place))
+
+    def _begin_at(self, start: Start) -> None:
+        """Makes a start the first that is known, unless it is known already."""
         with self._lock:
-            if Start(first["from"], place) not in self._starts_of_stages:
-                self._starts_of_stages = [Start(first["from"], place)]
+            if start not in self._starts_of_stages:
+                self._starts_of_stages = [start]
                 self._made.clear()
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:

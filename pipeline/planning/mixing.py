@@ -16,7 +16,6 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.following import (
-    STAGES,
     FollowedPlan,
     FollowedSchedule,
     identity_of,
@@ -159,7 +158,7 @@ class MixedSchedule(FollowedSchedule):
                 Fraction(int(t), int(r)) if r else Fraction(0)
                 for t, r in zip(real, rows, strict=True)
             ]
-            tokens = sum((int(r) * m for r, m in zip(left[n], means[n], strict=True)), Fraction(0))
+            tokens = _count_tokens(left[n], means[n])
             owed = Fraction(self._owed[-1][n], PARTS)
             times[n] = max((tokens - owed) / self._shares[n], Fraction(0))
         return left, means, times
@@ -174,9 +173,7 @@ class MixedSchedule(FollowedSchedule):
             if not share:
                 continue
             if isinstance(stream, Chapter):
-                tokens = sum(
-                    (int(r) * m for r, m in zip(left[n], means[n], strict=True)), Fraction(0)
-                )
+                tokens = _count_tokens(left[n], means[n])
                 wanted = share * time + Fraction(self._owed[-1][n], PARTS)
                 part = min(max(wanted / tokens, Fraction(0)), Fraction(1)) if tokens else 0
                 for g, rows in enumerate(left[n].tolist()):
@@ -216,9 +213,7 @@ class MixedSchedule(FollowedSchedule):
             return
         for n, share in enumerate(self._shares):
             if n in growing:
-                tokens = sum(
-                    (int(r) * m for r, m in zip(taken[:, n], means[n], strict=True)), Fraction(0)
-                )
+                tokens = _count_tokens(taken[:, n], means[n])
                 self._owed[-1][n] += int((share * time - tokens) * PARTS)
             elif share:
                 for g in range(len(due)):
@@ -340,25 +335,15 @@ class FollowedMixture(FollowedPlan):
         """The names of the corpora, in order."""
         return tuple(self._weights)
 
-    def _make(self, number: int, start: Any) -> Stage:
-        """The stage that begins at `start`."""
-        found: Any = self._made.get(number)
-        if found is not None:
-            return found
+    def _is_finished(self, start: Any) -> dict[str, bool]:
+        """Of each corpus, whether it grew and no part follows the beginning of a stage."""
         corpora: Any = self.parts
-        finished = {  # waits: not under the lock
+        return {
             name: place is not None and corpora[name].lengths(place.part) is None
             for name, place in start.places.items()
         }
-        with self._lock:
-            if number not in self._made:
-                self._made[number] = self._begin_stage(number, start, finished)
-                for oldest in list(self._made)[:-STAGES]:
-                    del self._made[oldest]
-            made: Any = self._made[number]
-        return made
 
-    def _begin_stage(self, number: int, start: MixedStart, finished: Mapping[str, bool]) -> Stage:
+    def _begin_stage(self, number: int, start: Any, finished: Any) -> Stage:
         options, corpora = self.options_at(start.step), cast(Any, self.parts)
         before: Any = self._made.get(number - 1)
         # A stage that is not at its end, because it was made again, may still gain windows.
@@ -460,10 +445,12 @@ class FollowedMixture(FollowedPlan):
                 require_past(cast(Any, self.parts)[name], part, digest)
         rows, owed = ([list(each) for each in first[name]] for name in ("rows", "owed"))
         start: Any = MixedStart(first["from"], places, windows, rows, owed)
-        with self._lock:
-            if start not in self._starts_of_stages:
-                self._starts_of_stages = [start]
-                self._made.clear()
+        self._begin_at(start)
+
+
+def _count_tokens(rows: np.ndarray, means: Sequence[Fraction]) -> Fraction:
+    """The tokens of rows of each length, from the mean of each."""
+    return sum((int(n) * mean for n, mean in zip(rows, means, strict=True)), Fraction(0))
 
 
 def _share_out(due: Sequence[Fraction], places: int) -> list[int]:
