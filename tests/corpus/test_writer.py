@@ -212,19 +212,26 @@ def test_prepare_seals_parts_while_it_tokenises(workers, tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+class Dies(Processes):
+    """An engine that ends after ten ranges, once a part of them is sealed."""
+
+    def __init__(self, directory):
+        super().__init__(0)
+        self._directory = directory
+
+    def run(self, function, items):
+        for number, result in enumerate(super().run(function, items)):
+            yield result
+            if number == 9:
+                wait_for(lambda: Log(self._directory).entries())
+                raise KeyError("lost")
+
+
 def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_path):
     texts = [f"text {number}" for number in range(150)]
 
-    class Dies(Processes):
-        def run(self, function, items):
-            for number, result in enumerate(super().run(function, items)):
-                yield result
-                if number == 9:
-                    wait_for(lambda: Log(tmp_path).entries())
-                    raise KeyError("lost")
-
     with pytest.raises(KeyError, match="lost"):
-        prepare(Records(texts), Bytes(), tmp_path, engine=Dies(0), progress=False)
+        prepare(Records(texts), Bytes(), tmp_path, engine=Dies(tmp_path), progress=False)
     corpus = Corpus.open(tmp_path, follow=True)
     before = corpus.refresh()
     with pytest.raises(ValueError, match="made with another source"):
@@ -252,16 +259,8 @@ def test_a_tokenizer_that_changes_its_mind_is_found_where_its_tokens_were_sealed
             flat, counts = super().encode_batch(texts)
             return np.full_like(flat, self.token), counts
 
-    class Dies(Processes):
-        def run(self, function, items):
-            for number, result in enumerate(super().run(function, items)):
-                yield result
-                if number == 9:
-                    wait_for(lambda: Log(tmp_path).entries())
-                    raise KeyError("lost")
-
     with pytest.raises(KeyError, match="lost"):
-        prepare(Records(texts), Moody(), tmp_path, engine=Dies(0), progress=False)
+        prepare(Records(texts), Moody(), tmp_path, engine=Dies(tmp_path), progress=False)
     for path in [*tmp_path.glob("part-*"), *(tmp_path / "ranges").iterdir()]:
         path.unlink()
     Moody.token = 61
