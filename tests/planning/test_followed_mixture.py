@@ -1,7 +1,6 @@
 """Mixtures in which some corpora grow: shares, each position once, the same whenever they grow."""
 
 import concurrent.futures
-import hashlib
 import json
 import threading
 
@@ -14,15 +13,16 @@ from pipeline import Bucket
 from pipeline.planning import growing
 from pipeline.planning.growing import APART
 from pipeline.planning.mixing import FollowedMixture
+from tests.planning.sealed_parts import SealedInMemory
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
 
 
-class Sealed:
+class Sealed(SealedInMemory):
     """Parts in memory; with `live`, those that `seal` has added, and others are waited for."""
 
     def __init__(self, parts, live=False):
-        self.parts = [np.asarray(part, np.uint32) for part in parts]
+        super().__init__(parts)
         self._visible, self._changed = 0 if live else len(parts) + 1, threading.Condition()
 
     def seal(self, number):
@@ -33,16 +33,7 @@ class Sealed:
     def lengths(self, number):
         with self._changed:
             self._changed.wait_for(lambda: number < self._visible)
-        return self.parts[number] if number < len(self.parts) else None
-
-    def digest(self, number):
-        if number > len(self.parts):
-            return None
-        content = b"/".join(part.tobytes() for part in self.parts[:number])
-        return hashlib.sha256(content).hexdigest()[:16] if number else ""
-
-    def whole(self):
-        return np.concatenate(self.parts)
+        return super().lengths(number)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Followed plans: the batches of a corpus that grows are those of the whole, however it grows."""
 
 import concurrent.futures
-import hashlib
 import json
 import pickle
 import threading
@@ -14,31 +13,12 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan
 from pipeline.planning import growing
 from pipeline.planning.following import FollowedPlan
+from tests.planning.sealed_parts import SealedInMemory
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
 
 
-class Sealed:
-    """Parts in memory; `asked` is the number of parts of which lengths were asked for."""
-
-    def __init__(self, parts):
-        self.parts, self.asked = [np.asarray(part, np.uint32) for part in parts], 0
-
-    def lengths(self, number):
-        self.asked = max(self.asked, number + 1)
-        return self.parts[number] if number < len(self.parts) else None
-
-    def digest(self, number):
-        if number > len(self.parts):
-            return None
-        content = b"/".join(part.tobytes() for part in self.parts[:number])
-        return hashlib.sha256(content).hexdigest()[:16] if number else ""
-
-    def whole(self):
-        return np.concatenate(self.parts)
-
-
-class Live(Sealed):
+class Live(SealedInMemory):
     """Parts that `seal` adds one by one; a part that is not there is waited for."""
 
     def __init__(self):
@@ -68,7 +48,7 @@ def draw_parts(seed, number=40, most=16, longest=40):
 
 
 def follow(parts, buckets=BUCKETS, **options):
-    sealed = parts if isinstance(parts, Sealed) else Sealed(parts)
+    sealed = parts if isinstance(parts, SealedInMemory) else SealedInMemory(parts)
     return FollowedPlan(sealed, buckets, **{"window": 50, **options})
 
 
@@ -150,7 +130,7 @@ def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(
 def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
     parts = draw_parts(seed)
     expected = digests(first_epoch(follow(parts, buckets, window=window, **options)))
-    sealed = Sealed(parts)
+    sealed = SealedInMemory(parts)
     plan = follow(sealed, buckets, window=window, **options)
     for step, digest in enumerate(expected):
         assert plan.batch(step).digest == digest
@@ -216,7 +196,7 @@ def test_resuming_plans_the_windows_of_one_chapter():
     parts = [[5, 9, 20]] * 400  # 80 windows of five parts, 20 chapters
     plan = follow(parts, window=15)
     at = len(first_epoch(plan)) - 1
-    sealed = Sealed(parts)
+    sealed = SealedInMemory(parts)
     asked, lengths = set(), sealed.lengths
     sealed.lengths = lambda number: asked.add(number) or lengths(number)
     again = follow(sealed, window=15)
