@@ -5,12 +5,12 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.added import Added, add_features, find_added
+from pipeline.corpus.added import Store, add_features, find_added
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.groups import Groups, divide_groups
@@ -26,16 +26,25 @@ from pipeline.corpus.manifest import (
     read_features,
     read_lengths,
     require_same_origin,
-    summarise,
 )
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.writer import ARRAYS, PartWriter
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
+from pipeline.planning.lengths import digest
 from pipeline.text import tokenizers
-from pipeline.text.features import WEIGHTS, Feature, check_features
-from pipeline.text.ragged import assemble_parts, chunk_arrays
+from pipeline.text.features import Feature, check_features
+from pipeline.text.ragged import divide_arrays
+
+
+class OpenOptions(TypedDict, total=False):
+    """The options of `Corpus.open`, for type checkers."""
+
+    features: Iterable[str]
+    memory_map: bool | None
+    cache: str | os.PathLike | None
+    cache_bytes: int | None
 
 
 class Corpus(SingleCorpus):
@@ -43,6 +52,19 @@ class Corpus(SingleCorpus):
 
     Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
     when first read, and never copied whole. A corpus pickles as its directory.
+
+    Args:
+        directory: as for `open`.
+        features: names of features that `with_features` added, to have as well as those that
+            the corpus was made with.
+        memory_map: whether to map the files or to read ranges of them; by default, mapped
+            where they are local and there is no `cache`.
+        cache: a local directory, in which batches find the parts of a corpus of object storage.
+            Each part is fetched before the plan needs it, and its digest is compared. All
+            processes of a machine may share one. Default None: batches read ranges of bytes,
+            which have no digest; `verify` compares all.
+        cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
+            room. Default None: half of what is free on its disk.
 
     Attributes:
         directory: where it is.
@@ -55,95 +77,13 @@ class Corpus(SingleCorpus):
 
     def __init__(
         self,
-        directory: epath.Path,
-        manifest: Manifest,
-        memory_map: bool,
-        caches: Sequence[PartCache | None],
-        added: Sequence[Added] = (),
+        directory: epath.PathLike,
+        *,
+        features: Iterable[str] = (),
+        memory_map: bool | None = None,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
     ):
-        self.directory, self._manifest, self._added = directory, manifest, added
-        self._caches, cache = caches, caches[0]
-        self.task, self.origin = TASKS[manifest.task], manifest.origin
-        self.weighted = WEIGHTS in manifest.parts[0].columns
-        self.features = read_features(manifest.features)
-        for each in added:
-            self.features |= each.features
-        self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
-        self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
-        self.num_learnt, self.lengths_digest = manifest.learnt, manifest.lengths_digest
-        self.files = np.array([part.examples for part in manifest.parts], np.int64)
-        tokenizer = self.origin["tokenizer"] or "none"
-        self.identity = {
-            "tokens": manifest.tokens_digest,
-            "tokenizer": tokenizer,
-            "task": manifest.task,
-        }
-        if added:
-            self.identity["features"] = "+".join(sorted(each.digest for each in added))
-        if cache is None:
-            self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
-        else:
-            self.lengths = cache.read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
-
-    @overload
-    @classmethod
-    def open(
-        cls,
-        directory: epath.PathLike,
-        *,
-        features: Iterable[str] = (),
-        memory_map: bool | None = None,
-        cache: str | os.PathLike | None = None,
-        cache_bytes: int | None = None,
-        follow: Literal[False] = False,
-    ) -> "Corpus": ...
-
-    @overload
-    @classmethod
-    def open(
-        cls, directory: epath.PathLike, *, memory_map: bool | None = None, follow: Literal[True]
-    ) -> Growing: ...
-
-    @classmethod
-    def open(
-        cls,
-        directory: epath.PathLike,
-        *,
-        features: Iterable[str] = (),
-        memory_map: bool | None = None,
-        cache: str | os.PathLike | None = None,
-        cache_bytes: int | None = None,
-        follow: bool = False,
-    ) -> "Corpus | Growing":
-        """The corpus in `directory`, after cheap checks that all of it is there.
-
-        Args:
-            directory: a local path, or one of object storage (`gs://…`).
-            features: names of features that `with_features` added, to have as well as those that
-                the corpus was made with.
-            memory_map: whether to map the files or to read ranges of them; by default, mapped
-                where they are local and there is no `cache`.
-            cache: a local directory, in which batches find the parts of a corpus of object storage.
-                Each part is fetched before the plan needs it, and its digest is compared. All
-                processes of a machine may share one. Default None: batches read ranges of bytes,
-                which have no digest; `verify` compares all.
-            cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
-                room. Default None: half of what is free on its disk.
-            follow: whether to read what is sealed so far, and what will be, of a corpus that is
-                written; see `Growing`. A finished corpus is then read in the same way.
-
-        Raises:
-            FileNotFoundError: there is no corpus there.
-            ValueError: it is half-written, damaged, or of another schema version, or the arguments
-                contradict each other.
-        """
-        if follow:
-            if cache is not None or features:
-                raise InvalidValue(
-                    "with follow=True, a corpus has no cache and no features that were added; "
-                    "leave out cache= and features="
-                )
-            return Growing(directory, memory_map)
         if cache is None and cache_bytes is not None:
             raise InvalidValue(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
         if cache is not None and not os.fspath(cache):
@@ -155,45 +95,88 @@ class Corpus(SingleCorpus):
                 f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
                 "directory, and its parts are mapped, so leave memory_map out"
             )
-        corpus = cls._open(
-            directory,
-            features=features,
-            memory_map=memory_map,
-            cache=cache,
-            cache_bytes=cache_bytes,
-        )
-        return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
+        self.directory = as_path(directory)
+        manifest = self._manifest = Manifest.of(self.directory)
+        added = find_added(self.directory, features, manifest.digest)
+        self._stores = [Store(self.directory, manifest), *added]
+        self.task, self.origin = TASKS[manifest.task], manifest.origin
+        self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
+        self.features: dict[str, Feature] = {}
+        for each in self._stores:
+            self.features |= read_features(each.manifest.features)
+        self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
+        self.lengths_digest = manifest.lengths_digest
+        self.files = np.array([part.examples for part in manifest.parts], np.int64)
+        tokenizer = self.origin["tokenizer"] or "none"
+        self.identity = {"tokens": manifest.digest, "tokenizer": tokenizer, "task": manifest.task}
+        if added:
+            self.identity["features"] = "+".join(sorted(each.manifest.digest for each in added))
+        self._caches: list[PartCache | None] = [None] * len(self._stores)
+        self._options: dict[str, Any] = {"features": self.added}  # those that open the same corpus
+        if cache is None:
+            self.in_memory = is_local(self.directory) if memory_map is None else memory_map
+            self._options["memory_map"] = self.in_memory
+            self.lengths = read_lengths(self.directory / LENGTHS, manifest, self.in_memory)
+            return
+        self.in_memory, root = True, pathlib.Path(cache).expanduser()
+        total = sum(each.manifest.bytes for each in self._stores)
+        caches = [
+            # Of the space, each has its share of the bytes.
+            PartCache(
+                place,
+                each.parts,
+                root / each.digest,
+                cache_bytes and cache_bytes * each.bytes // total,
+            )
+            for place, each in self._stores
+        ]
+        self._caches = [*caches]
+        room = sum(each.max_bytes for each in caches)
+        self._options |= {"cache": os.fspath(root), "cache_bytes": room}
+        self.lengths = caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
 
+    @overload
     @classmethod
-    def _open(
+    def open(
         cls,
         directory: epath.PathLike,
         *,
-        features: Iterable[str] = (),
-        memory_map: bool | None = None,
-        cache: str | os.PathLike | None = None,
-        cache_bytes: int | None = None,
-    ) -> "Corpus":
-        """As `open`, but of groups their nodes."""
-        directory = as_path(directory)
-        manifest = Manifest.read(directory)
-        manifest.require_files(directory)
-        added = find_added(directory, features, manifest.tokens_digest)
-        if cache is None:
-            mapped = is_local(directory) if memory_map is None else memory_map
-            return cls(directory, manifest, mapped, [None] * (1 + len(added)), added)
-        root, total = pathlib.Path(cache).expanduser(), manifest.bytes
-        stores = [
-            (directory, manifest.parts, manifest.tokens_digest, total),
-            *((each.directory, each.parts, each.digest, each.bytes) for each in added),
-        ]
-        total += sum(each.bytes for each in added)
-        caches = [
-            # Of the space, each has its share of the bytes.
-            PartCache(at, parts, root / of, cache_bytes and cache_bytes * size // total)
-            for at, parts, of, size in stores
-        ]
-        return cls(directory, manifest, True, caches, added)
+        follow: Literal[False] = False,
+        **options: Unpack[OpenOptions],
+    ) -> "Corpus": ...
+
+    @overload
+    @classmethod
+    def open(
+        cls, directory: epath.PathLike, *, follow: Literal[True], memory_map: bool | None = None
+    ) -> Growing: ...
+
+    @classmethod
+    def open(
+        cls, directory: epath.PathLike, *, follow: bool = False, **options: Any
+    ) -> "Corpus | Growing":
+        """The corpus in `directory`, after cheap checks that all of it is there.
+
+        Args:
+            directory: a local path, or one of object storage (`gs://…`).
+            follow: whether to read what is sealed so far, and what will be, of a corpus that is
+                written; see `Growing`. A finished corpus is then read in the same way.
+            **options: those of `Corpus`.
+
+        Raises:
+            FileNotFoundError: there is no corpus there.
+            ValueError: it is half-written, damaged, or of another schema version, or the arguments
+                contradict each other.
+        """
+        if follow:
+            if options.get("cache") is not None or options.get("features"):
+                raise InvalidValue(
+                    "with follow=True, a corpus has no cache and no features that were added; "
+                    "leave out cache= and features="
+                )
+            return Growing(directory, options.get("memory_map"))
+        corpus = cls(directory, **options)
+        return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
@@ -215,27 +198,14 @@ class Corpus(SingleCorpus):
             self.task.require(name, features[name])
             if name in self.features:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; take another name")
-        counts = self._readers[0].count_tokens()
-        add_features(self.directory, self._manifest.tokens_digest, counts, columns, features)
-        options = self._options
-        return Corpus._open(
-            self.directory, **{**options, "features": [*options["features"], *features]}
-        )
+        add_features(self._stores[0], self._readers[0].count_tokens(), columns, features)
+        names = [*self.added, *features]
+        return Corpus(self.directory, **{**self._options, "features": names})
 
     @property
     def added(self) -> list[str]:
         """See `AnyCorpus`."""
-        return [name for each in self._added for name in each.features]
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """The options that open the same corpus."""
-        names = self.added
-        if (kept := self._caches[0]) is None:
-            return {"features": names, "memory_map": self.in_memory}
-        room = sum(each.max_bytes for each in self._caches if each is not None)
-        cache = os.fspath(kept.directory.parent)
-        return {"features": names, "cache": cache, "cache_bytes": room}
+        return [name for each in self._stores[1:] for name in each.manifest.features]
 
     @classmethod
     def from_arrays(
@@ -267,10 +237,10 @@ class Corpus(SingleCorpus):
             task.require(name, feature)
         directory = as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts = assemble_parts(chunk_arrays(columns, features, vocab_size))
+        parts = divide_arrays(columns, features, vocab_size)
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
-                corpus = cls._open(directory)
+                corpus = cls(directory)
                 require_same_origin(directory, corpus.origin, ARRAYS)
                 corpus.require_task(task)
                 there = [part.sha256 for part in corpus._manifest.parts]
@@ -281,7 +251,8 @@ class Corpus(SingleCorpus):
                         "directory, or delete this one"
                     )
                 return corpus
-            writer = PartWriter(directory, task, ARRAYS, vocab_size=vocab_size)
+            manifest = Manifest(task=task.name, origin=ARRAYS, vocab_size=vocab_size)
+            writer = PartWriter(directory, manifest)
             if writer.sealed:
                 raise InvalidValue(
                     f"{os.fspath(directory)} holds a corpus that grows; finish it with "
@@ -290,7 +261,7 @@ class Corpus(SingleCorpus):
             for part in parts:
                 writer.add(part)
             writer.finish()
-        return cls._open(directory)
+        return cls(directory)
 
     @classmethod
     def from_groups(
@@ -357,14 +328,9 @@ class Corpus(SingleCorpus):
     @functools.cached_property
     def _readers(self) -> list[Reader]:
         """The reader of the tokens, and those of features that were added."""
-        manifest = self._manifest
-        stores = [
-            (self.directory, manifest.parts, read_features(manifest.features)),
-            *((each.directory, each.parts, each.features) for each in self._added),
-        ]
         return [
-            Reader(directory, parts, features, self.in_memory, cache)
-            for (directory, parts, features), cache in zip(stores, self._caches, strict=True)
+            Reader(place, each.parts, read_features(each.features), self.in_memory, cache)
+            for (place, each), cache in zip(self._stores, self._caches, strict=True)
         ]
 
     @property
@@ -397,27 +363,25 @@ class Corpus(SingleCorpus):
 
     def verify(self) -> None:
         """Reads all parts, and refuses the first whose content is not what was written."""
-        manifest = self._manifest
-        found, metadata = [], []
-        for part in manifest.parts:
+        lengths = []
+        for part in self._manifest.parts:
             file = open_part(self.directory, part, verify=True)
             try:
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
             except (ValueError, LookupError) as error:
                 raise damage(self.directory / part.file, str(error)) from error
-            found.append(self.task.lengths(file.counts))
-            metadata.append(file.metadata)
-        for each in self._added:
-            for part in each.parts:
-                open_part(each.directory, part, verify=True)
-        expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
+            lengths.append(self.task.lengths(file.counts))
+        for place, manifest in self._stores[1:]:
+            for part in manifest.parts:
+                open_part(place, part, verify=True)
+        expected: dict[str, Any] = {"lengths_digest": digest(np.concatenate(lengths))}
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
         for name, value in expected.items():
-            if (said := getattr(manifest, name)) != value:
+            if (said := getattr(self._manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
         for path in self.directory.glob("part-*.arrow"):
-            if path.name not in {part.file for part in manifest.parts}:
+            if path.name not in {part.file for part in self._manifest.parts}:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def require_task(self, task: Task) -> None:
@@ -429,7 +393,7 @@ class Corpus(SingleCorpus):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Corpus._open, os.fspath(self.directory), **self._options), ()
+        return functools.partial(Corpus, os.fspath(self.directory), **self._options), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"

@@ -12,7 +12,7 @@ from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.text.features import WEIGHTS, Feature, check_features
-from pipeline.text.ragged import Ragged, chunk_arrays
+from pipeline.text.ragged import Ragged, divide_arrays
 
 
 class Examples(SingleCorpus):
@@ -54,10 +54,10 @@ class Examples(SingleCorpus):
             task.require(name, feature)
         self.task, self.in_memory = task, True
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        chunks = list(chunk_arrays(columns, features, self.vocab_size))
-        if not chunks:
+        parts = list(divide_arrays(columns, features, self.vocab_size))
+        if not parts:
             raise InvalidValue("examples are empty; a corpus holds at least one example")
-        self._ragged = Ragged.concatenate(chunks)
+        self._ragged = Ragged.concatenate(parts)
         given = {name: each.feature for name, each in self._ragged.columns.items()}
         self.weighted = given.pop(WEIGHTS, None) is not None
         self.features = given

@@ -1,9 +1,9 @@
 """Growing: the sealed parts of a corpus that is still written, read like a finished one."""
 
+import contextlib
 import functools
 import os
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,25 @@ from pipeline.corpus.log import Entry, Log
 from pipeline.corpus.manifest import load_tokenizer, read_features
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import GROUPS, TASKS
-from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import as_path, is_local
+from pipeline.errors import InvalidState, InvalidValue, Missing
+from pipeline.fs.atomic import is_local
+from pipeline.fs.fork import Handles
 from pipeline.text.tokenizers import Tokenizer
 
 
-class Growing(SingleCorpus):
+def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -> "Growing":
+    """The corpus that grows in `directory`, once something is sealed there.
+
+    Raises:
+        NotSealed: nothing is, after so many seconds.
+    """
+    for _ in Log(directory, wait_seconds).looks(0):
+        with contextlib.suppress(Missing):
+            return Growing(directory, wait_seconds=wait_seconds)
+    raise AssertionError("it looks until it is told to stop")
+
+
+class Growing(Handles, SingleCorpus):
     """A corpus that gains parts; made by `Corpus.open(directory, follow=True)`.
 
     Examples have the numbers that they have in the finished corpus. Those of `entries` can be read:
@@ -30,7 +43,7 @@ class Growing(SingleCorpus):
 
     Attributes:
         directory: where it is.
-        log: the sealed parts in order.
+        log: the sealed parts in order; `FollowedPlan(corpus.log, …)` plans them.
         identity: says which corpus this is, by its first part, tokenizer and task. What was read of
             it is in the digests of the log.
         num_learnt, text_bytes: None; nobody knows them before the end.
@@ -41,9 +54,10 @@ class Growing(SingleCorpus):
         directory: epath.PathLike,
         memory_map: bool | None = None,
         entries: Sequence[Entry] = (),
+        wait_seconds: float | None = None,
     ):
-        self.directory, self.log = as_path(directory), Log(directory)
-        about = self.log.about()
+        self.log = Log(directory, wait_seconds)
+        self.directory, about = self.log.directory, self.log.about()
         self.task, self.origin, self.vocab_size = TASKS[about.task], about.origin, about.vocab_size
         if self.task == GROUPS:
             raise InvalidValue(
@@ -52,13 +66,12 @@ class Growing(SingleCorpus):
             )
         self.features, self.weighted = read_features(about.features), about.weighted
         self.in_memory = is_local(self.directory) if memory_map is None else memory_map
-        self._tokenizer, self._changing = about.tokenizer, threading.RLock()
+        self._tokenizer, self._held = about.tokenizer, range(0)
         tokenizer = self.origin["tokenizer"] or "none"
-        first = f"those of a log that begins with {about.first[:12]}"
+        first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
         self.identity = {"tokens": first, "tokenizer": tokenizer, "task": about.task}
-        self._run: _Run | None = None
-        if entries:
-            self.hold(entries)
+        self._run = _Run(self, list(entries)) if entries else None
+        self.__setstate__({})
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -74,24 +87,39 @@ class Growing(SingleCorpus):
         Raises:
             ValueError: see `Log.entries`; or a part is missing or changed.
         """
-        with self._changing:
+        with self._lock:
             known = [] if start is not None else list(self.entries)
-            after = known[-1].number + 1 if known else start or 0
-            new = self.log.entries(after)
+            new = self.log.entries(known[-1].number + 1 if known else start or 0)
             if new:
-                self.hold([*known, *new])
+                self._run = _Run(self, [*known, *new], self._run)
             elif start is not None:
                 self._run = None
             return new
 
-    def hold(self, entries: Sequence[Entry]) -> None:
-        """Makes the parts of consecutive entries, at least one, all that can be read."""
-        with self._changing:
-            self._run = _Run(self, list(entries), self._run)
+    def hold(self, parts: range) -> None:
+        """Makes these parts readable, and those held before if they are next to them, alone.
+
+        Of a finished corpus, no parts stand for all of them.
+        """
+        parts = parts or range(len(self.log.entries()))
+        with self._lock:
+            here = (
+                range(self.entries[0].number, self.entries[-1].number + 1) if self._run else parts
+            )
+            if self._run and here.start <= parts.start and parts.stop <= here.stop:
+                return
+            last, self._held = self._held, parts
+            if last.start <= parts.stop and parts.start <= last.stop:
+                parts = range(min(last.start, parts.start), max(last.stop, parts.stop))
+            found = [self.log.find(number) for number in parts]
+            entries = [entry for entry in found if entry is not None]
+            self._run = _Run(self, entries, self._run)
 
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
         numbers = np.asarray(examples, np.int64)
+        if not numbers.size and self._run is None and (last := self.log.tail()):
+            self._run = _Run(self, [last])  # which has the columns of all
         least, most = int(numbers.min(initial=1 << 62)), int(numbers.max(initial=-1))
         if most >= len(self):
             self.refresh()
@@ -109,20 +137,12 @@ class Growing(SingleCorpus):
             self.refresh()
         return 0 if self._run is None else self._run.first + len(self._run)
 
-    def read(
-        self,
-        examples: Any,
-        starts: Any,
-        lengths: Any,
-        reach: Any = None,
-        epoch: Any = 0,
-        features: Iterable[str] | None = None,
-    ) -> Fields:
+    def read(self, examples: Any, *place: Any, **options: Any) -> Fields:
         """Pieces of examples; see `Readable.read`."""
         run, numbers = self._of(examples)
-        return run.read(numbers, starts, lengths, reach, epoch, features)
+        return run.read(numbers, *place, **options)
 
-    def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+    def read_examples(self, examples: Any, features: Any = None) -> Fields:
         """The features of whole examples; see `Readable.read_examples`."""
         run, numbers = self._of(examples)
         return run.read_examples(numbers, features)
@@ -155,7 +175,8 @@ class Growing(SingleCorpus):
         return load_tokenizer(self._tokenizer, self.directory, self.origin["tokenizer"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Growing, (os.fspath(self.directory), self.in_memory, tuple(self.entries))
+        place = os.fspath(self.directory)
+        return Growing, (place, self.in_memory, tuple(self.entries), self.log.wait_seconds)
 
     def __str__(self) -> str:
         vocabulary = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
@@ -172,17 +193,15 @@ class _Run(Readable):
         first: the number of their first example in the corpus.
     """
 
-    def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None"):
+    def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None" = None):
         self.entries, self.first, self._task = entries, entries[0].first, corpus.task
         self.weighted, self.features = corpus.weighted, corpus.features
-        there = {} if before is None else before._lengths
-        new = [entry for entry in entries if entry.number not in there]
+        known: dict[str, np.ndarray] = {} if before is None else dict(before._lengths)
+        new = [entry.part for entry in entries if entry.file not in known]
         corpus.log.require_files(new)
-        found = dict(zip((e.number for e in new), corpus.log.read_lengths(new), strict=True))
-        self._lengths: dict[int, np.ndarray] = {
-            entry.number: there[entry.number] if entry.number in there else found[entry.number]
-            for entry in entries
-        }
+        names = [part.file for part in new]
+        known |= dict(zip(names, corpus.log.read_lengths(new), strict=True))
+        self._lengths = {entry.file: known[entry.file] for entry in entries}
         self.lengths = np.concatenate([*self._lengths.values()])
         parts = [entry.part for entry in entries]
         opened = None if before is None else before._reader

@@ -1,8 +1,8 @@
-"""The log of a corpus that grows: which parts are sealed, in order, so that readers can follow.
+"""The log of a corpus: its sealed parts, in order, so that readers can follow while it grows.
 
 While a corpus is written, `log/` beside its parts has a record for each seal: a JSON file with the
-number of its first part as its name, created once and whole. Readers poll the next name. A finished
-corpus has a manifest, which says the same, and no records.
+number of its first part as its name, created once and whole. Readers poll the next name. The
+manifest of a finished corpus has all parts, and takes the place of the records.
 """
 
 import contextlib
@@ -10,9 +10,11 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
+import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,31 +22,30 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import (
-    LENGTHS,
     LOG,
     MANIFEST,
-    SCHEMA_VERSION,
     Manifest,
     part_name,
-    read_lengths,
-    require_digest,
+    read_entries,
+    require_name,
     require_sizes,
     write_entries,
 )
 from pipeline.corpus.parts import Part
 from pipeline.corpus.tasks import TASKS, Task
-from pipeline.errors import InvalidValue, Missing
+from pipeline.errors import InvalidState, InvalidValue, Missing, NotSealed
 from pipeline.fs import objects
-from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
+from pipeline.fs.atomic import as_path, make_directory, remove_files
+from pipeline.fs.fork import Handles
 from pipeline.planning import lengths as lengths_module
-from pipeline.text.features import WEIGHTS
 
-# What a corpus that grows is, written before the first record; and the mark that it has ended,
-# where parts were deleted, so that there is no manifest.
+logger = logging.getLogger(__name__)
+
+# The manifest of the first part, written before the first record; and the mark that a corpus has
+# ended, where parts were deleted, so that there is no manifest of all.
 ABOUT, END = "about.json", "end.json"
 RECORD = re.compile(r"(\d{8,})\.json")
-# The fields of an entry that a record has for each part, and those of where it begins.
-OF_PART = "lengths_digest", "learnt", "text_bytes"
+# The fields of a record that say where its first part is.
 OF_PLACE = "number", "first", "before"
 # Parts whose lengths are read at once.
 TOGETHER = 256
@@ -52,6 +53,18 @@ TOGETHER = 256
 STEM = r"(\d{8,}|about|end|reader-[\w-]+)\.json"
 NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
 READER = re.compile(r"reader-[\w-]+\.json")
+# Seconds between two looks for the next record: at first, and at most.
+LOOK, SELDOM = 0.02, 2.0
+# Entries that are kept before the one that is asked for; others are read again.
+KEPT = 1 << 13
+
+# By directory, why the writer in this process has stopped.
+_failures: dict[str, BaseException] = {}
+
+
+def fail_growing(directory: epath.PathLike, error: BaseException) -> None:
+    """Says that the writer of a corpus has failed; who waits for it in this process ends."""
+    _failures[os.fspath(directory)] = error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +76,6 @@ class Entry:
         part: its file and what is in it.
         first: the number of its first example.
         before: a digest of everything before it; "" at the beginning.
-        lengths_digest: that of the lengths of its examples, by `pipeline.planning.lengths.digest`;
-            None where a manifest has that of all of them.
-        learnt, text_bytes: as in `Manifest`, of this part; None where a manifest has the sum.
         cursor: where the source goes on after it, any JSON; None: nobody said.
     """
 
@@ -73,9 +83,6 @@ class Entry:
     part: Part
     first: int
     before: str
-    lengths_digest: str | None = None
-    learnt: int | None = None
-    text_bytes: int | None = None
     cursor: Any = None
 
     @property
@@ -99,75 +106,64 @@ class Entry:
         return hashlib.sha256(f"{self.before} {self.digest}".encode()).hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class About:
-    """What a corpus that grows is: entries of `Manifest` that are known before its end.
-
-    Attributes:
-        weighted: whether tokens have weights.
-        first: the digest of its first part, by which one log is told from another.
-    """
-
-    task: str
-    origin: dict[str, str | None]
-    vocab_size: int | None
-    tokenizer: dict[str, Any] | None
-    source: str | None
-    features: dict[str, dict[str, Any]]
-    weighted: bool
-    first: str
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "About":
-        """That of a finished corpus."""
-        names = ("task", "origin", "vocab_size", "tokenizer", "source", "features")
-        first = manifest.parts[0]
-        entries = {name: getattr(manifest, name) for name in names}
-        return cls(**entries, weighted=WEIGHTS in first.columns, first=first.sha256)
-
-
-class Log:
+class Log(Handles):
     """The sealed parts of the corpus in `directory`, growing or finished.
+
+    Any number of threads may ask. A `pipeline.planning.FollowedPlan` of it waits for parts that are
+    not sealed yet.
 
     Args:
         directory: a local path, or one of object storage.
+        wait_seconds: the longest wait for a part, in seconds; None: as long as it takes.
     """
 
-    def __init__(self, directory: epath.PathLike):
-        self.directory = as_path(directory)
+    handles = ("_known", "_end", "_manifest", "_closed")
+
+    def __init__(self, directory: epath.PathLike, wait_seconds: float | None = None):
+        if wait_seconds is not None and not wait_seconds >= 0:
+            raise InvalidValue(
+                f"wait_seconds is {wait_seconds!r}; it must be a number of seconds from 0 up, or "
+                "None to wait as long as it takes"
+            )
+        self.directory, self.wait_seconds = as_path(directory), wait_seconds
         self._place = self.directory / LOG
-        # The end of what this object has read: the number, the first example and the digest there.
+        self.__setstate__({})
+
+    def restart(self) -> None:
+        """Reads the log anew; see `Handles`."""
+        super().restart()
+        self._lock: Any = threading.RLock()
+        # Consecutive entries, and what follows the last: its number, first example and digest.
+        self._known: list[Entry] = []
         self._end = (0, 0, "")
         self._manifest: Manifest | None = None
-        self._about: About | None = None
+        self._closed = False
 
     @property
     def finished(self) -> bool:
         """Whether no part will be added."""
         return self._finished_manifest() is not None or (self._place / END).exists()
 
-    def about(self) -> About:
-        """What the corpus is.
+    def about(self) -> Manifest:
+        """What the corpus is; of its parts, the first at least.
 
         Raises:
             FileNotFoundError: nothing is sealed yet.
         """
-        if self._about is None:
-            self._about = self._read_about()
-        return self._about
-
-    def _read_about(self) -> About:
-        path = self._place / ABOUT
         with contextlib.suppress(FileNotFoundError):
-            return About(**_parse(path, path.read_bytes()))
+            return Manifest.read(self._place / ABOUT, damaged)
         if (manifest := self._finished_manifest()) is None:
-            raise Missing(
-                f"nothing is sealed yet in {os.fspath(self.directory)}; start a pipeline.Writer or "
-                "prepare there, or check the path"
-            )
-        return About.of(manifest)
+            raise Missing(self._nothing)
+        return manifest
 
     @property
+    def _nothing(self) -> str:
+        return (
+            f"nothing is sealed yet in {os.fspath(self.directory)}; start a pipeline.Writer or "
+            "prepare there, or check the path"
+        )
+
+    @functools.cached_property
     def task(self) -> Task:
         """Decides the lengths."""
         return TASKS[self.about().task]
@@ -175,62 +171,112 @@ class Log:
     def entries(self, start: int = 0) -> list[Entry]:
         """The entries that are there now, from number `start` on; empty at the end of the log.
 
-        Asked again from where it ended, this looks for the next record alone.
-
         Raises:
             ValueError: a record is missing, changed, half-written or out of order, was deleted, or
                 the log is shorter than `start`.
         """
-        if start != self._end[0] or not start:
-            return self._enter(start)
-        found: list[Entry] = []
-        while record := self._read(self._end[0]):
-            found += self._follow(*record)
-        if found:
-            return found
-        there = (self._place / ABOUT).exists()  # before the look for what takes its place
-        if self._finished_manifest() is not None:
-            return self._enter(start)
-        if there:
-            return []
-        raise damaged(
-            self._place,
-            "it is gone: its source was edited while it was written, or it was deleted",
-        )
+        with self._lock:
+            if self._begin <= start <= self._end[0] and self._known:
+                self._go_on(start)
+            else:
+                self._enter(start)
+            return self._known[start - self._begin :]
 
-    def lengths(self, entry: Entry) -> np.ndarray:
-        """The lengths of the examples of a part: uint32 [examples]."""
-        return self.read_lengths([entry])[0]
+    def find(self, number: int) -> Entry | None:
+        """The entry of a part; None if it is the next one, which is not sealed."""
+        with self._lock:
+            if not self._begin <= number < self._end[0]:
+                self.entries(number)
+            if (old := number - self._begin - KEPT) > 0:
+                del self._known[:old]
+            return None if number == self._end[0] else self._known[number - self._begin]
 
-    def read_lengths(self, entries: Sequence[Entry]) -> list[np.ndarray]:
-        """The lengths of the examples of each part.
+    # ---- as `pipeline.planning.growing.Parts`
+
+    def lengths(self, number: int) -> np.ndarray | None:
+        """See `pipeline.planning.growing.Parts`.
+
+        Raises:
+            NotSealed: no part was sealed within `wait_seconds`.
+            InvalidState: `close` was called.
+        """
+        entry = self.wait(number)
+        return None if entry is None else self.read_lengths([entry.part])[0]
+
+    def digest(self, number: int) -> str | None:
+        """See `pipeline.planning.growing.Parts`."""
+        if not number:
+            return ""
+        with self._lock:
+            entry = self.find(number)
+            return self._end[2] if entry is None else entry.before
+
+    def whole(self) -> Any:
+        """The finished corpus."""
+        from pipeline.corpus.corpus import Corpus  # it opens corpora that grow
+
+        return Corpus.open(self.directory)
+
+    def wait(self, number: int) -> Entry | None:
+        """The entry of a part, once it is sealed; None if the corpus is finished without it."""
+        for _ in self.looks(number):
+            finished = self.finished  # before the look
+            if (entry := self.find(number)) is not None or finished:
+                return entry
+        raise AssertionError("it looks until it is told to stop")
+
+    def looks(self, number: int) -> Iterator[None]:
+        """Pauses between looks for a part; errors are those of `lengths`."""
+        begin, pause, said = time.monotonic(), LOOK, False
+        place = os.fspath(self.directory)
+        while True:
+            yield
+            if (error := _failures.pop(place, None)) is not None:
+                raise error
+            waited = time.monotonic() - begin
+            if waited > 1 and not said:
+                said = True
+                logger.info(f"waiting for part {number:,} of {place} to be sealed")
+            if self.wait_seconds is not None and waited >= self.wait_seconds:
+                limit = f"{self.wait_seconds:g} s (wait_seconds)"
+                if not number:
+                    raise NotSealed(f"{self._nothing} (waited {limit})")
+                raise NotSealed(
+                    f"no part was added to {place} for {limit}: it has {number:,}, and is not "
+                    "finished. Start its writer again, or finish it, and continue from the last "
+                    "checkpoint"
+                )
+            if self._closed:
+                raise InvalidState("the loader was closed while it waited for a part")
+            left = pause if self.wait_seconds is None else self.wait_seconds - waited
+            time.sleep(min(pause, max(left, LOOK)))
+            pause = min(1.5 * pause, SELDOM)
+
+    def close(self) -> None:
+        """Ends the wait of all threads, with an error there."""
+        self._closed = True
+
+    def open(self) -> None:
+        """Lets threads wait again."""
+        self._closed = False
+
+    # ---- reading
+
+    def read_lengths(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The lengths of the examples of each part: uint32; see `read_counts`."""
+        return [*map(self.task.lengths, self.read_counts(parts, self.task))]
+
+    def read_counts(self, parts: Sequence[Part], task: Task) -> list[np.ndarray]:
+        """The tokens of each example of parts: uint32.
 
         Raises:
             ValueError: a part is missing, or its lengths changed.
         """
-        sealed = [entry for entry in entries if entry.lengths_digest is not None]
-        counts = iter(self.read_counts(sealed, self.task) if sealed else ())
-        return [
-            self._finished_lengths[entry.first : entry.first + entry.examples]
-            if entry.lengths_digest is None
-            else self.task.lengths(next(counts))
-            for entry in entries
-        ]
-
-    @functools.cached_property
-    def _finished_lengths(self) -> np.ndarray:
-        """The lengths of all examples of a finished corpus."""
-        manifest = self._finished_manifest()
-        assert manifest is not None, "an entry of a manifest"
-        return read_lengths(self.directory / LENGTHS, manifest, is_local(self.directory))
-
-    def read_counts(self, entries: Sequence[Entry], task: Task) -> list[np.ndarray]:
-        """The tokens of each example of parts: uint32; errors are those of `read_lengths`."""
         found: list[np.ndarray] = []
-        for at in range(0, len(entries), TOGETHER):
-            group = entries[at : at + TOGETHER]
-            paths = [self.directory / entry.file for entry in group]
-            places = [entry.part.columns["offsets"] for entry in group]
+        for at in range(0, len(parts), TOGETHER):
+            group = parts[at : at + TOGETHER]
+            paths = [self.directory / part.file for part in group]
+            places = [part.columns["offsets"] for part in group]
             try:
                 contents = objects.get_ranges(
                     paths, [each.at for each in places], [each.end for each in places]
@@ -238,32 +284,50 @@ class Log:
             except OSError:
                 self.require_files(group)
                 raise
-            for entry, path, content in zip(group, paths, contents, strict=True):
+            for part, path, content in zip(group, paths, contents, strict=True):
                 found.append(np.diff(np.frombuffer(content, np.int64)).astype(np.uint32))
-                if lengths_module.digest(task.lengths(found[-1])) != entry.lengths_digest:
+                if lengths_module.digest(task.lengths(found[-1])) != part.lengths_digest:
                     raise damaged(path, "the digest of its lengths differs")
         return found
 
-    def require_files(self, entries: Sequence[Entry]) -> None:
+    def require_files(self, parts: Sequence[Part]) -> None:
         """Refuses parts that are missing, or of another size than was recorded."""
-        require_sizes(self.directory, {e.file: e.part.bytes for e in entries}, damaged)
+        require_sizes(self.directory, {part.file: part.bytes for part in parts}, damaged)
 
-    # ---- reading
+    @property
+    def _begin(self) -> int:
+        """The number of the first entry that is known."""
+        return self._end[0] - len(self._known)
 
     def _finished_manifest(self) -> Manifest | None:
         if self._manifest is None and (self.directory / MANIFEST).exists():
-            self._manifest = Manifest.read(self.directory)
+            self._manifest = Manifest.of(self.directory)
         return self._manifest
 
-    def _enter(self, start: int) -> list[Entry]:
-        """The entries from `start` on, wherever this object was before."""
+    def _go_on(self, start: int) -> None:
+        """Reads the records that follow those that are known."""
+        end = self._end
+        while record := self._read(self._end[0]):
+            self._follow(*record)
+        if self._end != end:
+            return
+        there = (self._place / ABOUT).exists()  # before the look for what takes its place
+        if self._finished_manifest() is not None:
+            self._enter(start)
+        elif not there:
+            raise damaged(
+                self._place,
+                "it is gone: its source was edited while it was written, or it was deleted",
+            )
+
+    def _enter(self, start: int) -> None:
+        """Reads the entries from `start` on, or from before it, wherever this object was before."""
         if manifest := self._finished_manifest():
-            found = [*_of_manifest(manifest)]
-            end = found[-1]
-            self._end = end.number + 1, end.first + end.examples, end.after
+            self._known, self._end = [], (0, 0, "")
+            self._number(manifest.parts)
         else:
             try:
-                found = self._scan(start)
+                self._scan(start)
             except Damaged:
                 if self._finished_manifest() is None:
                     raise
@@ -274,10 +338,10 @@ class Log:
                 f"{start:,} was sealed when it was read before: another log is in its place. Give "
                 "back the directory as it was, or begin anew"
             )
-        return [entry for entry in found if entry.number >= start]
+        return None
 
-    def _scan(self, start: int) -> list[Entry]:
-        """The entries of all records from that of part `start` on."""
+    def _scan(self, start: int) -> None:
+        """Reads all records from that of part `start` on."""
         sizes = self._sizes()
         if sizes and min(sizes) > start:
             raise Damaged(
@@ -296,14 +360,12 @@ class Log:
                 contents = [path.read_bytes() for path in paths]
         except FileNotFoundError as error:
             raise damaged(self._place, f"a record is gone: {error}") from error
-        found: list[Entry] = []
-        self._end = (0, 0, "")
+        self._known, self._end = [], (0, 0, "")
         for path, content, number in zip(paths, contents, numbers, strict=True):
-            record = _parse(path, content)
-            if not found:
+            record = read_entries(path, content, damaged)
+            if not self._known:
                 self._end = number, record["first"], record["before"]
-            found += self._follow(path, record)
-        return found
+            self._follow(path, record)
 
     def _sizes(self) -> dict[int, int]:
         """The number of the first part of each record, and in object storage the bytes of that."""
@@ -322,15 +384,14 @@ class Log:
     def _read(self, number: int) -> tuple[epath.Path, dict[str, Any]] | None:
         path = self._path(number)
         try:
-            return path, _parse(path, path.read_bytes())
+            return path, read_entries(path, path.read_bytes(), damaged)
         except FileNotFoundError:
             return None
 
-    def _follow(self, path: epath.Path, record: Mapping[str, Any]) -> Iterator[Entry]:
-        """The entries of the next record; refused if it does not follow what was read."""
-        number, first, before = self._end
-        if path != self._path(number):
-            raise damaged(self._path(number), f"it is missing, and {path.name} is there")
+    def _follow(self, path: epath.Path, record: Mapping[str, Any]) -> None:
+        """Adds the parts of the next record; refuses one that does not follow what was read."""
+        if path != self._path(self._end[0]):
+            raise damaged(self._path(self._end[0]), f"it is missing, and {path.name} is there")
         for name, due in zip(OF_PLACE, self._end, strict=True):
             if record[name] != due:
                 raise damaged(
@@ -338,56 +399,54 @@ class Log:
                     f"its {name} is {record[name]!r}, and what is before it says {due!r}: it is "
                     "out of order, or of another log",
                 )
-        *others, last = record["parts"]
-        for said in [*others, {**last, "cursor": record["cursor"]}]:
-            part = Part(**said.pop("part"))
-            entry = Entry(**said, part=part, number=number, first=first, before=before)
-            if entry.file != part_name(number):
-                raise damaged(path, f"part {number} is {entry.file!r}, not {part_name(number)!r}")
-            number, first, before = number + 1, first + entry.examples, entry.after
-            yield entry
-        self._end = number, first, before
+        try:
+            parts = [Part(**part) for part in record["parts"]]
+            for number, part in enumerate(parts, self._end[0]):
+                require_name(part, number)
+        except InvalidValue as error:
+            raise damaged(path, str(error)) from error
+        self._number(parts, record["cursor"])
+
+    def _number(self, parts: Sequence[Part], cursor: Any = None) -> None:
+        """Adds the next parts; `cursor` is that after all of them."""
+        for part in parts:
+            number, first, before = self._end
+            last = cursor if part is parts[-1] else None
+            entry = Entry(number=number, part=part, first=first, before=before, cursor=last)
+            self._end = number + 1, first + entry.examples, entry.after
+            self._known.append(entry)
 
     # ---- writing
 
     def tail(self) -> Entry | None:
         """The last entry, after which `append` goes on; None where there is none."""
-        found = self._scan(max(self._sizes(), default=0))
-        return found[-1] if found else None
+        with self._lock:
+            self._scan(max(self._sizes(), default=0))
+            return self._known[-1] if self._known else None
 
-    def begin(self, about: About) -> None:
-        """Writes what the corpus is, before the first record."""
+    def begin(self, manifest: Manifest) -> None:
+        """Writes what the corpus is, as its first part says, before the first record."""
         make_directory(self._place)
-        entries = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(about)}
-        write_entries(self._place / ABOUT, entries)
+        manifest.write(self._place / ABOUT)
 
-    def append(self, entries: Sequence[Entry], cursor: Any = None) -> None:
-        """Seals parts that are on disk: creates the next record, after what was read.
-
-        Args:
-            entries: of the parts, each after the one before it.
-            cursor: that of the last of them, whatever the entries say.
+    def append(self, parts: Sequence[Part], cursor: Any = None) -> None:
+        """Seals parts that are on disk: creates the next record, after what was read or appended.
 
         Raises:
             FileExistsError: another writer has created that record.
         """
-        first, last = entries[0], entries[-1]
-        assert (first.number, first.first, first.before) == self._end
-        parts = [
-            {
-                "part": dataclasses.asdict(entry.part),
-                **{name: getattr(entry, name) for name in OF_PART},
-            }
-            for entry in entries
-        ]
-        record = dict(zip(OF_PLACE, self._end, strict=True)) | {"parts": parts, "cursor": cursor}
-        path = self._path(first.number)
-        write_entries(path, {"schema_version": SCHEMA_VERSION, **record}, once=True)
-        self._end = last.number + 1, last.first + last.examples, last.after
+        record = {
+            **dict(zip(OF_PLACE, self._end, strict=True)),
+            "parts": [dataclasses.asdict(part) for part in parts],
+            "cursor": cursor,
+        }
+        write_entries(self._path(self._end[0]), record, once=True)
+        self._number(parts, cursor)
+        del self._known[:-1]
 
     def end(self) -> None:
         """Says that no part will be added, where there is no manifest."""
-        write_entries(self._place / END, {"schema_version": SCHEMA_VERSION})
+        write_entries(self._place / END, {})
 
     def hold(self, reader: str, number: int) -> None:
         """Says that a reader needs the parts from a number on, so that no writer deletes them.
@@ -399,10 +458,9 @@ class Log:
         name = f"reader-{reader}.json"
         if not READER.fullmatch(name):
             raise InvalidValue(f"reader is {reader!r}; it is a name of letters, digits, _ and -")
-        entries = {"schema_version": SCHEMA_VERSION, "number": number}
         try:
             if self._finished_manifest() is None:
-                write_entries(self._place / name, entries)
+                write_entries(self._place / name, {"number": number})
         except OSError:
             if self._finished_manifest() is None:  # else it was finished meanwhile
                 raise
@@ -417,7 +475,7 @@ class Log:
         What a reader holds stays; where there is no reader, everything does.
         """
         paths = [path for path in self._place.iterdir() if READER.fullmatch(path.name)]
-        held = [_parse(path, path.read_bytes())["number"] for path in paths]
+        held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in paths]
         before = min(before, *held) if held else 0
         numbers = sorted(self._sizes())
         for number, after in itertools.pairwise([*numbers, self._end[0]]):
@@ -434,32 +492,8 @@ class Log:
 
     def remove(self) -> None:
         """Removes the log, of which a manifest or nothing takes the place."""
-        self._end = (0, 0, "")
+        self.restart()
         remove_files(self._place, NAMES)
-
-
-def _of_manifest(manifest: Manifest) -> Iterator[Entry]:
-    """The entries of a finished corpus."""
-    first, before = 0, ""
-    for number, part in enumerate(manifest.parts):
-        entry = Entry(number=number, part=part, first=first, before=before)
-        first, before = first + part.examples, entry.after
-        yield entry
-
-
-def _parse(path: epath.Path, content: bytes) -> dict[str, Any]:
-    """The entries of a file of the log, whose digest is right."""
-    try:
-        entries = json.loads(content)
-        require_digest(entries)
-        if (version := entries.pop("schema_version")) != SCHEMA_VERSION:
-            raise InvalidValue(
-                f"it has schema version {version}, and this version of Lockstep reads version "
-                f"{SCHEMA_VERSION}"
-            )
-        return entries
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(path, f"it is half-written or changed: {error}") from error
 
 
 class Damaged(InvalidValue):

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from pipeline.text import tokenizers
 from pipeline.text.features import WEIGHTS, Feature, check_features
 from pipeline.text.tokenizers import Tokenizer
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 RANGES, LOG = "ranges", "log"
@@ -32,78 +32,96 @@ TEMPORARY = re.compile(
     rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
 )
 
+# Makes the error for a file, from what was seen there.
+MakeError: TypeAlias = Callable[[epath.Path, str], Exception]
+
 # The things a corpus is made from. Corpora are interchangeable when these agree.
 ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `corpus.json`, which has a digest of it as well.
+    """What a corpus is: the content of `corpus.json`; while it grows, that of its first part alone.
 
     Attributes:
         task: one of `TASKS`, by name.
-        origin: a fingerprint, or None, for each of `ORIGINS`.
-        examples, empty: how many there are, and how many of them have length 0.
-        tokens, num_tokens: how many there are, and the sum of the lengths.
-        learnt: positions that carry loss, whose weight is not 0.
-        text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
-        lengths_bytes: the size of the file of lengths.
+        origin: a fingerprint, or None, for each of `ORIGINS`; of features that were added to a
+            corpus, that of its tokens, `of`.
         vocab_size: token ids are below this; None if nobody said.
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
         features: the arguments of each `Feature` of the examples, by name.
+        parts: its files, in order.
+        lengths_digest, lengths_bytes: of the file of lengths, the digest of the lengths, and the
+            size; None where there is no such file.
     """
 
     schema_version: int = SCHEMA_VERSION
     task: str
     origin: dict[str, str | None]
-    examples: int
-    empty: int
-    tokens: int
-    num_tokens: int
-    learnt: int
-    text_bytes: int | None
-    tokens_digest: str
-    lengths_digest: str
-    lengths_bytes: int
-    vocab_size: int | None
-    tokenizer: dict[str, Any] | None
-    source: str | None
-    features: dict[str, dict[str, Any]]
-    parts: list[Part]
+    vocab_size: int | None = None
+    tokenizer: dict[str, Any] | None = None
+    source: str | None = None
+    features: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    parts: list[Part] = dataclasses.field(default_factory=list)
+    lengths_digest: str | None = None
+    lengths_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidValue(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
         for number, part in enumerate(self.parts):
-            if part.file != part_name(number):
-                raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
-        require_columns(self.parts, read_features(self.features))
-        for name, value in {
-            "examples": sum(part.examples for part in self.parts),
-            "tokens": sum(part.tokens for part in self.parts),
-            "tokens_digest": tokens_digest(self.parts),
-        }.items():
-            if getattr(self, name) != value:
-                raise InvalidValue(
-                    f"its {name} is {getattr(self, name)!r}, and its parts say {value!r}"
-                )
+            require_name(part, number)
+        _require_columns(self.parts, read_features(self.features))
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return sum(part.examples for part in self.parts)
 
     @property
     def bytes(self) -> int:
         """The size of all parts."""
         return sum(part.bytes for part in self.parts)
 
+    @property
+    def learnt(self) -> int:
+        """Positions that carry loss."""
+        return sum(part.learnt for part in self.parts)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text that is learnt; None if no text is known."""
+        texts = [part.text_bytes for part in self.parts if part.text_bytes is not None]
+        return sum(texts) if texts else None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether tokens have weights."""
+        return WEIGHTS in self.parts[0].columns
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all tokens, of where examples end, and of what else the parts hold."""
+        return hashlib.sha256("".join(part.sha256 for part in self.parts).encode()).hexdigest()[:12]
+
     @classmethod
-    def read(cls, directory: epath.Path) -> "Manifest":
-        """The manifest of the corpus in `directory`, if that is whole."""
+    def read(cls, path: epath.Path, damaged: MakeError | None = None) -> "Manifest":
+        """That in a file; `damaged` makes the error for another one, as `damage` does."""
+        entries = read_entries(path, path.read_bytes(), damaged or damage)
+        try:
+            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise (damaged or damage)(path, str(error)) from error
+
+    @classmethod
+    def of(cls, directory: epath.Path) -> "Manifest":
+        """That of the finished corpus in `directory`, whose files are there."""
         place = os.fspath(directory)
         try:
-            entries = json.loads((directory / MANIFEST).read_text())
-            version = entries["schema_version"]
-            if version == SCHEMA_VERSION:
-                require_digest(entries)
-                return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
+            manifest = cls.read(directory / MANIFEST)
+        except IsADirectoryError as error:
+            raise damage(directory / MANIFEST, "it is a directory") from error
         except FileNotFoundError:
             if (directory / LOG).exists():
                 raise InvalidValue(
@@ -120,31 +138,16 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
-        except IsADirectoryError as error:
-            raise damage(directory / MANIFEST, "it is a directory") from error
-        except InvalidValue as error:
-            raise damage(directory / MANIFEST, str(error)) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damage(directory / MANIFEST, f"it cannot be read: {error!r}") from error
-        raise InvalidValue(
-            f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-            f"reads version {SCHEMA_VERSION}: prepare it again in another directory, or use "
-            "the version that wrote it"
-        )
+        sizes = {part.file: part.bytes for part in manifest.parts}
+        require_sizes(directory, {LENGTHS: manifest.lengths_bytes or 0, **sizes}, damage)
+        return manifest
 
-    def require_files(self, directory: epath.Path) -> None:
-        """Refuses a directory in which a file is missing or of another size than recorded."""
-        sizes = {LENGTHS: self.lengths_bytes} | {part.file: part.bytes for part in self.parts}
-        require_sizes(directory, sizes, damage)
-
-    def write(self, directory: epath.Path) -> None:
-        """Writes it as the last file of a corpus."""
-        write_entries(directory / MANIFEST, dataclasses.asdict(self))
+    def write(self, path: epath.Path) -> None:
+        """Writes it; of a corpus as the last file."""
+        write_entries(path, dataclasses.asdict(self))
 
 
-def require_sizes(
-    directory: epath.Path, sizes: Mapping[str, int], error: Callable[[epath.Path, str], Exception]
-) -> None:
+def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
     """Refuses a directory in which a file is missing or of another size than recorded."""
     here: Mapping[str, int] | None = None
     if isinstance(directory, objects.ObjectPath) and len(sizes) > 1:  # which lists all at once
@@ -161,15 +164,28 @@ def require_sizes(
 
 def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = False) -> None:
     """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
-    content = {**entries, "digest": json_digest(entries)}
+    content = {"schema_version": SCHEMA_VERSION, **entries}
+    content |= {"digest": json_digest(content)}
     with atomic_write(path, once=once) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
-def require_digest(entries: dict[str, Any]) -> None:
-    """Takes the digest out of what `write_entries` wrote, and refuses one of other entries."""
-    if entries.pop("digest") != json_digest(entries):
-        raise InvalidValue("its entries are not those that its digest was made of")
+def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[str, Any]:
+    """What `write_entries` wrote; `damaged` makes the error for anything else."""
+    try:
+        entries = json.loads(content)
+        if (version := entries["schema_version"]) == SCHEMA_VERSION:
+            digest = entries.pop("digest")
+            if digest != json_digest(entries):
+                raise InvalidValue("its entries are not those that its digest was made of")
+            return entries
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(path, f"it is half-written or changed: {error!r}") from error
+    raise InvalidValue(
+        f"{os.fspath(path)} has schema version {version}, and this version of Lockstep reads "
+        f"version {SCHEMA_VERSION}: write the corpus again in another directory, or use the "
+        "version that wrote it"
+    )
 
 
 def read_features(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
@@ -177,7 +193,7 @@ def read_features(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature
     return check_features({name: Feature(**each) for name, each in entries.items()})
 
 
-def require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:
+def _require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:
     """Refuses parts that do not all have the same columns: those of `features`, and of tokens."""
     kinds = {"offsets": ("int64",), "tokens": ("int32",), WEIGHTS: ("float32", "bool")}
     kinds |= {name: (feature.dtype.name,) for name, feature in features.items()}
@@ -201,9 +217,10 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.arrow"
 
 
-def tokens_digest(parts: Sequence[Part]) -> str:
-    """A short hash of all tokens and of where examples end."""
-    return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()[:12]
+def require_name(part: Part, number: int) -> None:
+    """Refuses a part whose file does not have the name of its number."""
+    if part.file != part_name(number):
+        raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
@@ -217,19 +234,6 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
                 "prepare into another directory (for a run, another --workdir); delete this one "
                 "only if nothing needs it any more"
             )
-
-
-def summarise(lengths: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of a manifest that follow from the lengths and the metadata of each part."""
-    texts = [each["text_bytes"] for each in metadata if each["text_bytes"] is not None]
-    return {
-        "examples": len(lengths),
-        "empty": int((lengths == 0).sum()),
-        "num_tokens": int(lengths.sum(dtype=np.int64)),
-        "learnt": sum(each["learnt"] for each in metadata),
-        "text_bytes": sum(texts) if texts else None,
-        "lengths_digest": lengths_module.digest(lengths),
-    }
 
 
 def damage(path: epath.Path, seen: str) -> ValueError:
@@ -279,25 +283,39 @@ def load_tokenizer(
 
 
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
-    """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only.
+    """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only."""
+    count, due = manifest.examples, manifest.lengths_digest
+    return read_array(path, due, damage, count=count, memory_map=memory_map)
+
+
+def read_array(
+    path: epath.Path,
+    digest: str | None,
+    damaged: MakeError,
+    *,
+    count: int | None = None,
+    memory_map: bool = False,
+) -> np.ndarray:
+    """A file of numbers of examples, `count` if that is known: uint32 [examples], read-only.
 
     Their digest is compared: one changed bit could make an example so long that planning takes all
     memory.
     """
     try:
         if memory_map:
-            lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+            numbers = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
         else:
             with path.open("rb") as file:
-                lengths = np.load(file)
-            lengths.flags.writeable = False
+                numbers = np.load(file)
+            numbers.flags.writeable = False
     except OSError:
         raise
     except Exception as error:  # a header is Python, and fails in as many ways
-        raise damage(path, f"it is not an array: {error}") from error
-    if lengths.shape != (manifest.examples,) or lengths.dtype != np.dtype("<u4"):
-        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
-        raise damage(path, f"{seen}, not ({manifest.examples},) and uint32")
-    if lengths_module.digest(lengths) != manifest.lengths_digest:
-        raise damage(path, "its digest differs")
-    return lengths
+        raise damaged(path, f"it is not an array: {error}") from error
+    due = (len(numbers) if count is None else count,)
+    if numbers.shape != due or numbers.dtype != np.dtype("<u4"):
+        seen = f"it has shape {numbers.shape} and dtype {numbers.dtype}"
+        raise damaged(path, f"{seen}, not {due} and uint32")
+    if lengths_module.digest(numbers) != digest:
+        raise damaged(path, "its digest differs")
+    return numbers

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +15,12 @@ from etils import epath
 from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.manifest import require_same_origin
+from pipeline.corpus.manifest import (
+    read_array,
+    read_entries,
+    require_same_origin,
+    write_entries,
+)
 from pipeline.corpus.parts import json_digest
 from pipeline.corpus.ranges import divide_records, make_once, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
@@ -58,7 +62,7 @@ def tokenize_on_read(
     start for each batch, and so are `.gz` files without the extra `gzip`.
     """
     directory = as_path(directory)
-    job = Job(source, tokenizer, field, template, task.has_targets)
+    job = Job(source, tokenizer, field, template, task)
     measure = functools.partial(_measure, job, directory, num_workers, progress)
     make_once(directory / MANIFEST, "measuring lengths", measure)
     there, counts = _read(directory)
@@ -68,7 +72,7 @@ def tokenize_on_read(
             f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
             f"{len(source):,}; delete the index and run again"
         )
-    return TokenizedOnRead(job, counts, task, readers)
+    return TokenizedOnRead(job, counts, readers)
 
 
 def _count_tokens(job: Job, records: range) -> np.ndarray:
@@ -85,32 +89,21 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
     job.require_unchanged()
     with atomic_write(directory / COUNTS) as file:
         np.save(file, every)
-    with atomic_write(directory / MANIFEST) as file:
-        content = {"origin": job.origin, "counts_digest": digest(every)}
-        file.write(json.dumps(content, indent=1).encode())
+    write_entries(directory / MANIFEST, {"origin": job.origin, "counts_digest": digest(every)})
 
 
 def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
     """The origin of the index in `directory`, and the tokens of each record: uint32 [records]."""
-    path = directory / MANIFEST
-    try:
-        content = json.loads(path.read_text())
-        origin = dict(content["origin"])
-        path = directory / COUNTS
-        with path.open("rb") as file:
-            counts = np.load(file)
-        if counts.ndim != 1 or counts.dtype != np.dtype("<u4"):
-            raise InvalidValue(f"it has shape {counts.shape} and dtype {counts.dtype}")
-        if content["counts_digest"] != digest(counts):
-            raise InvalidValue("its digest differs")
-    except OSError:
-        raise
-    except Exception as error:  # the header of an array is Python, and fails in as many ways
-        raise InvalidValue(
-            f"the index is damaged at {os.fspath(path)}: {error!r}. Delete {os.fspath(directory)} "
+
+    def damaged(path: epath.Path, seen: str) -> InvalidValue:
+        return InvalidValue(
+            f"the index is damaged at {os.fspath(path)}: {seen}. Delete {os.fspath(directory)} "
             "and run again"
-        ) from error
-    return origin, counts
+        )
+
+    path = directory / MANIFEST
+    content = read_entries(path, path.read_bytes(), damaged)
+    return content["origin"], read_array(directory / COUNTS, content["counts_digest"], damaged)
 
 
 class TokenizedOnRead(Handles, SingleCorpus):
@@ -118,15 +111,15 @@ class TokenizedOnRead(Handles, SingleCorpus):
 
     handles = ("_submit", "_running")
 
-    def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
-        self.task, self.lengths, self.in_memory = task, task.lengths(counts), False
+    def __init__(self, job: Job, counts: np.ndarray, readers: int):
+        self.task, self.lengths, self.in_memory = job.task, job.task.lengths(counts), False
         self.lengths.flags.writeable = False
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
         self.vocab_size = job.tokenizer.vocab_size
         tokens = json_digest([job.origin, digest(self.lengths)])
         tokenizer = job.tokenizer.fingerprint
-        self.identity = {"tokens": tokens, "tokenizer": tokenizer, "task": task.name}
-        self.weighted = job.weighted and job.template is not None
+        self.identity = {"tokens": tokens, "tokenizer": tokenizer, "task": job.task.name}
+        self.weighted = job.task.has_targets and job.template is not None
         self.__setstate__({})
 
     @property

@@ -1,28 +1,19 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.corpus import Corpus, OpenOptions
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
-
-
-class OpenOptions(TypedDict, total=False):
-    """The options of `Corpus.open`, for type checkers."""
-
-    features: Iterable[str]
-    memory_map: bool | None
-    cache: str | os.PathLike | None
-    cache_bytes: int | None
 
 
 class Pairs(AnyCorpus):

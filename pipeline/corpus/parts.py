@@ -14,12 +14,16 @@ from pipeline.corpus.gather import join_memory
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
+from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
 MARK = b"lockstep"
+
+# What the header of a file says of its part; a file of features alone has the first three.
+HEADER = "examples", "tokens", "sha256", "learnt", "text_bytes", "lengths_digest"
 
 # What Arrow writes does not depend on the defaults of its version, nor on its environment.
 WRITE = pa.ipc.IpcWriteOptions(
@@ -80,6 +84,10 @@ class Part:
             lays the file out differently.
         columns: where the values of each column are; "offsets", int64, are where each example
             begins among the tokens, and the last one ends.
+        learnt: positions that carry loss, whose weight is not 0.
+        text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
+        lengths_digest: that of the lengths of its examples, by `pipeline.planning.lengths.digest`;
+            "" where it has no tokens.
     """
 
     file: str
@@ -88,6 +96,9 @@ class Part:
     bytes: int
     sha256: str
     columns: Mapping[str, Place]
+    learnt: int = 0
+    text_bytes: int | None = None
+    lengths_digest: str = ""
 
     def __post_init__(self) -> None:
         columns = {
@@ -97,7 +108,8 @@ class Part:
         # Arrow puts an empty buffer anywhere.
         columns = {n: p if p.count else dataclasses.replace(p, at=0) for n, p in columns.items()}
         object.__setattr__(self, "columns", columns)
-        sizes = {name: getattr(self, name) for name in ("examples", "tokens", "bytes")}
+        sizes = {name: getattr(self, name) for name in ("examples", "tokens", "bytes", "learnt")}
+        sizes |= {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
         sizes |= {f"the place of {name}": place.at for name, place in columns.items()}
         sizes |= {f"the number of {name}": place.count for name, place in columns.items()}
         for name, number in sizes.items():
@@ -127,8 +139,8 @@ class PartFile:
         columns: the values of each column of the part, flat, as they are stored.
         features: those that have a column, by name; without the weights.
         part: what the header of the file says of it.
-        metadata: what its writer recorded: `examples`, `tokens`, `origin`, the number of the
-            `first` example, `sha256`, `learnt`, `text_bytes`, `features`, and a `digest` of these.
+        metadata: what its writer recorded: `HEADER`, `origin`, the number of the `first` example,
+            `features`, and a `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -145,14 +157,8 @@ class PartFile:
             raise InvalidValue("the digest of its metadata differs")
         self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
         self.columns, places = _map_columns(batch, self.features, content.address)
-        self.part = Part(
-            file=name,
-            examples=self.metadata["examples"],
-            tokens=self.metadata["tokens"],
-            bytes=content.size,
-            sha256=self.metadata["sha256"],
-            columns=places,
-        )
+        header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
+        self.part = Part(file=name, bytes=content.size, columns=places, **header)
 
     @property
     def counts(self) -> np.ndarray:
@@ -279,6 +285,7 @@ def write_part(
         "sha256": examples.digest,
         "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         "learnt": task.count_learnt(examples.counts, examples.weights),
+        "lengths_digest": lengths_module.digest(task.lengths(examples.counts)),
     }
     return _write_file(path, examples, write_columns(examples), metadata)
 

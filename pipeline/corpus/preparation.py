@@ -1,5 +1,6 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -11,9 +12,9 @@ from etils import epath
 
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.engines import Engine, Processes, refuse_import
-from pipeline.corpus.groups import ABOVE, Groups, add_parents
+from pipeline.corpus.groups import Groups, add_parents
 from pipeline.corpus.log import Log
-from pipeline.corpus.manifest import LOG, MANIFEST, RANGES, require_same_origin
+from pipeline.corpus.manifest import LOG, MANIFEST, RANGES, Manifest, require_same_origin
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.ranges import (
     NAME,
@@ -92,7 +93,7 @@ def prepare(
     """
     job = _make_job(source, tokenizer, field, template, features, task, on_error)
     return _open_or_prepare(
-        job, task, directory, num_workers=num_workers, engine=engine, progress=progress
+        job, directory, num_workers=num_workers, engine=engine, progress=progress
     )
 
 
@@ -145,7 +146,7 @@ def prepare_pairs(
         field, template = (text, None) if isinstance(text, str) else ("text", text)
         mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
         job = _make_job(source, tokenizer, field, template, mine, task, on_error, of_pair=True)
-        sides.append(_open_or_prepare(job, task, as_path(directory) / task.name, **how))
+        sides.append(_open_or_prepare(job, as_path(directory) / task.name, **how))
     inputs, targets = sides
     then, now = (side.origin["source"] for side in (inputs, targets))
     if then != now:
@@ -224,12 +225,11 @@ def _make_job(
     for name, feature in known.items():
         task.require(name, feature)
     known = add_parents(known) if is_of_groups else known
-    return Job(source, tokenizer, field, template, task.has_targets, on_error, known, of_pair)
+    return Job(source, tokenizer, field, template, task, on_error, known, of_pair)
 
 
 def _open_or_prepare(
     job: Job,
-    task: Task,
     directory: epath.PathLike,
     *,
     num_workers: int | None = None,
@@ -241,17 +241,16 @@ def _open_or_prepare(
             f"num_workers is {num_workers} and engine is {engine}; workers are processes of this "
             "machine without an engine, so give only one of the two"
         )
-    task = GROUPS if ABOVE in job.features else task
     engine, directory = engine or Processes(num_workers), _as_directory(directory)
     origin = job.origin
-    work = functools.partial(_prepare, job, task, directory, engine, progress)
+    work = functools.partial(_prepare, job, directory, engine, progress)
     make_once(directory / MANIFEST, "preparing a corpus", work)
     if (directory / LOG).exists():  # a process was killed between the manifest and this
         Log(directory).remove()
-    corpus = Corpus._open(directory)
+    corpus = Corpus(directory)
     require_same_origin(directory, corpus.origin, origin)
-    corpus.require_task(task)
-    return Groups(corpus) if task == GROUPS else corpus  # type: ignore[return-value]
+    corpus.require_task(job.task)
+    return Groups(corpus) if job.task == GROUPS else corpus  # type: ignore[return-value]
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -260,35 +259,36 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
     return path.absolute() if is_local(path) else path
 
 
-def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
+def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = job.count_records()
-    writer = PartWriter(
-        directory,
-        task,
-        job.origin,
+    manifest = Manifest(
+        task=job.task.name,
+        origin=job.origin,
         vocab_size=job.tokenizer.vocab_size,
         source=str(job.source),
-        tokenizer=functools.partial(job.tokenizer.save, directory),
-        again=True,
+        features={name: feature.as_json for name, feature in job.features.items()},
     )
+    writer = PartWriter(directory, manifest, again=True)
+    made_by = job.tokenizer.save(directory)
+    writer.manifest = dataclasses.replace(writer.manifest, tokenizer=made_by)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
     assemble(writer, job, files, ranges, engine, progress)
     try:
         job.require_unchanged()  # some parts may be of before an edit and some of after it
-        _require_tokens(job, task, writer)
+        parts, counts = writer.collect()
+        _require_tokens(job, counts, sum(part.learnt for part in parts))
     except ValueError:
         writer.discard()
         raise
     finally:
         remove_files(directory / RANGES, NAME)
-    writer.finish()
+    writer.finish((parts, counts))
 
 
-def _require_tokens(job: Job, task: Task, writer: PartWriter) -> None:
+def _require_tokens(job: Job, counts: np.ndarray, learnt: int) -> None:
     """Refuses parts of which nothing is learnt; says which records have no tokens."""
-    entries, counts = writer.collect()
     nodes = templates.count_nodes(job.template)
     records, failed = len(counts) // nodes, np.unique(np.flatnonzero(counts == 0) // nodes)
     if job.on_error == "skip" and len(failed):
@@ -297,8 +297,7 @@ def _require_tokens(job: Job, task: Task, writer: PartWriter) -> None:
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
         logger.warning(text, f"{len(failed):,}", f"{records:,}", first)
-    learnt = sum(entry.learnt or 0 for entry in entries)
-    if job.template is not None and task.has_targets and not learnt:
+    if job.template is not None and job.task.has_targets and not learnt:
         raise InvalidValue(
             f"the template gives weight 0 to every token of all {records:,} records, so "
             "nothing would be learnt; give a weight to the parts of a record to train on"

@@ -89,34 +89,44 @@ def run_ranges(
     A progress bar has a `name`, and begins where `done` records of so many `tokens` are done.
     """
     new, started = 0, time.monotonic()
-    counts: dict[int, np.ndarray] = {}  # of those that came before earlier ones
-    at = 0
-    names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
     options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
     # In a log file, a line now and then is enough.
     options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
     with _Bar(desc=name, total=done + sum(map(len, ranges)), **options) as bar:
-        for number, counts[number] in _run(engine, function, ranges, "ranges", names):
-            new += int(counts[number].sum(dtype=np.int64))
+
+        def show(records: range, counts: np.ndarray) -> None:
+            nonlocal new
+            new += int(counts.sum(dtype=np.int64))
             rate = new / max(time.monotonic() - started, 1e-9)
             postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
-            bar.update(len(ranges[number]))
-            while at in counts:
-                yield counts.pop(at)
-                at += 1
+            bar.update(len(records))
+
+        names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+        yield from _run(engine, function, ranges, show, "ranges", names)
 
 
 def _run(
-    engine: Engine, function: Callable, items: Sequence, what: str, names: Sequence[str]
-) -> Iterator[tuple[int, Any]]:
-    """The number of each item and the result of a function of it, once each, in any order."""
-    numbered, missing = list(enumerate(items)), {*range(len(items))}
+    engine: Engine,
+    function: Callable,
+    items: Sequence,
+    show: Callable[[Any, Any], None],
+    what: str,
+    names: Sequence[str],
+) -> Iterator[Any]:
+    """The result of a function of each item, in their order; `show` is told as they come."""
+    missing, waiting, at = {*range(len(items))}, dict[int, Any](), 0
+    numbered = list(enumerate(items))
     with contextlib.closing(engine.run(functools.partial(_number, function), numbered)) as results:
         for number, result in results:
-            if number in missing:
-                missing.remove(number)
-                yield number, result
+            if number not in missing:  # again
+                continue
+            missing.remove(number)
+            show(items[number], result)
+            waiting[number] = result
+            while at in waiting:
+                yield waiting.pop(at)
+                at += 1
     if missing:
         raise InvalidState(
             f"{type(engine).__name__} ended without {len(missing):,} of {len(items):,} {what}, "
@@ -145,7 +155,7 @@ class RangeFiles:
     @classmethod
     def of(cls, job: Job, directory: epath.Path) -> "RangeFiles":
         """Those of the records and the tokenizer of a job."""
-        return cls(directory, json_digest([job.origin, job.weighted]), job.features)
+        return cls(directory, json_digest([job.origin, job.task.has_targets]), job.features)
 
     def path(self, records: range) -> epath.Path:
         """The file of a range."""
@@ -228,32 +238,22 @@ def assemble(
     makes what is left then. A progress bar shows if that takes more than two seconds.
     """
     starts = [max(records.start, writer.examples) for records in ranges]
-    numbered = {records.start: number for number, records in enumerate(ranges)}
-    counts: list[np.ndarray] = []  # of each range, the tokens of those records that are in no part
-    make = functools.partial(_assemble_part, files, writer.origin, writer.task)
+    make = functools.partial(_assemble_part, files, writer.manifest.origin, writer.task)
 
     def tokenise() -> Iterator[np.ndarray]:
         function = functools.partial(write_range, job, files)
         done = {"done": writer.examples, "tokens": writer.tokens}
         results = run_ranges(engine, function, ranges, name="preparing", progress=progress, **done)
-        for number, of_range in enumerate(results):
-            counts.append(of_range[starts[number] - ranges[number].start :])
-            yield counts[number]
+        for records, first, counts in zip(ranges, starts, results, strict=True):
+            yield counts[first - records.start :]
 
-    def take(layout: Layout, result: tuple[Part, Mapping[str, Any]], *, seal: bool = True) -> None:
-        part, metadata = result
-        numbers = [numbered[records.start] for records, _, _ in layout[1]]
-        of_part = [
-            counts[number][first - starts[number] : last - starts[number]]
-            for number, (_, first, last) in zip(numbers, layout[1], strict=True)
-        ]
-        writer.append(part, np.concatenate(of_part), metadata)
-        if seal:
+    def take(layout: Layout, part: Part) -> None:
+        writer.append(part)
+        if layout[1][-1][2] < ranges[-1].stop:
             writer.seal()
-        for number, (records, _, _) in zip(numbers, layout[1], strict=True):
-            if records.stop <= writer.examples:
+        for records, _, last in layout[1]:
+            if last == records.stop:
                 files.path(records).unlink(missing_ok=True)
-                counts[number] = counts[number][:0].copy()
 
     def work(layout: Layout) -> None:
         take(layout, make(layout))
@@ -262,41 +262,33 @@ def assemble(
         writer.seal()  # what an interrupted process left
     pool = ThreadPoolExecutor(1, "sealing")
     running: deque[tuple[Layout, Future[None]]] = deque()
-    left: list[Layout] = []
     try:
         with contextlib.closing(divide(tokenise())) as parts:
             for number, part in enumerate(parts, writer.number):
                 pieces = [(ranges[at], starts[at] + b, starts[at] + e) for at, b, e in part]
                 layout = number, pieces
-                if len(counts) == len(ranges):
-                    left.append(layout)
-                else:
-                    running.append((layout, pool.submit(work, layout)))
+                running.append((layout, pool.submit(work, layout)))
                 while running and running[0][1].done():
                     running.popleft()[1].result()
-        left = [layout for layout, future in running if future.cancel()] + left
+        # The last first, for the thread takes the first that is not cancelled.
+        left = [layout for layout, future in reversed(running) if future.cancel()][::-1]
     finally:
         pool.shutdown(cancel_futures=True)
     for _, future in running:
         if not future.cancelled():
             future.result()
-
-    found: dict[int, tuple[Part, Mapping[str, Any]]] = {}
-    at, names = 0, [part_name(number) for number, _ in left]  # parts are added in order
+    names = [part_name(number) for number, _ in left]  # parts are added in order
     options: dict = {"unit": " parts", "delay": 2, "disable": not progress}
     with _Bar(desc="assembling", total=len(left), **options) as bar:
-        for number, result in _run(engine, make, left, "parts", names):
-            found[number] = result
-            while at in found:
-                take(left[at], found.pop(at), seal=at + 1 < len(left))
-                at += 1
-                bar.update()
+        made = _run(engine, make, left, lambda *_: bar.update(), "parts", names)
+        for layout, each in zip(left, made, strict=True):
+            take(layout, each)
 
 
 def _assemble_part(
     files: RangeFiles, origin: Mapping[str, Any], task: Task, layout: Layout
-) -> tuple[Part, Mapping[str, Any]]:
-    """Writes a part, unless it is there and whole; returns what `PartWriter.append` needs."""
+) -> Part:
+    """Writes a part, unless it is there and whole."""
     number, pieces = layout
     path = files.directory / part_name(number)
     first, examples = pieces[0][1], sum(last - first for _, first, last in pieces)
@@ -304,7 +296,6 @@ def _assemble_part(
         file = read_part(path)
         file.verify()
         if (file.metadata["first"], file.part.examples) == (first, examples):
-            return file.part, file.metadata  # another attempt wrote it
+            return file.part  # another attempt wrote it
     chunks = [chunk for piece in pieces for chunk in files.read(*piece)]
-    file = write_part(path, Ragged.concatenate(chunks), origin, task, first)
-    return file.part, file.metadata
+    return write_part(path, Ragged.concatenate(chunks), origin, task, first).part

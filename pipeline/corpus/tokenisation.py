@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from pipeline.corpus.groups import ABOVE
+from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
@@ -42,8 +43,8 @@ T = TypeVar("T")
 class Job:
     """Reads and tokenises records by number; every worker gets a copy of it.
 
-    Where `weighted` is False, examples have no loss, and a template that gives weights other than 1
-    is refused; with `of_pair`, they are left out, for the other side decides. Where `on_error` is
+    Where examples of the `task` have no loss, a template that gives weights other than 1 is
+    refused; with `of_pair`, they are left out, for the other side decides. Where `on_error` is
     "skip", a record that fails becomes an example without tokens. `features` are fields of the
     records of the same names; those of tokens are what a template gives, where there is one. Of
     groups, each node is an example, and `source` has each record as often as it has nodes.
@@ -53,7 +54,7 @@ class Job:
     tokenizer: Tokenizer
     field: str = "text"
     template: Template | None = None
-    weighted: bool = True
+    task: Task = CAUSAL
     on_error: OnError = "raise"
     features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
     of_pair: bool = False
@@ -143,7 +144,7 @@ class Job:
     def _make_empty(self, records: Sequence[int]) -> Ragged:
         """One example without tokens."""
         one = np.zeros(1, np.int64)
-        known = {WEIGHTS: LOSS_WEIGHTS} if self.template and self.weighted else {}
+        known = {WEIGHTS: LOSS_WEIGHTS} if self.template and self.task.has_targets else {}
         columns = {
             # A value of an example that is in no batch is never seen.
             name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
@@ -174,7 +175,8 @@ class Job:
                 "must be at least 0 and below it"
             )
         columns = dict(chunk.columns)
-        if not self.weighted and (weights := columns.pop(WEIGHTS, None)) and not self.of_pair:
+        weights = None if self.task.has_targets else columns.pop(WEIGHTS, None)
+        if weights is not None and not self.of_pair:
             self._require_equal_weights(records, chunk.counts, weights.values)
         if self._nodes > 1 and (empty := np.flatnonzero(chunk.counts == 0)).size:
             raise InvalidValue(

@@ -1,16 +1,17 @@
 """Writers of corpora: parts in order, sealed as they come, and the manifest in the end."""
 
 import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import About, Damaged, Entry, Log
+from pipeline.corpus.log import Damaged, Entry, Log
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
@@ -18,12 +19,11 @@ from pipeline.corpus.manifest import (
     TEMPORARY,
     Manifest,
     part_name,
+    read_features,
     require_same_origin,
-    summarise,
-    tokens_digest,
 )
 from pipeline.corpus.parts import MARK, Part, PartFile, read_part, write_part
-from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import (
     Exists,
     InvalidState,
@@ -39,7 +39,7 @@ from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature, check
 from pipeline.text.ragged import Buffer, Ragged, is_full
 
 # What a corpus is made from, where nobody says.
-ARRAYS = {"source": None, "tokenizer": None, "field": None}
+ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
 
 
 class Writer:
@@ -104,9 +104,8 @@ class Writer:
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
                 )
-            self._parts = PartWriter(
-                self.directory, task, ARRAYS, vocab_size=vocab_size, keep_parts=keep_parts
-            )
+            manifest = Manifest(task=task.name, origin=ARRAYS, vocab_size=vocab_size)
+            self._parts = PartWriter(self.directory, manifest, keep_parts=keep_parts)
             known, self._weighted = self._resume(known)
             self._features, self._vocab_size = known, vocab_size
             self._stack = stack.pop_all()
@@ -118,7 +117,7 @@ class Writer:
         if not self._parts.examples:
             return known, None
         about = self._parts.log.about()
-        there = {name: Feature(**each) for name, each in about.features.items()}
+        there = read_features(about.features)
         for name in {**known, **there}:
             mine, theirs = known.get(name), there.get(name)
             if (
@@ -270,13 +269,13 @@ class PartWriter:
 
     Args:
         directory: where they are.
-        task, origin, vocab_size, source: entries of `Manifest`.
-        tokenizer: stores the tokenizer, and returns what says how it is loaded.
+        manifest: what the corpus is, but for its parts.
         keep_parts: as for `Writer`.
         again: whether the source gives the same parts again. Then all whole parts stay, sealed or
             not, what is not whole is made anew, and so is a damaged log.
 
     Attributes:
+        manifest: as given; features get their dtype from the first part.
         number: of the next part.
         examples, tokens: how many the parts before it have; tokens only of those kept `again`.
         sealed: how many examples are sealed.
@@ -286,34 +285,26 @@ class PartWriter:
     def __init__(
         self,
         directory: epath.Path,
-        task: Task,
-        origin: Mapping[str, Any],
+        manifest: Manifest,
         *,
-        vocab_size: int | None,
-        source: str | None = None,
-        tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
         keep_parts: int | None = None,
         again: bool = False,
     ):
-        self.directory, self.task, self.origin = directory, task, dict(origin)
+        self.directory, self.manifest, self.task = directory, manifest, TASKS[manifest.task]
         self.log, self._keep_parts = Log(directory), keep_parts
-        self._vocab_size, self._source, self._tokenizer = vocab_size, source, tokenizer
         self.number = self.examples = self.tokens = self.sealed = 0
         self.cursor: Any = None
-        self._after, self._pending = "", list[Entry]()
-        self._features: dict[str, dict[str, Any]] = {}
+        self._pending: list[Part] = []
         self._there: list[Entry] = []  # sealed, and perhaps made again
-        self._deleted: list[epath.Path] = []  # parts whose records are deleted
-        self._collected: tuple[list[Entry], np.ndarray] | None = None
         self._keep_whole_parts() if again else self._keep_sealed_parts()
 
     def _keep_sealed_parts(self) -> None:
         last = self.log.tail()
         if last is not None:
             self._require_same(self.log.about())
-            self.log.require_files([last])
+            self.log.require_files([last.part])
             self.number, self.examples = last.number + 1, last.first + last.examples
-            self.sealed, self._after, self.cursor = self.examples, last.after, last.cursor
+            self.sealed, self.cursor = self.examples, last.cursor
         self._remove_rest(self._find_parts())
 
     def _keep_whole_parts(self) -> None:
@@ -330,46 +321,39 @@ class PartWriter:
             if path.name != part_name(number) or file is None:
                 break
             try:
-                counts = file.verify().counts
+                file.verify()
             except ValueError:
                 break
             if file.metadata.get("first") != self.examples:  # another part under this name
                 break
-            self.append(file.part, counts, file.metadata)
+            self.append(file.part)
         self._remove_rest(files)
 
-    def _require_same(self, about: About) -> None:
-        require_same_origin(self.directory, about.origin, self.origin)
-        for name, now in {"task": self.task.name, "vocab_size": self._vocab_size}.items():
-            if (then := getattr(about, name)) != now:
+    def _require_same(self, about: Manifest) -> None:
+        require_same_origin(self.directory, about.origin, self.manifest.origin)
+        for name in ("task", "vocab_size"):
+            if (then := getattr(about, name)) != (now := getattr(self.manifest, name)):
                 raise InvalidValue(
                     f"{os.fspath(self.directory)} holds a corpus that grows with {name} {then}, "
                     f"not {now}; give what it was begun with, or another directory"
                 )
+        self.manifest = dataclasses.replace(about, parts=[])
 
-    def _remove_rest(self, files: Mapping[epath.Path, PartFile | None]) -> None:
-        """Removes the parts that are not kept, and what a killed writer left of others."""
-        lengths = self.directory / LENGTHS
-        if (files or self.number) and lengths.exists():  # else it would seem somebody else's
-            lengths.unlink()
-        for path in files:
-            if _number(path) >= self.number:
-                path.unlink()
-        for path in self._deleted:
-            path.unlink()
-        for path in self.directory.glob(".*.tmp"):
-            if TEMPORARY.fullmatch(path.name):
-                path.unlink()
+    @property
+    def _kept(self) -> range:
+        """The numbers of the parts that stay."""
+        return range(self.log.first() if self.number else 0, self.number)
 
     def _find_parts(self) -> dict[epath.Path, PartFile | None]:
-        """The parts that are not known yet, in order; None for one that is damaged."""
+        """The parts that are not sealed, or were deleted, in order; None for one that is damaged.
+
+        Refuses files of others.
+        """
         files: dict[epath.Path, PartFile | None] = {}
-        first = self.log.first() if self.number else 0
+        kept = self._kept
         for path in sorted(self.directory.glob("part-*.arrow")):
             named = PART_NAME.fullmatch(path.name)
-            if named and _number(path) < self.number:
-                if _number(path) < first:
-                    self._deleted.append(path)
+            if named and _number(path) in kept:
                 continue
             try:
                 files[path] = read_part(path) if named else None
@@ -377,7 +361,8 @@ class PartWriter:
                 files[path] = None
         for file in files.values():
             if file is not None:
-                require_same_origin(self.directory, file.metadata["origin"], self.origin)
+                origin = file.metadata["origin"]
+                require_same_origin(self.directory, origin, self.manifest.origin)
         refused = "Prepare into a directory of its own, or move that file"
         for path, read in files.items():
             if read is None and not _is_damaged_part(path):
@@ -393,107 +378,84 @@ class PartWriter:
             )
         return files
 
-    def append(self, part: Part, counts: np.ndarray, metadata: Mapping[str, Any]) -> None:
-        """Takes over the next part, which is on disk; `counts` are the tokens of its examples."""
-        entry = Entry(
-            number=self.number,
-            part=part,
-            first=self.examples,
-            before=self._after,
-            lengths_digest=lengths_module.digest(self.task.lengths(counts)),
-            learnt=metadata["learnt"],
-            text_bytes=metadata["text_bytes"],
-        )
+    def _remove_rest(self, files: Iterable[epath.Path]) -> None:
+        """Removes those of the files that are not kept, and what a killed writer left of others."""
+        kept = self._kept
+        (self.directory / LENGTHS).unlink(missing_ok=True)  # not somebody else's: see `_find_parts`
+        for path in files:
+            if _number(path) not in kept:
+                path.unlink()
+        for path in self.directory.glob(".*.tmp"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
+
+    def append(self, part: Part) -> None:
+        """Takes over the next part, which is on disk."""
         if self.number >= len(self._there):
-            self._pending.append(entry)
-        elif self._there[self.number].after != entry.after:
+            self._pending.append(part)
+        elif self._there[self.number].digest != part.sha256:
             path = self.directory / part.file
             raise InvalidValue(
                 f"{os.fspath(path)} was sealed with other tokens than it is made with now: the "
                 "source or the tokenizer does not give the same twice. Readers may have trained on "
                 "the former; delete the directory, and prepare again"
             )
-        self.number, self._after = self.number + 1, entry.after
-        self.examples, self.tokens = self.examples + part.examples, self.tokens + part.tokens
-        self._features, self._collected = metadata["features"], None
+        self.number, self.examples = self.number + 1, self.examples + part.examples
+        self.tokens += part.tokens
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
+        known = {name: each.feature for name, each in examples.columns.items() if name != WEIGHTS}
+        features = {name: feature.as_json for name, feature in known.items()}
+        self.manifest = dataclasses.replace(self.manifest, features=features)
         path = self.directory / part_name(self.number)
-        file = write_part(path, examples, self.origin, self.task, self.examples)
-        self.append(file.part, examples.counts, file.metadata)
+        made = write_part(path, examples, self.manifest.origin, self.task, self.examples)
+        self.append(made.part)
 
     def seal(self, cursor: Any = None) -> None:
         """Seals the parts that are not sealed, together."""
         if not self._pending:
             return
-        if not self._pending[0].number:
-            self.log.begin(self._about())
+        if not self.sealed:
+            self.log.begin(dataclasses.replace(self.manifest, parts=self._pending[:1]))
         self.log.append(self._pending, cursor)
         self._pending, self.cursor, self.sealed = [], cursor, self.examples
         if self._keep_parts is not None:
             self.log.trim(self.number - self._keep_parts)
 
-    def _about(self) -> About:
-        first = self._pending[0].part
-        return About(
-            task=self.task.name,
-            origin=self.origin,
-            vocab_size=self._vocab_size,
-            tokenizer=self._tokenizer(),
-            source=self._source,
-            features=self._features,
-            weighted=WEIGHTS in first.columns,
-            first=first.sha256,
-        )
-
-    def collect(self) -> tuple[list[Entry], np.ndarray]:
+    def collect(self) -> tuple[list[Part], np.ndarray]:
         """All parts, sealed or not, and the tokens of each of their examples: uint32 [examples]."""
-        if self._collected is None:
-            sealed = self.log.entries() if self.sealed else []
-            entries = [*sealed, *self._pending]
-            if not entries:
-                raise InvalidValue("examples is empty; a corpus holds at least one example")
-            self._collected = entries, np.concatenate(self.log.read_counts(entries, self.task))
-        return self._collected
+        sealed = [entry.part for entry in self.log.entries()] if self.sealed else []
+        if not (parts := [*sealed, *self._pending]):
+            raise InvalidValue("examples is empty; a corpus holds at least one example")
+        return parts, np.concatenate(self.log.read_counts(parts, self.task))
 
     def discard(self) -> None:
-        """Removes all parts, and the log."""
+        """Removes all parts, and the log; nothing can be added then."""
         self.log.remove()
         for number in range(self.number):
             (self.directory / part_name(number)).unlink()
-        self.number = self.examples = self.tokens = self.sealed = 0
-        self._pending, self._there, self._after, self._collected = [], [], "", None
 
-    def finish(self) -> None:
+    def finish(self, collected: tuple[list[Part], np.ndarray] | None = None) -> None:
         """Writes the lengths and, last, the manifest, which takes the place of the log.
 
-        Where parts were deleted, the log stays, and says that it has ended.
+        Where parts were deleted, the log stays, and says that it has ended. What `collect` gave may
+        be `collected`.
         """
         if self.sealed and self.log.first():
             self.seal(self.cursor)
             self.log.end()
             return
-        entries, counts = self.collect()
+        parts, counts = collected or self.collect()
         lengths = self.task.lengths(counts)
         with atomic_write(self.directory / LENGTHS) as file:
             np.save(file, lengths)
             size = file.tell()
-        parts = [entry.part for entry in entries]
-        about = self.log.about() if self.sealed else self._about()
-        Manifest(
-            task=about.task,
-            origin=about.origin,
-            tokens=sum(part.tokens for part in parts),
-            tokens_digest=tokens_digest(parts),
-            lengths_bytes=size,
-            vocab_size=about.vocab_size,
-            tokenizer=about.tokenizer,
-            source=about.source,
-            features=about.features,
-            parts=parts,
-            **summarise(lengths, [vars(entry) for entry in entries]),
-        ).write(self.directory)
+        digest = lengths_module.digest(lengths)
+        manifest = dataclasses.replace(
+            self.manifest, parts=parts, lengths_digest=digest, lengths_bytes=size
+        )
+        manifest.write(self.directory / MANIFEST)
         self.log.remove()
 
 

@@ -11,8 +11,8 @@ from etils import epath
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.sealed import SealedParts
 from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
@@ -105,7 +105,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         )
     try:
         if isinstance(corpus, Growing):
-            plan = FollowedPlan.replay(SealedParts(corpus, wait_seconds=0), changes)
+            plan = FollowedPlan.replay(Log(corpus.directory, wait_seconds=0), changes)
         else:
             plan = Plan.replay(corpus, changes)
     except Exception as error:  # options of any kind and value

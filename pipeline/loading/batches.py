@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.sealed import SealedParts
+from pipeline.corpus.log import Log
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import (
@@ -183,8 +183,6 @@ class Batches(StepDataset):
                 f"packing is 'fill', which cuts examples, and {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or leave it out of features="
             )
-        for parts in sealed_parts(plan).values():
-            parts.hold_one()
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -235,6 +233,13 @@ class Batches(StepDataset):
     __str__ = __repr__
 
     @property
+    def logs(self) -> list[Log]:
+        """Those of the corpora that grow, which the plan follows."""
+        parts: Any = self.plan.parts if isinstance(self.plan, FollowedPlan) else {}
+        every = parts.values() if isinstance(parts, Mapping) else [parts]
+        return [each for each in every if isinstance(each, Log)]
+
+    @property
     def endless(self) -> bool:
         """Whether they have no end, or one that is not known yet."""
         return self.plan.follows or (self._epochs is None and not self.plan.finite)
@@ -261,8 +266,12 @@ class Batches(StepDataset):
                     raise Ended(f"step is {step:,}, and the last epoch ends before it")
                 needed: Any = self.plan.parts_of(step)
                 needed = needed if isinstance(needed, dict) else {"": needed}
-                for name, parts in sealed_parts(self.plan).items():
-                    parts.hold(needed[name])
+                corpora = (
+                    self.corpus.corpora if isinstance(self.corpus, Corpora) else {"": self.corpus}
+                )
+                for name, each in corpora.items():
+                    if isinstance(each, Growing):
+                        each.hold(needed[name])
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
@@ -359,13 +368,6 @@ class Batches(StepDataset):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise InvalidValue(NO_RUNS)
-
-
-def sealed_parts(plan: Plan) -> dict[str, SealedParts]:
-    """Of each corpus that grows in a followed plan its sealed parts, by name."""
-    every: Any = plan.parts if isinstance(plan, FollowedPlan) else {}
-    every = every if isinstance(every, Mapping) else {"": every}
-    return {name: each for name, each in every.items() if isinstance(each, SealedParts)}
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:

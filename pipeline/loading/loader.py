@@ -12,10 +12,10 @@ import numpy as np
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.groups import truncate_groups
-from pipeline.corpus.growing import Growing
+from pipeline.corpus.growing import Growing, open_growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.sealed import SealedParts, open_growing
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import (
@@ -24,7 +24,6 @@ from pipeline.loading.batches import (
     Batches,
     TraceAnnotation,
     Transform,
-    sealed_parts,
 )
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
@@ -110,10 +109,10 @@ class Loader(grain.DatasetIterator):
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
-        self._parts = [*sealed_parts(batches.plan).values()]
-        for parts in self._parts:
-            parts.open()
-        self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._parts)
+        self._logs = batches.logs
+        for log in self._logs:
+            log.open()
+        self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._logs)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         # Without `self`, which threads would keep alive.
@@ -173,9 +172,9 @@ class Loader(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         with contextlib.ExitStack() as stack:
-            for parts in self._parts:  # threads that wait for a part end
-                parts.close()
-                stack.callback(parts.open)
+            for log in self._logs:  # threads that wait for a part end
+                log.close()
+                stack.callback(log.open)
             self._steps.set_state(state)
 
     def traffic(self) -> dict[str, float]:
@@ -204,10 +203,8 @@ class Loader(grain.DatasetIterator):
         self.close()
 
 
-def _close(
-    iterators: list[grain.DatasetIterator], ahead: ReadAhead, parts: Iterable[SealedParts]
-) -> None:
-    for each in parts:
+def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead, logs: Iterable[Log]) -> None:
+    for each in logs:
         each.close()  # threads that wait for a part end
     while iterators:
         iterators.pop().close()
@@ -327,10 +324,10 @@ def load(
         corpus = open_growing(corpus, wait_seconds) if follow else open_corpus(corpus)
     parts: Any = None
     if isinstance(corpus, Growing):
-        parts = SealedParts(corpus, wait_seconds)
+        parts = Log(corpus.directory, wait_seconds)
     elif isinstance(corpus, Corpora) and corpus.grows:
         parts = {
-            name: SealedParts(each, wait_seconds) if isinstance(each, Growing) else each
+            name: Log(each.directory, wait_seconds) if isinstance(each, Growing) else each
             for name, each in corpus.corpora.items()
         }
     if parts is not None:
@@ -378,10 +375,10 @@ def load(
 
 def _begin(parts: Any, options: Mapping[str, Any]) -> Any:
     """The lengths that buckets are fitted to: of what grows, those of the first window."""
-    if isinstance(parts, SealedParts):
+    if isinstance(parts, Log):
         return begin_lengths(parts, options)
     return {
-        name: begin_lengths(each, options) if isinstance(each, SealedParts) else each
+        name: begin_lengths(each, options) if isinstance(each, Log) else each
         for name, each in parts.items()
     }
 

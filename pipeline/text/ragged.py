@@ -25,9 +25,6 @@ from pipeline.text.features import (
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
-# `chunk_arrays` makes chunks of about this many tokens.
-CHUNK = 1 << 20
-
 
 @dataclass(frozen=True)
 class Ragged:
@@ -140,25 +137,10 @@ def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]
         yield pieces
 
 
-def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
-    """The same examples, divided again: one `Ragged` for each part."""
-    held: dict[int, Ragged] = {}
-
-    def hold() -> Iterator[np.ndarray]:
-        for number, chunk in enumerate(chunks):
-            held[number] = chunk
-            yield chunk.counts
-
-    for pieces in divide(hold()):
-        yield Ragged.concatenate([held[number].slice(*ends) for number, *ends in pieces])
-        for number in [number for number in held if number < pieces[-1][0]]:
-            del held[number]
-
-
-def chunk_arrays(
+def divide_arrays(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> Iterator[Ragged]:
-    """Examples of arrays in chunks, each entry checked; arguments as for `Corpus.from_arrays`."""
+    """Examples of arrays, part by part, each entry checked; arguments as `Corpus.from_arrays`."""
     tokens, weights, given = split_columns(columns, features)
     columns = {TOKENS: tokens, **{name: column for name, (_, column) in given.items()}}
     known = {name: feature for name, (feature, _) in given.items()}
@@ -167,7 +149,7 @@ def chunk_arrays(
     buffer = Buffer(known, vocab_size)
     for number, example in zip_columns(columns):
         buffer.add(example, number)
-        if buffer.tokens >= CHUNK or len(buffer) >= CHUNK:
+        if is_full(len(buffer), buffer.tokens):
             yield buffer.take()
     if len(buffer):
         yield buffer.take()
@@ -196,14 +178,15 @@ class Buffer:
     def add(self, example: Mapping[str, Any], number: int) -> None:
         """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says."""
         flat = validate_tokens(example[TOKENS], f"example {number}", self._vocab_size)
-        arrays, known = {TOKENS: flat}, dict(self.features)
+        # Copies: who gives the entries may use their memory again.
+        arrays, known = {TOKENS: flat.astype(np.int32)}, dict(self.features)
         for name, feature in self.features.items():
             what = f"{name} of example {number}"
             if name == WEIGHTS:
-                arrays[name] = _validate_weights(example[name], number, len(flat))
+                arrays[name] = np.array(_validate_weights(example[name], number, len(flat)))
             else:
                 feature = known[name] = feature.infer(example[name], what)
-                arrays[name] = feature.convert(example[name], what, len(flat))
+                arrays[name] = np.array(feature.convert(example[name], what, len(flat)))
         self.features = known
         for name, array in arrays.items():
             self._held[name].append(array)
@@ -213,7 +196,7 @@ class Buffer:
         """The examples that were held; then none are."""
         held, tokens = self._held, self._held[TOKENS]
         counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
+        flat = np.concatenate(tokens)
         columns = {
             name: Column(feature, feature.join(held[name]))
             for name, feature in self.features.items()

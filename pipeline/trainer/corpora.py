@@ -14,9 +14,10 @@ from etils import epath
 
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.growing import open_growing
+from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
-from pipeline.corpus.sealed import fail_growing, open_growing
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts

@@ -15,7 +15,7 @@ from etils import epath
 
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.sealed import SealedParts
+from pipeline.corpus.log import Log
 from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
@@ -218,7 +218,7 @@ class Run(contextlib.ExitStack):
         with self.log.clock("plan"):
             given: Any = corpus
             if isinstance(corpus, Growing):
-                given = SealedParts(corpus, self.config.train.get("wait_seconds"))
+                given = Log(corpus.directory, self.config.train.get("wait_seconds"))
             self._plan = self._schedule.plan(given, mixture, row_multiple=rows, tuned=tuned)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
@@ -372,7 +372,7 @@ class Run(contextlib.ExitStack):
             self._held.append(data["plans"][0]["place"]["part"])
             name = fingerprint_of(os.path.abspath(self.workdir))
             parts: Any = self._plan.parts
-            parts.keep(name, min(self._held))
+            parts.hold(name, min(self._held))
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

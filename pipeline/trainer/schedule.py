@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.sealed import SealedParts
+from pipeline.corpus.log import Log
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
@@ -216,7 +216,7 @@ class Schedule:
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         known: Any = corpus
         replay: Callable[..., Plan] = Plan.replay
-        if isinstance(corpus, SealedParts):
+        if isinstance(corpus, Log):
             known, replay = self._begin_lengths(corpus, new), FollowedPlan.replay
         for number in new:
             self._resolve(number, known, mixture or {})
@@ -238,7 +238,7 @@ class Schedule:
             logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan
 
-    def _begin_lengths(self, parts: SealedParts, new: Sequence[int]) -> Any:
+    def _begin_lengths(self, parts: Log, new: Sequence[int]) -> Any:
         """The lengths that new entries fit buckets to: those of the first window."""
         if not any("buckets" not in self.entries[number].options for number in new):
             return None

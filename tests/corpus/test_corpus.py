@@ -31,7 +31,6 @@ def _small_parts():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "TOKENS_PER_PART", 40)
         patch.setattr(ragged, "EXAMPLES_PER_PART", 6)
-        patch.setattr(ragged, "CHUNK", 25)
         yield
 
 
@@ -87,22 +86,18 @@ def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 40))
 def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
-    counts = np.array(counts)
-    flat = np.arange(counts.sum(), dtype=np.int32)
-    whole = ragged.Ragged(flat, counts, counts)
-    several, rest = [], whole
-    while len(rest.counts):
-        head, rest = rest.slice(0, at_once), rest.slice(at_once, len(rest.counts))
-        several.append(head)
-    parts = list(ragged.assemble_parts([whole]))
-    assert [part.digest for part in ragged.assemble_parts(several)] == [
-        part.digest for part in parts
-    ]
+    """One by one, as of arrays and from a `Writer`, or in chunks, as `prepare` has them."""
+    flat = np.arange(sum(counts), dtype=np.int32)
+    examples = np.split(flat, np.cumsum(counts)[:-1])
+    parts = list(ragged.divide_arrays(examples, None, None))
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
-        assert len(part.flat) == part.text_bytes.sum() == part.counts.sum()
+        assert len(part.flat) == part.counts.sum()
         assert len(part.counts) <= ragged.EXAMPLES_PER_PART
         assert part.counts[:-1].sum() < ragged.TOKENS_PER_PART
+    chunks = [np.array(counts[at : at + at_once]) for at in range(0, len(counts), at_once)]
+    sizes = [sum(last - first for _, first, last in pieces) for pieces in ragged.divide(chunks)]
+    assert sizes == [len(part.counts) for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -219,9 +214,8 @@ def test_any_arrow_reader_can_read_the_parts(directory):
     assert seen == [example.tolist() for example in EXAMPLES]
 
 
-def test_the_fingerprint_depends_on_content_alone(directory, tmp_path, monkeypatch):
+def test_the_fingerprint_depends_on_content_alone(directory, tmp_path):
     corpus = Corpus.open(directory)
-    monkeypatch.setattr(ragged, "CHUNK", 1)
     elsewhere = Corpus.from_arrays([e.astype(np.uint16) for e in EXAMPLES], tmp_path / "a")
     assert elsewhere.fingerprint == corpus.fingerprint
     other = Corpus.from_arrays([*EXAMPLES[:-1], EXAMPLES[-1] + 1], tmp_path / "b")
@@ -297,14 +291,14 @@ PART = "part-00002.arrow"
             put("lengths.npy", lambda it: it.replace(b"(30,)", b"(29,)")),
             "damaged at .*lengths.npy: it has shape .29,.",
         ),
-        (put("corpus.json", lambda it: it[:200]), "damaged at .*corpus.json: it cannot be read"),
+        (put("corpus.json", lambda it: it[:200]), "damaged at .*corpus.json: it is half-written"),
         (
-            put("corpus.json", lambda _: b'{"schema_version": 4}'),
-            "damaged at .*corpus.json: it cannot be read: KeyError",
+            put("corpus.json", lambda _: b'{"schema_version": 5}'),
+            "damaged at .*corpus.json: it is half-written or changed: KeyError",
         ),
         (
-            put("corpus.json", lambda _: b'{"schema_version": 99}'),
-            "schema version 99, and this version of Lockstep reads version 4: prepare",
+            put("corpus.json", lambda _: b'{"schema_version": 4}'),
+            "schema version 4, and this version of Lockstep reads version 5: write the corpus",
         ),
         (
             lambda at: ((at / "corpus.json").unlink(), (at / "corpus.json").mkdir()),

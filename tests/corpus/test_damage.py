@@ -151,7 +151,7 @@ def corpus(tmp_path):
     return Corpus.from_arrays({"tokens": EXAMPLES, "weights": WEIGHTS}, tmp_path / "corpus")
 
 
-@pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "text_bytes", "digest"])
+@pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "parts", "digest"])
 def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
     corpus = pipeline.prepare(Records(["one", "two"]), Bytes(), tmp_path)
     path = corpus.directory / "corpus.json"
@@ -187,7 +187,7 @@ def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
         ("examples", True, "examples in part-00001.arrow is True; it is an integer"),
         ("tokens", 4, "number of tokens in part-00001.arrow is"),
         ("bytes", "many", "bytes in part-00001.arrow is 'many'"),
-        ("sha256", "0", "its tokens_digest is"),
+        ("learnt", -1, "learnt in part-00001.arrow is -1; it is an integer from 0 up"),
     ],
 )
 def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sentence):
@@ -252,9 +252,10 @@ def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_tokens", 7),
-        ("empty", 4),
-        ("text_bytes", 7),
+        ("parts", {"learnt": 7}),
+        ("parts", {"text_bytes": 7}),
+        ("parts", {"sha256": "0"}),
+        ("parts", {"lengths_digest": "0"}),
         ("vocab_size", 12),
         ("tokenizer", {"kind": "bytes", "begin": False, "end": True}),
         ("origin", {"source": "s", "tokenizer": "t", "field": "f"}),
@@ -266,7 +267,10 @@ def test_verify_compares_the_manifest_with_the_parts(tmp_path, name, value):
         Records(["one", "two", ""]), Bytes(), tmp_path, progress=False, num_workers=0
     )
     corpus.verify()
-    alter(corpus, lambda manifest: manifest.update({name: value}))
+    if name == "parts":
+        alter(corpus, lambda manifest: manifest["parts"][0].update(value))
+    else:
+        alter(corpus, lambda manifest: manifest.update({name: value}))
     with pytest.raises(ValueError, match="damaged at"):
         Corpus.open(tmp_path).verify()
 

@@ -130,8 +130,9 @@ def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
     values["reward"] = [*values["reward"][:-1], 7.0]
     with pytest.raises(ValueError, match="holds other values of"):
         plain.with_features(values, features=added)
-    part = opened._added[0].parts[0]
-    file = opened._added[0].directory / part.file
+    place, added_manifest = opened._stores[1]
+    part = added_manifest.parts[0]
+    file = place / part.file
     content = bytearray(file.read_bytes())
     content[part.columns["routing"].at] ^= 1
     file.write_bytes(content)

@@ -154,7 +154,7 @@ def test_a_reader_drops_parts_and_takes_them_up_again(tmp_path):
         writer.seal()
     corpus = Corpus.open(tmp_path, follow=True)
     assert corpus.read([39], [0], [1])["inputs"].tolist() == [39]  # looks for what is sealed
-    corpus.hold(corpus.entries[3:])
+    corpus.refresh(start=3)
     assert corpus.entries[0].first == 24
     copy = pickle.loads(pickle.dumps(corpus))
     for each in (corpus, copy):

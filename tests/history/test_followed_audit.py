@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpus
-from pipeline.corpus.sealed import SealedParts
 from pipeline.corpus.writer import Writer
 from pipeline.history import audit, read_history, write_history
 from pipeline.history.auditing import FollowedLedger, NotAsPlanned
@@ -30,7 +29,7 @@ def run(tmp_path):
                 writer.seal()
         writer.finish()
     corpus = Corpus.open(tmp_path / "corpus" / "train", follow=True)
-    plan = FollowedPlan(SealedParts(corpus), [Bucket(4, 64)], window=50)
+    plan = FollowedPlan(corpus.log, [Bucket(4, 64)], window=50)
     plan = plan.after(12, buckets=[Bucket(2, 64)])
     write_history(tmp_path, corpus, plan)
     return tmp_path, plan

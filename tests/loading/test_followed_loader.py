@@ -12,7 +12,6 @@ from absl import flags
 
 import pipeline
 from pipeline import Batches, Bucket, Corpus
-from pipeline.corpus.sealed import SealedParts
 from pipeline.corpus.writer import Writer
 from pipeline.errors import InvalidState
 from pipeline.planning import growing
@@ -112,7 +111,7 @@ def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
 
 def test_hosts_have_parts_of_the_same_batches(finished):
     one, *two = (
-        Batches(corpus, FollowedPlan(SealedParts(corpus), BUCKETS, window=60), **hosts)
+        Batches(corpus, FollowedPlan(corpus.log, BUCKETS, window=60), **hosts)
         for hosts in ({}, *({"process_index": n, "process_count": 2} for n in range(2)))
         for corpus in [Corpus.open(finished, follow=True)]
     )
@@ -132,7 +131,7 @@ def test_later_epochs_are_of_all_of_it(finished, whole):
 def test_workers_load_the_same(finished, monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones
     corpus = Corpus.open(finished, follow=True)
-    plan = FollowedPlan(SealedParts(corpus), BUCKETS, window=60)
+    plan = FollowedPlan(corpus.log, BUCKETS, window=60)
     batches = Batches(corpus, plan).repeat(1).with_plans().to_iter_dataset()
     options = grain.MultiprocessingOptions(num_workers=2)
     flags.FLAGS.mark_as_parsed()

@@ -78,7 +78,7 @@ class Preparation(Trial):
         from pipeline.text.sources import JsonLines
         from pipeline.text.tokenizers import Bytes
 
-        ragged.TOKENS_PER_PART, ranges.RECORDS, ragged.CHUNK = 1500, 8, 700
+        ragged.TOKENS_PER_PART, ranges.RECORDS = 1500, 8
         if self.kind == "from_arrays":
             texts = [json.loads(line)["text"] for line in self.text.read_text().splitlines()]
             Corpus.from_arrays([list(text.encode()) for text in texts], folder)

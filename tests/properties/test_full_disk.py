@@ -19,7 +19,7 @@ PAGE = 4096
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     # Trials set these, in processes of their own.
-    for module, name in ((ragged, "TOKENS_PER_PART"), (ragged, "CHUNK"), (ranges, "RECORDS")):
+    for module, name in ((ragged, "TOKENS_PER_PART"), (ranges, "RECORDS")):
         monkeypatch.setattr(module, name, getattr(module, name))
 
 
