@@ -82,9 +82,8 @@ def add_features(
                 )
         if there is None:
             origin: dict[str, str | None] = {"of": corpus.manifest.digest}
-            made = {name: feature.as_json for name, feature in known.items()}
             task = corpus.manifest.task
-            Manifest(task=task, origin=origin, features=made, parts=parts).write(place / NAME)
+            Manifest(task=task, origin=origin, features=known, parts=parts).write(place / NAME)
 
 
 def _make_parts(

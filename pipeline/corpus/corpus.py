@@ -23,7 +23,6 @@ from pipeline.corpus.manifest import (
     damage,
     load_tokenizer,
     open_part,
-    read_features,
     read_lengths,
     require_same_origin,
 )
@@ -103,7 +102,7 @@ class Corpus(SingleCorpus):
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.features: dict[str, Feature] = {}
         for each in self._stores:
-            self.features |= read_features(each.manifest.features)
+            self.features |= each.manifest.features
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
@@ -329,7 +328,7 @@ class Corpus(SingleCorpus):
     def _readers(self) -> list[Reader]:
         """The reader of the tokens, and those of features that were added."""
         return [
-            Reader(place, each.parts, read_features(each.features), self.in_memory, cache)
+            Reader(place, each.parts, each.features, self.in_memory, cache)
             for (place, each), cache in zip(self._stores, self._caches, strict=True)
         ]
 

@@ -217,11 +217,6 @@ class Groups(SingleCorpus):
                 f"{self!r} are in memory; make Examples.from_groups of all columns at once"
             )
         known = check_features(features)
-        if not known or {*columns} != {*known}:
-            raise InvalidValue(
-                f"columns are {', '.join(map(str, columns)) or 'none'}, and features are "
-                f"{', '.join(known) or 'none'}; give a column and a pipeline.Feature for each name"
-            )
         shapes = (
             _Shape(self.nodes.lengths[begin:end], self._above[begin:end])
             for begin, end in itertools.pairwise(self._edges.tolist())
@@ -272,6 +267,7 @@ class _Shape:
 
     def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
         self.sizes, self.tokens, self.tree = sizes.tolist(), tokens, Tree(above)
+        self._below = np.bincount(self.tree.parent[1:], minlength=len(sizes)).tolist()
 
     @classmethod
     def of(cls, group: Any, what: str, vocab_size: int | None) -> "_Shape":
@@ -282,7 +278,7 @@ class _Shape:
                 "and a continuation may be such a pair again"
             )
         tokens, above = [], []
-        for content, number, name in _walk(group, what):
+        for content, number, name in _unnest(group, what):
             tokens.append(validate_tokens(content, name, vocab_size))
             above.append(number)
             if not len(tokens[-1]):
@@ -294,40 +290,25 @@ class _Shape:
 
     def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
         """The values of a feature for each of the nodes."""
-        none = np.zeros(feature.shape, feature.dtype)
-        if feature.of == "example":
-            return [feature.convert(given, what, 0)] + [none] * (len(self.sizes) - 1)
         if feature.of == "continuation":
-            array, leaves = as_array(given, what), int(self.tree.branch.sum())
-            if array.shape != (leaves, *feature.shape):
-                raise InvalidValue(
-                    f"{what} has shape {array.shape}; the group has "
-                    f"{counted(leaves, 'continuation')}, so it must be {(leaves, *feature.shape)}"
-                )
-            values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
-            values[self.tree.branch] = feature.cast(array, what)
-            return list(values)
-        contents = self._match(given, what)
+            return list(self._of_leaves(given, feature, what))
+        if feature.of == "example":
+            none = np.zeros(feature.shape, feature.dtype)
+            return [feature.convert(given, what, 0)] + [none] * (len(self.sizes) - 1)
         return [
             feature.convert(content, name, size)
-            for (content, name), size in zip(contents, self.sizes, strict=True)
+            for (content, _, name), size in zip(
+                _unnest(given, what, self._below), self.sizes, strict=True
+            )
         ]
 
     def weigh(self, given: Any, what: str) -> list[np.ndarray]:
         """The weight of each token of each of the nodes, from numbers or arrays."""
-        if not _is_branching(given):  # a number for each continuation
-            by_leaf = LOSS_WEIGHTS.cast(as_array(given, what), what)
-            leaves = int(self.tree.branch.sum())
-            if by_leaf.shape != (leaves,):
-                raise InvalidValue(
-                    f"{what} have shape {by_leaf.shape}; give a number for each of its "
-                    f"{counted(leaves, 'continuation')}, or weights nested like its tokens"
-                )
-            numbers = np.zeros(len(self.sizes), np.float32)
-            numbers[self.tree.branch] = by_leaf
+        if _is_branching(given):
+            contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
+        else:  # a number for each continuation
+            numbers = self._of_leaves(given, LOSS_WEIGHTS, what)
             contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
-        else:
-            contents = self._match(given, what)
         found = []
         for (content, name), size in zip(contents, self.sizes, strict=True):
             array = LOSS_WEIGHTS.cast(as_array(content, name), name)
@@ -340,25 +321,17 @@ class _Shape:
         found[0][0] = 0  # the first token of all is no target
         return found
 
-    def _match(self, given: Any, what: str) -> list[tuple[Any, str]]:
-        """What each of the nodes has in an entry that is nested like the tokens, and its name."""
-        children: list[list[int]] = [[] for _ in self.sizes]
-        for node, parent in enumerate(self.tree.parent.tolist()[1:], 1):
-            children[parent].append(node)
-        found: list[tuple[Any, str]] = [(given, what)] * len(self.sizes)
-        for node, below in enumerate(children):
-            content, name = found[node]
-            if not below:
-                continue
-            if not _is_branching(content) or len(content[1]) != len(below):
-                raise InvalidValue(
-                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
-                    f"of the {counted(len(below), 'continuation')}])"
-                )
-            found[node] = content[0], f"the prefix of {name}"
-            for number, (child, each) in enumerate(zip(below, content[1], strict=True)):
-                found[child] = each, f"continuation {number} of {name}"
-        return found
+    def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
+        """Values of continuations as those of all nodes: `[nodes, *shape]`, else 0."""
+        array, leaves = as_array(given, what), int(self.tree.branch.sum())
+        if array.shape != (leaves, *feature.shape):
+            raise InvalidValue(
+                f"the shape of {what} is {array.shape}, and the group has "
+                f"{counted(leaves, 'continuation')}, so it must be {(leaves, *feature.shape)}"
+            )
+        values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
+        values[self.tree.branch] = feature.cast(array, what)
+        return values
 
 
 def _is_branching(node: Any) -> bool:
@@ -367,16 +340,28 @@ def _is_branching(node: Any) -> bool:
     return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
 
 
-def _walk(group: Any, what: str) -> Iterator[tuple[Any, int, str]]:
-    """Each node of a group, depth first: its tokens, the way to its parent, and a name for it."""
-    stack: list[tuple[Any, int | None, str]] = [(group, None, what)]
+def _unnest(
+    given: Any, what: str, below: Sequence[int] | None = None
+) -> Iterator[tuple[Any, int, str]]:
+    """What each node of a group has, depth first, the way to its parent, and a name for it.
+
+    `below` are the nodes below each where tokens have said them; else the entry itself says it.
+    """
+    stack: list[tuple[Any, int, str]] = [(given, 0, what)]
     for number in itertools.count():
         if not stack:
             return
-        tokens, parent, name = stack.pop()
-        above = 0 if parent is None else number - parent
-        if _is_branching(tokens):
-            tokens, children = tokens
+        content, parent, name = stack.pop()
+        branches = _is_branching(content)
+        if below is not None:
+            if below[number] and not (branches and len(content[1]) == below[number]):
+                raise InvalidValue(
+                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
+                    f"of the {counted(below[number], 'continuation')}])"
+                )
+            branches = below[number] > 0
+        if branches:
+            content, children = content
             if not len(children):
                 raise InvalidValue(f"{name} has a prefix and no continuation; give at least one")
             inner = [
@@ -384,7 +369,7 @@ def _walk(group: Any, what: str) -> Iterator[tuple[Any, int, str]]:
             ]
             stack += reversed(inner)
             name = f"the prefix of {name}"
-        yield tokens, above, name
+        yield content, number - parent, name
 
 
 def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
@@ -424,8 +409,8 @@ def _divide(
                     of_node[name] = shape.weigh(given, f"the {what}")
                     continue
                 feature = known[name]
-                if feature.dtype is None:
-                    feature = known[name] = feature.infer(_first_value(feature, given), what)
+                prefix = _is_branching(given) and not feature.per_example
+                feature = known[name] = feature.infer(given[0] if prefix else given, what)
                 of_node[name] = shape.spread(given, feature, what)
             for each in zip(*of_node.values(), strict=True):
                 yield dict(zip(of_node, each, strict=True))
@@ -435,11 +420,6 @@ def _divide(
         name: map(operator.itemgetter(name), each)
         for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
     }
-
-
-def _first_value(feature: Feature, given: Any) -> Any:
-    """The values of a feature that decide its dtype: of the prefix, or the group's own."""
-    return given[0] if _is_branching(given) and not feature.per_example else given
 
 
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:

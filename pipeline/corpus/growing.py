@@ -12,7 +12,7 @@ from etils import epath
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Readable, SingleCorpus
 from pipeline.corpus.log import Entry, Log
-from pipeline.corpus.manifest import load_tokenizer, read_features
+from pipeline.corpus.manifest import load_tokenizer
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import GROUPS, TASKS
 from pipeline.errors import InvalidState, InvalidValue, Missing
@@ -64,7 +64,7 @@ class Growing(Handles, SingleCorpus):
                 f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
                 "open it without follow=True"
             )
-        self.features, self.weighted = read_features(about.features), about.weighted
+        self.features, self.weighted = about.features, about.weighted
         self.in_memory = is_local(self.directory) if memory_map is None else memory_map
         self._tokenizer, self._held = about.tokenizer, range(0)
         tokenizer = self.origin["tokenizer"] or "none"
@@ -192,6 +192,8 @@ class _Run(Readable):
     Attributes:
         first: the number of their first example in the corpus.
     """
+
+    _lengths: dict[str, np.ndarray]
 
     def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None" = None):
         self.entries, self.first, self._task = entries, entries[0].first, corpus.task

@@ -50,7 +50,7 @@ class Manifest:
         vocab_size: token ids are below this; None if nobody said.
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
-        features: the arguments of each `Feature` of the examples, by name.
+        features: those of the examples, by name.
         parts: its files, in order.
         lengths_digest, lengths_bytes: of the file of lengths, the digest of the lengths, and the
             size; None where there is no such file.
@@ -62,7 +62,7 @@ class Manifest:
     vocab_size: int | None = None
     tokenizer: dict[str, Any] | None = None
     source: str | None = None
-    features: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    features: dict[str, Feature] = dataclasses.field(default_factory=dict)
     parts: list[Part] = dataclasses.field(default_factory=list)
     lengths_digest: str | None = None
     lengths_bytes: int | None = None
@@ -72,7 +72,12 @@ class Manifest:
             raise InvalidValue(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
         for number, part in enumerate(self.parts):
             require_name(part, number)
-        _require_columns(self.parts, read_features(self.features))
+        features = {
+            name: each if isinstance(each, Feature) else Feature(**each)
+            for name, each in self.features.items()
+        }
+        object.__setattr__(self, "features", check_features(features))
+        _require_columns(self.parts, features)
 
     @property
     def examples(self) -> int:
@@ -144,7 +149,8 @@ class Manifest:
 
     def write(self, path: epath.Path) -> None:
         """Writes it; of a corpus as the last file."""
-        write_entries(path, dataclasses.asdict(self))
+        features = {name: feature.as_json for name, feature in self.features.items()}
+        write_entries(path, dataclasses.asdict(self) | {"features": features})
 
 
 def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
@@ -186,11 +192,6 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
         f"version {SCHEMA_VERSION}: write the corpus again in another directory, or use the "
         "version that wrote it"
     )
-
-
-def read_features(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
-    """The features of an entry of a manifest."""
-    return check_features({name: Feature(**each) for name, each in entries.items()})
 
 
 def _require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:

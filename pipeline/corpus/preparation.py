@@ -266,7 +266,7 @@ def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) ->
         origin=job.origin,
         vocab_size=job.tokenizer.vocab_size,
         source=str(job.source),
-        features={name: feature.as_json for name, feature in job.features.items()},
+        features=dict(job.features),
     )
     writer = PartWriter(directory, manifest, again=True)
     made_by = job.tokenizer.save(directory)

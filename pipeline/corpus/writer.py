@@ -19,7 +19,6 @@ from pipeline.corpus.manifest import (
     TEMPORARY,
     Manifest,
     part_name,
-    read_features,
     require_same_origin,
 )
 from pipeline.corpus.parts import MARK, Part, PartFile, read_part, write_part
@@ -106,30 +105,23 @@ class Writer:
                 )
             manifest = Manifest(task=task.name, origin=ARRAYS, vocab_size=vocab_size)
             self._parts = PartWriter(self.directory, manifest, keep_parts=keep_parts)
-            known, self._weighted = self._resume(known)
-            self._features, self._vocab_size = known, vocab_size
+            self._buffer = Buffer(self._resume(known), vocab_size)
             self._stack = stack.pop_all()
-        self._buffer: Buffer | None = None
         self._closed = False
 
-    def _resume(self, known: dict[str, Feature]) -> tuple[dict[str, Feature], bool | None]:
-        """The features that are due, and whether weights are; None: the first example decides."""
+    def _resume(self, known: dict[str, Feature]) -> dict[str, Feature]:
+        """The features that are due, with weights where examples that are sealed have them."""
         if not self._parts.examples:
-            return known, None
+            return known
         about = self._parts.log.about()
-        there = read_features(about.features)
-        for name in {**known, **there}:
-            mine, theirs = known.get(name), there.get(name)
-            if (
-                mine is None
-                or theirs is None
-                or mine.infer(np.zeros(0, theirs.dtype), "") != theirs
-            ):
+        for name in {**known, **about.features}:
+            mine, theirs = known.get(name), about.features.get(name)
+            if not (mine and theirs and mine.infer(np.zeros(0, theirs.dtype), "") == theirs):
                 raise InvalidValue(
                     f"{os.fspath(self.directory)} grows with the feature {name!r} as {theirs}, and "
                     f"features say {mine}; give the same features, or another directory"
                 )
-        return there, about.weighted
+        return about.features | ({WEIGHTS: LOSS_WEIGHTS} if about.weighted else {})
 
     @property
     def cursor(self) -> Any:
@@ -139,7 +131,7 @@ class Writer:
     @property
     def examples(self) -> int:
         """How many examples were appended, by this writer and those before it."""
-        return self._parts.examples + (0 if self._buffer is None else len(self._buffer))
+        return self._parts.examples + len(self._buffer)
 
     def append(self, /, tokens: Any, weights: Any = None, **features: Any) -> None:
         """Adds an example, which `seal` acknowledges.
@@ -154,27 +146,19 @@ class Writer:
             ValueError: it is no such array, or does not match the features.
         """
         self._require_open()
-        weighted = weights is not None
-        if self._weighted is not None and weighted != self._weighted:
-            has = ("no weights", "weights")
-            raise InvalidValue(
-                f"example {self.examples:,} has {has[weighted]}, and those before it have "
-                f"{has[not weighted]}; give weights to all examples (1 where there are none) or to "
-                "none"
-            )
-        for name in {**features, **self._features}:
-            if name not in features or name not in self._features:
-                raise InvalidValue(
-                    f"example {self.examples:,} has {', '.join(features) or 'no features'}, and "
-                    f"the features of this writer are {', '.join(self._features) or 'none'}; give "
-                    "a value for each of them"
-                )
+        example = {TOKENS: tokens, **features} | ({} if weights is None else {WEIGHTS: weights})
         buffer = self._buffer
-        if buffer is None:
-            known = {**self._features, **({WEIGHTS: LOSS_WEIGHTS} if weighted else {})}
-            buffer = Buffer(known, self._vocab_size)
-        buffer.add({TOKENS: tokens, WEIGHTS: weights, **features}, self.examples)
-        self._buffer, self._weighted = buffer, weighted
+        if not self.examples:  # the first one decides for all
+            buffer.features.pop(WEIGHTS, None)
+            buffer.features |= {WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in example else {}
+        due = {TOKENS: None, **buffer.features}
+        if {*example} != {*due}:
+            raise InvalidValue(
+                f"example {self.examples:,} has {', '.join(example)}, and the examples of this "
+                f"writer have {', '.join(due)}; give a value for each of its features, and weights "
+                "to all examples (1 where there are none) or to none"
+            )
+        buffer.add(example, self.examples)
         if is_full(len(buffer), buffer.tokens):
             with self._closing():
                 self._flush()
@@ -221,7 +205,7 @@ class Writer:
         self._stack.close()
 
     def _flush(self) -> None:
-        if self._buffer is not None and len(self._buffer):
+        if len(self._buffer):
             self._parts.add(self._buffer.take())
 
     @contextlib.contextmanager
@@ -406,8 +390,7 @@ class PartWriter:
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
         known = {name: each.feature for name, each in examples.columns.items() if name != WEIGHTS}
-        features = {name: feature.as_json for name, feature in known.items()}
-        self.manifest = dataclasses.replace(self.manifest, features=features)
+        self.manifest = dataclasses.replace(self.manifest, features=known)
         path = self.directory / part_name(self.number)
         made = write_part(path, examples, self.manifest.origin, self.task, self.examples)
         self.append(made.part)

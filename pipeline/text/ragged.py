@@ -1,5 +1,6 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
+import collections
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,7 +171,7 @@ class Buffer:
 
     def _clear(self) -> None:
         self.tokens = 0
-        self._held: dict[str, list[np.ndarray]] = {TOKENS: [], **{n: [] for n in self.features}}
+        self._held = collections.defaultdict[str, list[np.ndarray]](list)
 
     def __len__(self) -> int:
         return len(self._held[TOKENS])

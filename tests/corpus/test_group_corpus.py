@@ -107,7 +107,9 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
     assert more.read_continuations([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
     few = refused(corpus.with_features, {"few": [[1], [3, 4, 5], [6]]},
                   features={"few": Feature("continuation")})  # fmt: skip
-    assert "few of group 0 has shape (1,); the group has 2 continuations, so it must be (2,)" in few
+    assert (
+        "the shape of few of group 0 is (1,), and the group has 2 continuations, so it must" in few
+    )
 
 
 def test_the_cost_of_groups_is_what_their_columns_see():
@@ -223,7 +225,7 @@ def test_what_a_group_cannot_be_is_refused():
         make, [([9], [[2]])], vocab_size=8
     )
     assert (
-        "reward of group 1 has shape (2,); the group has 3 continuations, so it must be (3,)"
+        "the shape of reward of group 1 is (2,), and the group has 3 continuations, so it must"
         in (refused(make, {"tokens": GROUPS, "reward": [[1, 2], [3, 4], [5]]}, features=REWARD))
     )
     logprob = {"logprob": Feature("targets", dtype="float32")}
@@ -233,8 +235,9 @@ def test_what_a_group_cannot_be_is_refused():
     assert "continuation 1 of logprob of group 0 has shape (2,); it must be (1,)" in refused(
         make, {"tokens": GROUPS, "logprob": [([1, 2, 3], [[4, 5], [6, 7]])]}, features=logprob
     )
-    assert "the weights of group 0 have shape (3,); give a number for each of its 2" in refused(
-        make, {"tokens": GROUPS, "weights": [[1, 2, 3]]}
+    assert (
+        "the shape of the weights of group 0 is (3,), and the group has 2 continuations"
+        in refused(make, {"tokens": GROUPS, "weights": [[1, 2, 3]]})
     )
     assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}

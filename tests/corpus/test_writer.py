@@ -271,13 +271,19 @@ def test_a_tokenizer_that_changes_its_mind_is_found_where_its_tokens_were_sealed
 def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     features = {"reward": Feature("example")}
     writer = Writer(tmp_path / "a", features=features, vocab_size=10)
+    with pytest.raises(ValueError, match="example 0 holds the token id 99"):
+        writer.append([99], [1.0], reward=1.0)  # which decides nothing
     writer.append([1, 2], reward=1.0)
     for arguments, extra, sentence in (
         (([3, 99],), {"reward": 1.0}, r"example 1 holds the token id 99; ids are 0 to 9"),
         (([[1, 2]],), {"reward": 1.0}, r"example 1 has shape \(1, 2\)"),
-        (([1], [0.5]), {"reward": 1.0}, "example 1 has weights, and those before it have no"),
-        (([1],), {}, "example 1 has no features, and the features of this writer are reward"),
-        (([1],), {"reward": 1.0, "x": 2}, "example 1 has reward, x, and the features of this"),
+        (
+            ([1], [0.5]),
+            {"reward": 1.0},
+            "example 1 has tokens, reward, weights, and the examples of this writer have",
+        ),
+        (([1],), {}, "example 1 has tokens, and the examples of this writer have tokens, reward"),
+        (([1],), {"reward": 1.0, "x": 2}, "example 1 has tokens, reward, x, and the examples"),
         (([1],), {"reward": "much"}, "reward of example 1"),
     ):
         with pytest.raises(ValueError, match=sentence):
