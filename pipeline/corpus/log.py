@@ -117,7 +117,7 @@ class Log(Handles):
         wait_seconds: the longest wait for a part, in seconds; None: as long as it takes.
     """
 
-    handles = ("_known", "_end", "_manifest", "_closed")
+    handles = ("_known", "_end", "_manifest", "_closed", "_waited")
 
     def __init__(self, directory: epath.PathLike, wait_seconds: float | None = None):
         if wait_seconds is not None and not wait_seconds >= 0:
@@ -137,7 +137,7 @@ class Log(Handles):
         self._known: list[Entry] = []
         self._end = (0, 0, "")
         self._manifest: Manifest | None = None
-        self._closed = False
+        self._closed = self._waited = False
 
     @property
     def finished(self) -> bool:
@@ -235,8 +235,10 @@ class Log(Handles):
                 raise error
             waited = time.monotonic() - begin
             if waited > 1 and not said:
-                said = True
-                logger.info(f"waiting for part {number:,} of {place} to be sealed")
+                # A first wait may look like a hang; a stream is waited for again and again.
+                say = logger.info if self._waited else logger.warning
+                say(f"waiting for part {number:,} of {place} to be sealed")
+                said = self._waited = True
             if self.wait_seconds is not None and waited >= self.wait_seconds:
                 limit = f"{self.wait_seconds:g} s (wait_seconds)"
                 if not number:

@@ -141,10 +141,11 @@ def test_workers_load_the_same(finished, monkeypatch):
     iterator.close()
 
 
-def test_a_wait_has_a_limit(tmp_path):
+def test_a_wait_is_said_and_has_a_limit(tmp_path, caplog):
     write(tmp_path, draw_documents()[:40], finish=False)
-    with pytest.raises(TimeoutError, match=r"no part was added to .* for 0.2 s \(wait_seconds\)"):
-        take(tmp_path, wait_seconds=0.2)
+    with pytest.raises(TimeoutError, match=r"no part was added to .* for 1.2 s \(wait_seconds\)"):
+        take(tmp_path, wait_seconds=1.2)
+    assert "waiting for part 2 of" in caplog.text
     with pytest.raises(TimeoutError, match="nothing is sealed yet"):
         take(tmp_path / "nothing", wait_seconds=0.1)
 
