@@ -52,8 +52,7 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     if figures.plan.over_ideal:
         body.append(_table(findings.tabulate_tiers(figures.plan)))
     if figures.tuning:
-        printed = escape(figures.tuning["printed"])
-        body.append(f"<h2>Measured</h2>{_curve(figures.tuning)}<pre>{printed}</pre>")
+        body.append(f"<h2>Measured</h2><pre>{escape(figures.tuning['printed'])}</pre>")
     for index, side in enumerate(figures.sides):
         buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
         body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")
@@ -110,41 +109,6 @@ def _strategies(figures: Figures) -> str:
         f'<p class="soft">Work for each token with attention="{attention}":{legend}</p>'
         f"{_table(table, findings.find_ours(figures).name, bars)}"
         f"{_definitions(findings.explain_strategies(figures))}"
-    )
-
-
-def _curve(tuning: Mapping[str, Any]) -> str:
-    """Seconds of a position by the positions of a row, for each shape that was measured."""
-    chosen = tuning["choices"].index(tuning["choice"])
-    points = []
-    for each in tuning["shapes"]:
-        bucket = Bucket(*each["bucket"])
-        if each["choice"] == chosen:
-            seconds = each["timing"]["seconds"] / bucket.positions
-            points.append((sum(bucket.lengths), seconds, str(bucket)))
-    points.sort()
-    least, most = points[0][0], max(points[-1][0], points[0][0] + 1)
-    top = max(seconds for _, seconds, _ in points)
-
-    def place(length: float, seconds: float) -> str:
-        across = WIDTH * math.log(length / least) / math.log(most / least)
-        return f"{across:.1f} {HEIGHT * (1 - seconds / top):.1f}"
-
-    line = "L".join(place(length, seconds) for length, seconds, _ in points)
-    dots = ""
-    for length, seconds, name in points:
-        x, y = place(length, seconds).split()
-        about = f"{name}: {seconds * 1e6:.4g} µs a position"
-        dots += f'<circle cx="{x}" cy="{y}" r="3"><title>{about}</title></circle>'
-        dots += f'<text x="{x}" y="{HEIGHT + 14}">{length:,}</text>'
-    text = (
-        "Measured seconds of a position, by the positions of a row on a logarithmic scale; at the "
-        f"top {top * 1e6:.4g} µs."
-    )
-    return (
-        f'<svg role="img" aria-label="{text}" viewBox="-20 -4 {WIDTH + 40} {HEIGHT + 24}">'
-        f'<path fill="none" stroke="currentColor" d="M{line}"/>{dots}</svg>'
-        f'<p class="soft">{text}</p>'
     )
 
 
