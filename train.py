@@ -23,6 +23,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import jax
+import numpy as np
 import optax
 from absl import flags
 from etils import epath
@@ -104,7 +105,11 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
 
     def flops(planned: pipeline.PlannedBatch):
         lengths = planned.segments[:, 3:]  # for pairs, two columns
-        return step_flops(shape, lengths, bidirectional=network is Encoder)
+        squares = None
+        if corpus.trees is not None:  # a group computes its prefix once
+            _, branches, costs = corpus.trees[planned.segments[:, 1]].T
+            squares = np.where(branches > 0, costs, lengths[:, 0] ** 2).sum()
+        return step_flops(shape, lengths, bidirectional=network is Encoder, squares=squares)
 
     return init_params, loss, flops
 
@@ -228,7 +233,7 @@ def train(
         )
         run.evaluate_if_due(run.first_step, evaluation, state["params"])
         for step in range(run.first_step, config.steps):
-            with run.log.clock("wait"):
+            with run.waiting():
                 batch = next(loader)
             if step in config.skip_steps:
                 run.skip(step)
@@ -250,7 +255,7 @@ def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None)
     """Writes the loss of each document by the parameters of the latest checkpoint in `workdir`."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        corpus, _ = prepare_on_hosts(config, workdir / "corpus")
+        corpus, _ = prepare_on_hosts(config, workdir / "corpus", whole=True)
         init_params, loss, _ = make_model(config, corpus)
         # A checkpoint is read whole, optimizer and all.
         initialise, _ = make_training(config, mesh, init_params, loss)

@@ -25,7 +25,7 @@ from flax import nnx
 from models.attention import make_attention
 from models.config import TransformerConfig
 from models.decoder import Decoder
-from models.flops import training_flops
+from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask
 from pipeline import Bucket, Plan
@@ -204,8 +204,8 @@ def training_speed(config: TransformerConfig, batches: Iterator[np.ndarray]) -> 
         jax.block_until_ready(value)
         seconds = time.perf_counter() - start
         tokens = np.count_nonzero(ids)
-        squares = sum(np.square(np.bincount(row)[1:]).sum() for row in ids)
-        flops = training_flops(config, tokens, squares)
+        lengths = np.concatenate([np.bincount(row)[1:] for row in ids])
+        flops = step_flops(config, lengths[:, None])
         if index >= 2:  # the first compiles, the second warms up
             speeds.append((tokens / seconds, flops / seconds))
     return tuple(statistics.median(column) for column in zip(*speeds, strict=True))

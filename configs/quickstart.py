@@ -113,7 +113,6 @@ def get_config() -> ConfigDict:
     config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
     config.on_nonfinite = "stop"  # or "skip": go on without that step's update
-    config.on_compile = "warn"  # about compilations after step 0; or "stop"
     config.peak_flops = 0.0  # FLOP/s of a device, for its utilisation; 0: from a table
     config.segment_losses = True  # the loss of each document goes to the log
     config.skip_steps = ()  # steps whose batch is left out

@@ -20,6 +20,9 @@ from etils import epath
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole
@@ -53,7 +56,10 @@ NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
 STEPS = 64
 
 # Options of `load` that decide the order of examples, repeat them, or lay batches out otherwise.
-FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order")
+FIXED = (
+    *("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order"),
+    *("follow", "wait_seconds"),
+)
 
 
 class ScoreOptions(OrderedOptions, total=False):
@@ -85,7 +91,8 @@ def score(
     directory that they share.
 
     Args:
-        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`.
+        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`. One that
+            grows must be finished.
         step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
             returns a dict of arrays.
         directory: where to write `scores.arrow`, and `scores.json`, which says what it is of and
@@ -118,6 +125,7 @@ def score(
     """
     if wrong := [name for name in options if name in FIXED]:
         raise InvalidType(f"score() has no option {wrong[0]!r}: it takes each example once")
+    corpus = _finished(corpus)
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
     table = directory / TABLE
@@ -201,6 +209,13 @@ def score(
             return open_table(table)
 
         return hosts.main_process_first("writing the scores", finish)
+
+
+def _finished(corpus: Any) -> Any:
+    """The corpus, one that grows as the whole that it has become."""
+    if isinstance(corpus, Corpora) and corpus.grows:
+        return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
+    return Corpus.open(corpus.directory) if isinstance(corpus, Growing) else corpus
 
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:

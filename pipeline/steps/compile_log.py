@@ -4,13 +4,10 @@ import contextlib
 import logging
 import re
 import threading
-from typing import Literal, get_args
 
 import jax
 
-from pipeline.errors import InvalidState, require_one_of
-
-logger = logging.getLogger(__name__)
+from pipeline.errors import InvalidState
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -56,12 +53,8 @@ class CompileLog(contextlib.ExitStack):
             return sum((thread, f"jit({name})") == event for event in self._events)
 
 
-# What to do about a step that is compiled after the start.
-OnCompile = Literal["stop", "warn"]
-
-
 class CompileGuard(CompileLog):
-    """Stops, or says it, when a step is compiled after the start; what else is, it only counts.
+    """Stops when a step is compiled after the start; what else is compiled, it only counts.
 
     >>> @jax.jit
     ... def step(x):
@@ -75,21 +68,16 @@ class CompileGuard(CompileLog):
 
     Args:
         *names: of the functions to watch.
-        on_compile: "stop" or "warn".
 
     Attributes:
         again: compilations of the steps since this was made.
         others: compilations of anything else.
-
-    Raises:
-        ValueError: `on_compile` is neither.
     """
 
-    def __init__(self, *names: str, on_compile: OnCompile = "stop"):
-        require_one_of("on_compile", on_compile, get_args(OnCompile))
+    def __init__(self, *names: str):
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
         super().__init__()
-        self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
+        self._compiled = {f"jit({name})" for name in names}
         self.again = self.others = 0
         self._reason = ""
         self._explained = bool(jax.config.values["jax_explain_cache_misses"])
@@ -112,7 +100,7 @@ class CompileGuard(CompileLog):
         """Looks at what was compiled since the last look; `when` is for the message.
 
         Raises:
-            RuntimeError: a step was, and `on_compile` is "stop"; says which and what has changed.
+            RuntimeError: a step was; says which and what has changed.
         """
         names = self.names
         again = [name for name in names if name in self._compiled]
@@ -121,7 +109,4 @@ class CompileGuard(CompileLog):
             return
         text = f"compiled {when}, after the start: {again[-1]}. It has a shape, dtype or sharding "
         text += "that was not compiled before"
-        text += f"; JAX says: {self._reason}" if self._reason else ""
-        if self._stops:
-            raise InvalidState(f"{text}. To continue all the same, give on_compile='warn'")
-        logger.warning("%s", text)
+        raise InvalidState(text + (f"; JAX says: {self._reason}" if self._reason else ""))

@@ -238,7 +238,9 @@ def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> A
     )
 
 
-def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) -> tuple[Any, Any]:
+def prepare_corpora(
+    config: Any, directory: epath.Path, *, writes: bool = True, whole: bool = False
+) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they are not yet there.
 
     With `config.train.follow`, that for training is prepared in a thread meanwhile, by the process
@@ -255,6 +257,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: where to keep them.
         writes: whether this process writes a corpus that is followed.
+        whole: whether a corpus that is followed must be finished; it is prepared to its end, or if
+            another program writes it, refused where it is not.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
@@ -288,7 +292,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
             "config.train.follow is True, which is for one corpus and task.kind 'causal'; leave "
             "out sources, added and other tasks, or set it to False"
         )
-    if follow and not any(config.train.get(key) for key in ("source", "files", "tfds")):
+    external = follow and not any(config.train.get(key) for key in ("source", "files", "tfds"))
+    if external:
         del sections["train"]  # another program writes it
     parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
@@ -303,7 +308,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
     if tokenizer is None:
         of_training = list(parts.values())[:begin]
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
-    if follow:
+    if follow and not whole:
         place, held_out = (
             directory / "train",
             parts["eval"].prepare(tokenizer, directory / "eval", task),
@@ -314,6 +319,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
     corpora = {
         place: part.prepare(tokenizer, directory / place, task) for place, part in parts.items()
     }
+    if external:
+        corpora = {"train": open_corpus(directory / "train"), **corpora}
     kept = config.get("cache") or {}
     cache: Any = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
     if any(cache.values()):
@@ -324,11 +331,11 @@ def prepare_corpora(config: Any, directory: epath.Path, *, writes: bool = True) 
     return training[0], held_out
 
 
-def prepare_on_hosts(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:
     """As `prepare_corpora`, which process 0 of a run does first."""
-    leads = jax.process_index() == 0
+    options["writes"] = jax.process_index() == 0
     return hosts.main_process_first(
-        "preparing the corpus", lambda: prepare_corpora(config, directory, writes=leads)
+        "preparing the corpus", lambda: prepare_corpora(config, directory, **options)
     )
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,9 @@ from pipeline.trainer.scoring import score_options
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
+
+# Seconds after which the log says that a run waits for a corpus that grows.
+PATIENCE = 1.0
 
 
 class Run(contextlib.ExitStack):
@@ -268,7 +272,7 @@ class Run(contextlib.ExitStack):
         if self._leads:
             write_history(self.workdir, loader.corpus, self._plan)
         names = train_step.name, eval_step.name
-        self._guard = self.enter_context(CompileGuard(*names, on_compile=self.config.on_compile))
+        self._guard = self.enter_context(CompileGuard(*names))
         self.enter_context(self.log)
         self.enter_context(self._profile)
         self._signals = self.enter_context(hosts.StopSignals())
@@ -295,6 +299,21 @@ class Run(contextlib.ExitStack):
         return state
 
     @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time until a batch is there; where a corpus grows, a long wait is told."""
+        with self.log.clock("wait"), contextlib.ExitStack() as stack:
+            if isinstance(self._plan, FollowedPlan):
+                timer = threading.Timer(PATIENCE, self._say_waiting, [self._plan.parts])
+                timer.start()
+                stack.callback(timer.cancel)
+            yield
+
+    def _say_waiting(self, parts: Any) -> None:
+        if parts.waiting is not None:
+            what = f"part {parts.waiting:,} of {parts.corpus!r}"
+            logger.info(f"step {self._done:,}/{self.config.steps:,} · waiting for {what}")
+
+    @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
         """The time of a step, and its trace where one is asked for; `state` is that before it."""
         with self.log.clock("train"), self._profile.step(step, state):
@@ -317,7 +336,7 @@ class Run(contextlib.ExitStack):
         All hosts return the same.
 
         Raises:
-            RuntimeError: a step was compiled after the start, and `config.on_compile` is "stop".
+            RuntimeError: a step was compiled after the start.
         """
         self._guard.check(f"at step {step:,}")
         self._done = step + 1

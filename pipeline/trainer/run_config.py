@@ -29,7 +29,7 @@ DECAY = "optimizer.decay_steps"
 # schedule says; any other change makes it another run.
 MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
-    *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+    *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "peak_flops"),
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
     *("segment_losses", "train.wait_seconds"),
 }
@@ -62,7 +62,6 @@ def check_config(config: Any) -> None:
         )
     require_one_of("config.context_order", config.context_order, CONTEXT_ORDERS)
     require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
-    require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
 
 
 def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:

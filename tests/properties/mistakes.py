@@ -143,7 +143,6 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
     batches[0]["loss_weight"]  # mistake: loss_weights
     pipeline.rename(batches[0], "max_text")  # mistake: maxtext
     loader.set_state("state.json")  # mistake: a file
-    pipeline.steps.CompileGuard("train_step", on_compile="ignore")  # mistake: stop or warn
 
 
 def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:

@@ -98,7 +98,6 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
     ("fields", "sentence"),
     [
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
-        ({"on_compile": "ignore"}, "on_compile is 'ignore'"),
         ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
         ({"skip_steps": ("a",)}, "a step of config.skip_steps is 'a'; it must be a whole number"),
         ({"skip_steps": (-1,)}, "a step of config.skip_steps is -1"),

@@ -16,8 +16,8 @@ import train
 from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
-from models.flops import pair_flops, training_flops
-from pipeline import Batches, Bucket, Feature, Pairs, Plan
+from models.flops import step_flops
+from pipeline import Batches, Bucket, Corpora, Examples, Feature, Pairs, Plan
 from pipeline.cli.commands import main
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.views import Masked, SpanCorruption
@@ -195,11 +195,30 @@ def test_the_work_of_pairs_is_counted_on_both_sides():
     sizes = {"num_layers": 2, "width": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_width": 16}
     config = TransformerConfig(vocab_size=10, **sizes)
     vocabulary = 6 * 5 * 8 * 10
-    decoder = training_flops(config, 5, 25) - vocabulary
+    decoder = step_flops(config, np.array([[5]])) - vocabulary
     cross = 6 * 2 * 5 * 8 * (8 + 8)  # queries and outputs
-    assert pair_flops(config, (0, 5), (0, 25, 0)) == decoder + vocabulary + cross
+    assert step_flops(config, np.array([[0, 5]])) == decoder + vocabulary + cross
     # An encoder's scores are not halved, and its output is read by the decoder's keys and values.
-    assert pair_flops(config, (5, 0), (25, 0, 0)) == decoder + cross + 6 * 25 * 8 * 2
+    assert step_flops(config, np.array([[5, 0]])) == decoder + cross + 6 * 25 * 8 * 2
+
+
+def test_the_work_of_groups_counts_what_columns_see():
+    groups = [([1, 2, 3], [[4, 5], [6, 7, 8]]), ([1], [[3], [4]])]
+    corpus = Corpora({"groups": Examples.from_groups(groups), "text": Examples([[1] * 6])})
+    sizes = {"num_layers": 2, "width": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_width": 16}
+    config = quickstart.get_config()
+    config.model.update(sizes)
+    corpus.vocab_size = 10
+    _, _, flops = train.make_model(config, corpus)
+    planned = Plan(corpus, [Bucket(1, 32)], shuffle=False).batch(0)
+    until = Batches(corpus, Plan(corpus, [Bucket(1, 32)], shuffle=False))[0]["visible_until"]
+    seen = (np.maximum(until - np.arange(32), 0) * (until > 0)).sum()
+    columns = np.count_nonzero(until)
+    assert columns == planned.num_tokens
+    shape = TransformerConfig(vocab_size=10, **sizes)
+    alone = step_flops(shape, np.ones((columns, 1), int))  # each sees itself
+    assert flops(planned) == alone + 6 * (2 * seen - 2 * columns) * 8 * 2
+    assert flops(planned) < step_flops(shape, planned.segments[:, 3:])
 
 
 def sees_what_follows(config, workdir):

@@ -21,6 +21,5 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
     config.model.attention = "dense"  # compiles sooner
     config.optimizer.warmup_steps = 3
-    config.on_compile = "stop"
     config.eval_every, config.checkpoint_every = 10, 5
     return config
