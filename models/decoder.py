@@ -25,9 +25,11 @@ class Decoder(nnx.Module):
     ShapeDtypeStruct(shape=(1, 4, 11), dtype=float32)
     """
 
+    causal = True
+
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.embedding = Embedding(config, rngs=rngs)
-        self.transformer = Transformer(config, causal=True, cross=False, rngs=rngs)
+        self.transformer = Transformer(config, causal=self.causal, cross=False, rngs=rngs)
 
     def __call__(
         self,

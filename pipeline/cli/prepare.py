@@ -12,7 +12,6 @@ from typing import Any
 
 from etils import epath
 
-import pipeline
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.preparation import prepare_share
@@ -20,8 +19,8 @@ from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, tokenizers
-from pipeline.text.templates import FilledSource, Template
-from pipeline.trainer.corpora import open_source, open_template, prepare_corpora
+from pipeline.text.templates import Template
+from pipeline.trainer.corpora import Part, open_source, open_template, prepare_corpora
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
@@ -63,14 +62,13 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     }
     source = open_source(given, "the command")
     options: Any = {"engine": engine, "on_error": arguments.on_error}
-    text = source, field
-    if arguments.template and (template := _template(arguments)):
-        options["template"], text = template, (FilledSource(source, template), "text")
-    tokenizer = _tokenizer(arguments, *text, directory)
+    part = Part(source, field, _template(arguments) if arguments.template else None)
+    tokenizer = _tokenizer(arguments, *part.text, directory)
     if arguments.of is not None:
         share = arguments.task, arguments.of
         if isinstance(field, str):
-            prepare_share(source, tokenizer, directory, share, field=field, **options)
+            options |= {"field": field, "template": part.template}
+            prepare_share(source, tokenizer, directory, share, **options)
         else:
             for each, task in zip(field, (INPUTS, TARGETS), strict=True):
                 place = directory / task.name
@@ -79,11 +77,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
             f"task {arguments.task} of {arguments.of} is done. When all are, the same command "
             "without --task and --of assembles the corpus"
         )
-    corpus: Any
-    if isinstance(field, str):
-        corpus = pipeline.prepare(source, tokenizer, directory, field=field, **options)
-    else:
-        corpus = pipeline.prepare_pairs(source, tokenizer, directory, **options)
+    corpus = part.prepare(tokenizer, directory, **options)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 

@@ -183,17 +183,30 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus of a config, before it is prepared: its records, and their text."""
+    """One corpus of a config or a command, before it is prepared: its records, and their text."""
 
     source: sources.Source
     field: Any  # one name, or of pairs two, of inputs and targets
     template: templates.Template | None
 
-    def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task) -> Any:
-        """The corpus in `directory`, or pairs."""
+    @property
+    def text(self) -> tuple[sources.Source, Any]:
+        """Records with all its text, and the field or the fields that hold it."""
+        if self.template is None:
+            return self.source, self.field
+        return templates.FilledSource(self.source, self.template), "text"
+
+    def prepare(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        directory: epath.Path,
+        task: Task = CAUSAL,
+        **options: Any,
+    ) -> Any:
+        """The corpus in `directory`, or pairs; `options` are further ones of `prepare`."""
         if not isinstance(self.field, str):
-            return prepare_pairs(self.source, tokenizer, directory, fields=self.field)
-        options: Any = {"field": self.field, "template": self.template, "task": task}
+            return prepare_pairs(self.source, tokenizer, directory, fields=self.field, **options)
+        options |= {"field": self.field, "template": self.template, "task": task}
         return prepare(self.source, tokenizer, directory, **options)
 
 
@@ -215,12 +228,7 @@ def _open_part(name: str, fields: Any, config: Any) -> Part:
 
 def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
     """A sentencepiece model of the text of these parts."""
-    texts = [
-        (part.source, part.field)
-        if part.template is None
-        else (templates.FilledSource(part.source, part.template), "text")
-        for part in parts
-    ]
+    texts = [part.text for part in parts]
     fields = {field for _, field in texts}
     if len(fields) > 1:
         raise InvalidValue(

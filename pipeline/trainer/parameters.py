@@ -42,13 +42,9 @@ def require_checkpoint(workdir: epath.Path) -> None:
     """Refuses a directory that is not the work directory of a run with a checkpoint."""
     place = workdir / "checkpoints"
     if not (place.is_dir() and any(each.name.isdecimal() for each in place.iterdir())):
-        raise _missing(workdir)
-
-
-def _missing(workdir: epath.Path) -> InvalidValue:
-    return InvalidValue(
-        f"there is no checkpoint in {workdir} to take parameters from; train there first"
-    )
+        raise InvalidValue(
+            f"there is no checkpoint in {workdir} to take parameters from; train there first"
+        )
 
 
 def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
@@ -65,7 +61,6 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
     require_checkpoint(workdir)
     require_tokenizer(workdir, corpus)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        if (step := checkpoints.latest) is None:  # one was begun, and is not whole
-            raise _missing(workdir)
-        logger.info("parameters are those of step %s of %s", f"{step:,}", workdir)
-        return step, checkpoints.restore_state(step, like)["params"]
+        state, data = checkpoints.restore(like)
+    logger.info("parameters are those of step %s of %s", f"{data['step']:,}", workdir)
+    return data["step"], state["params"]

@@ -194,9 +194,7 @@ class Run(contextlib.ExitStack):
             return [add_reference(corpus, make_table) for corpus in corpora]
 
     def make_plan(
-        self,
-        corpus: AnyCorpus,
-        make_training: Callable[[int | None], tuple[Any, Callable]] | None = None,
+        self, corpus: AnyCorpus, make_training: Callable[[int | None], tuple[Any, Callable]]
     ) -> Plan:
         """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`.
 
@@ -210,11 +208,6 @@ class Run(contextlib.ExitStack):
                 raise InvalidValue(
                     "config.batches.tune measures buckets for a whole corpus, and this one grows; "
                     "leave out config.batches.tune, or config.train.follow"
-                )
-            if make_training is None:
-                raise InvalidValue(
-                    "config.batches.tune asks for measured buckets, and this program gives "
-                    "Run.make_plan no step to measure; leave it out, or see docs/tuning.md"
                 )
             with self.log.clock("tune"):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
