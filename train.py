@@ -233,7 +233,7 @@ def train(
         )
         run.evaluate_if_due(run.first_step, evaluation, state["params"])
         for step in range(run.first_step, config.steps):
-            with run.waiting():
+            with run.log.clock("wait"):
                 batch = next(loader)
             if step in config.skip_steps:
                 run.skip(step)

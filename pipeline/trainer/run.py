@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,9 +48,6 @@ from pipeline.trainer.scoring import score_options
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
-
-# Seconds after which the log says that a run waits for a corpus that grows.
-PATIENCE = 1.0
 
 
 class Run(contextlib.ExitStack):
@@ -290,21 +286,6 @@ class Run(contextlib.ExitStack):
             like = initialise.eval_shape(key)
             _, state["params"] = restore_parameters(as_path(start), corpus, like)
         return state
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The time until a batch is there; where a corpus grows, a long wait is told."""
-        with self.log.clock("wait"), contextlib.ExitStack() as stack:
-            if isinstance(self._plan, FollowedPlan):
-                timer = threading.Timer(PATIENCE, self._say_waiting, [self._plan.parts])
-                timer.start()
-                stack.callback(timer.cancel)
-            yield
-
-    def _say_waiting(self, parts: Any) -> None:
-        if parts.waiting is not None:
-            what = f"part {parts.waiting:,} of {parts.corpus!r}"
-            logger.info(f"step {self._done:,}/{self.config.steps:,} · waiting for {what}")
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Runs on a corpus that another program writes meanwhile, with a model that is next to nothing."""
 
+import logging
 import threading
 
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ import train
 from pipeline import Corpus, Writer
 from pipeline.fs.atomic import as_path
 from pipeline.scoring import open_table
-from pipeline.trainer import Run
 from tests.runs.runs import audit, messages, run, steps, tiny
 
 
@@ -42,6 +42,19 @@ def config(text):
     return config
 
 
+class WaitsFor(threading.Event):
+    """Is set once a message that contains `text` is logged."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def filter(self, record):
+        if self.text in record.getMessage():
+            self.set()
+        return True
+
+
 def write(directory, first, last, *, finish):
     """Writes the examples of these numbers after those that are there."""
     rng = np.random.default_rng(first)
@@ -53,24 +66,21 @@ def write(directory, first, last, *, finish):
             writer.finish()
 
 
-def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_path, monkeypatch):
-    place, waits = tmp_path / "corpus" / "train", threading.Event()
+def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_path):
+    place = tmp_path / "corpus" / "train"
     write(place, 0, 40, finish=False)
-    say = Run._say_waiting
-
-    def say_and_note(*arguments):
-        say(*arguments)
-        waits.set()
+    waits = WaitsFor("waiting for part 1 of")
 
     def write_the_rest():
         assert waits.wait(60)
         write(place, 40, 120, finish=True)
 
-    monkeypatch.setattr(Run, "_say_waiting", say_and_note)
     thread = threading.Thread(target=write_the_rest)
     thread.start()
-    said = run(config, tmp_path)
-    assert "/8 · waiting for part 1 of Corpus.open(" in said
+    log = logging.getLogger("pipeline.corpus.log")
+    log.addFilter(waits)
+    run(config, tmp_path)
+    log.removeFilter(waits)
     assert len(steps(tmp_path)) == 8
     assert audit(tmp_path)[0] == 0
     thread.join()
