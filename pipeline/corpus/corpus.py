@@ -12,27 +12,24 @@ from etils import epath
 
 from pipeline.corpus.added import Store, add_features, find_added
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import Fields
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.growing import Growing
-from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
     Manifest,
     damage,
-    load_tokenizer,
     open_part,
     read_lengths,
     require_same_origin,
 )
 from pipeline.corpus.reader import Reader
-from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
+from pipeline.corpus.stored import Stored
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.corpus.writer import ARRAYS, PartWriter
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning.lengths import digest
-from pipeline.text import tokenizers
 from pipeline.text.features import Feature, check_features
 from pipeline.text.ragged import divide_arrays
 
@@ -46,7 +43,7 @@ class OpenOptions(TypedDict, total=False):
     cache_bytes: int | None
 
 
-class Corpus(SingleCorpus):
+class Corpus(Stored):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
@@ -94,31 +91,26 @@ class Corpus(SingleCorpus):
                 f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
                 "directory, and its parts are mapped, so leave memory_map out"
             )
-        self.directory = as_path(directory)
-        manifest = self._manifest = Manifest.of(self.directory)
-        added = find_added(self.directory, features, manifest.digest)
-        self._stores = [Store(self.directory, manifest), *added]
-        self.task, self.origin = TASKS[manifest.task], manifest.origin
-        self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
-        self.features: dict[str, Feature] = {}
-        for each in self._stores:
+        place = as_path(directory)
+        manifest = Manifest.of(place)
+        added = find_added(place, features, manifest.digest)
+        mapped = is_local(place) if memory_map is None else memory_map
+        super().__init__(place, manifest, mapped or cache is not None, manifest.digest)
+        self._stores = [Store(place, manifest), *added]
+        for each in added:
             self.features |= each.manifest.features
+        if added:
+            self.identity["features"] = "+".join(sorted(each.manifest.digest for each in added))
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
-        tokenizer = self.origin["tokenizer"] or "none"
-        self.identity = {"tokens": manifest.digest, "tokenizer": tokenizer, "task": manifest.task}
-        if added:
-            self.identity["features"] = "+".join(sorted(each.manifest.digest for each in added))
         self._caches: list[PartCache | None] = [None] * len(self._stores)
-        self._options: dict[str, Any] = {"features": self.added}  # those that open the same corpus
+        # Those that open the same corpus.
+        self._options: dict[str, Any] = {"features": self.added, "memory_map": mapped}
         if cache is None:
-            self.in_memory = is_local(self.directory) if memory_map is None else memory_map
-            self._options["memory_map"] = self.in_memory
-            self.lengths = read_lengths(self.directory / LENGTHS, manifest, self.in_memory)
+            self.lengths = read_lengths(place / LENGTHS, manifest, mapped)
             return
-        self.in_memory, root = True, pathlib.Path(cache).expanduser()
-        total = sum(each.manifest.bytes for each in self._stores)
+        root, total = pathlib.Path(cache).expanduser(), sum(m.bytes for _, m in self._stores)
         caches = [
             # Of the space, each has its share of the bytes.
             PartCache(
@@ -131,7 +123,7 @@ class Corpus(SingleCorpus):
         ]
         self._caches = [*caches]
         room = sum(each.max_bytes for each in caches)
-        self._options |= {"cache": os.fspath(root), "cache_bytes": room}
+        self._options = {"features": self.added, "cache": os.fspath(root), "cache_bytes": room}
         self.lengths = caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
 
     @overload
@@ -305,27 +297,8 @@ class Corpus(SingleCorpus):
         )
         return Groups(nodes)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
-        reader, *others = self._readers
-        at = reader.locate(examples, starts, lengths, reach, counts)
-        fields = reader.read(at, self.task, [name for name in names if name in reader.features])
-        for other in others:
-            if here := [name for name in names if name in other.features]:
-                fields |= other.read(other.follow(at, examples), self.task, here)
-        return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        fields: Fields = {}
-        for reader in self._readers:
-            if here := [name for name in names if name in reader.features]:
-                fields |= reader.read_examples(examples, here)
-        return fields
-
     @functools.cached_property
-    def _readers(self) -> list[Reader]:
+    def _readers(self) -> Sequence[Reader]:  # type: ignore[override]  # made when first read
         """The reader of the tokens, and those of features that were added."""
         return [
             Reader(place, each.parts, each.features, self.in_memory, cache)
@@ -336,12 +309,6 @@ class Corpus(SingleCorpus):
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """See `AnyCorpus`."""
         return tuple((cache, 0) for cache in self._caches if cache is not None)
-
-    @functools.cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer | None:  # pyright: ignore
-        """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        made_by = self._manifest.tokenizer
-        return load_tokenizer(made_by, self.directory, self.origin["tokenizer"])
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""

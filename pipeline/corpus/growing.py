@@ -1,7 +1,6 @@
 """Growing: the sealed parts of a corpus that is still written, read like a finished one."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +9,13 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.gather import Fields
-from pipeline.corpus.interface import Readable, SingleCorpus
 from pipeline.corpus.log import Entry, Log
-from pipeline.corpus.manifest import load_tokenizer
 from pipeline.corpus.reader import Reader
+from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
 from pipeline.errors import InvalidState, InvalidValue, Missing
 from pipeline.fs.atomic import is_local
 from pipeline.fs.fork import Handles
-from pipeline.text.tokenizers import Tokenizer
 
 
 def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -> "Growing":
@@ -33,7 +30,7 @@ def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -
     raise AssertionError("it looks until it is told to stop")
 
 
-class Growing(Handles, SingleCorpus):
+class Growing(Handles, Stored):
     """A corpus that gains parts; made by `Corpus.open(directory, follow=True)`.
 
     Examples have the numbers that they have in the finished corpus. Those of `entries` can be read:
@@ -57,19 +54,16 @@ class Growing(Handles, SingleCorpus):
         wait_seconds: float | None = None,
     ):
         self.log = Log(directory, wait_seconds)
-        self.directory, about = self.log.directory, self.log.about()
-        self.task, self.origin, self.vocab_size = TASKS[about.task], about.origin, about.vocab_size
-        if self.task == GROUPS:
+        place, about = self.log.directory, self.log.about()
+        if TASKS[about.task] == GROUPS:
             raise InvalidValue(
                 f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
                 "open it without follow=True"
             )
-        self.features, self.weighted = about.features, about.weighted
-        self.in_memory = is_local(self.directory) if memory_map is None else memory_map
-        self._tokenizer, self._held = about.tokenizer, range(0)
-        tokenizer = self.origin["tokenizer"] or "none"
+        mapped = is_local(place) if memory_map is None else memory_map
         first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
-        self.identity = {"tokens": first, "tokenizer": tokenizer, "task": about.task}
+        super().__init__(place, about, mapped, first)
+        self._held = range(0)
         self._run = _Run(self, list(entries)) if entries else None
         self.__setstate__({})
 
@@ -118,8 +112,10 @@ class Growing(Handles, SingleCorpus):
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
         numbers = np.asarray(examples, np.int64)
-        if not numbers.size and self._run is None and (last := self.log.tail()):
-            self._run = _Run(self, [last])  # which has the columns of all
+        if not numbers.size and self._run is None:  # any part has the columns of all
+            last = self.log.tail() or self.log.wait(0)
+            assert last is not None, "a finished corpus has a part"
+            self._run = _Run(self, [last])
         least, most = int(numbers.min(initial=1 << 62)), int(numbers.max(initial=-1))
         if most >= len(self):
             self.refresh()
@@ -169,11 +165,6 @@ class Growing(Handles, SingleCorpus):
         """Positions of the examples that are sealed so far."""
         return int(self.lengths.sum(dtype=np.int64))
 
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer | None:  # pyright: ignore
-        """The tokenizer that made the tokens, for decoding; None if there is none."""
-        return load_tokenizer(self._tokenizer, self.directory, self.origin["tokenizer"])
-
     def __reduce__(self) -> tuple[Any, ...]:
         place = os.fspath(self.directory)
         return Growing, (place, self.in_memory, tuple(self.entries), self.log.wait_seconds)
@@ -186,7 +177,7 @@ class Growing(Handles, SingleCorpus):
         return f"Corpus.open({os.fspath(self.directory)!r}, follow=True)"
 
 
-class _Run(Readable):
+class _Run(Stored):
     """Consecutive parts, whose examples are numbered from 0.
 
     Attributes:
@@ -196,8 +187,8 @@ class _Run(Readable):
     _lengths: dict[str, np.ndarray]
 
     def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None" = None):
-        self.entries, self.first, self._task = entries, entries[0].first, corpus.task
-        self.weighted, self.features = corpus.weighted, corpus.features
+        super().__init__(corpus.directory, corpus._manifest, corpus.in_memory, "")
+        self.entries, self.first = entries, entries[0].first
         known: dict[str, np.ndarray] = {} if before is None else dict(before._lengths)
         new = [entry.part for entry in entries if entry.file not in known]
         corpus.log.require_files(new)
@@ -206,16 +197,5 @@ class _Run(Readable):
         self._lengths = {entry.file: known[entry.file] for entry in entries}
         self.lengths = np.concatenate([*self._lengths.values()])
         parts = [entry.part for entry in entries]
-        opened = None if before is None else before._reader
-        features, mapped = corpus.features, corpus.in_memory
-        self._reader: Reader = Reader(corpus.directory, parts, features, mapped, None, opened)
-
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        counts = np.asarray(self.lengths[examples], np.int64) + self._task.lookahead
-        at = self._reader.locate(examples, starts, lengths, reach, counts)
-        return self._reader.read(at, self._task, names)
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self._reader.read_examples(examples, names)
+        opened = None if before is None else before._readers[0]
+        self._readers = [Reader(self.directory, parts, self.features, self.in_memory, None, opened)]

@@ -18,9 +18,7 @@ from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
-from pipeline.text import tokenizers
 from pipeline.text.features import WEIGHTS, Feature, check_features
-from pipeline.text.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 5
 MANIFEST = "corpus.json"
@@ -265,22 +263,6 @@ def open_part(
     except ValueError as error:
         raise damage(path, str(error)) from error
     return file
-
-
-def load_tokenizer(
-    description: dict[str, Any] | None, directory: epath.Path, fingerprint: str | None
-) -> Tokenizer | None:
-    """The tokenizer of a corpus, of which a description was recorded."""
-    if description is None:
-        return None
-    try:
-        loaded = tokenizers.load(description, directory)
-        if loaded.fingerprint != fingerprint:
-            raise InvalidValue(f"it is {loaded.fingerprint}")
-        return loaded
-    except (KeyError, TypeError, ValueError) as error:
-        seen = f"its tokenizer, {fingerprint}, cannot be loaded: {error}"
-        raise damage(directory / MANIFEST, seen) from error
 
 
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:

@@ -1,0 +1,76 @@
+"""Stored: a corpus of parts in a directory, whole or growing, as its manifest says."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.gather import Fields
+from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.manifest import MANIFEST, Manifest, damage
+from pipeline.corpus.reader import Reader
+from pipeline.corpus.tasks import TASKS
+from pipeline.errors import InvalidValue
+from pipeline.text import tokenizers
+from pipeline.text.features import Feature
+from pipeline.text.tokenizers import Tokenizer
+
+
+class Stored(SingleCorpus):
+    """Examples of token ids in the parts of a directory.
+
+    Attributes:
+        directory: where it is.
+        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
+        identity, fingerprint: says which `tokens` these are, entry by entry, so that a refusal can
+            say which changed; and a short digest of that.
+    """
+
+    _readers: Sequence[Reader]  # of the tokens, and of features that were added
+
+    def __init__(self, directory: epath.Path, manifest: Manifest, in_memory: bool, tokens: str):
+        self.directory, self._manifest, self.in_memory = directory, manifest, in_memory
+        self.task, self.origin = TASKS[manifest.task], manifest.origin
+        self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
+        self.features: dict[str, Feature] = dict(manifest.features)
+        tokenizer = self.origin["tokenizer"] or "none"
+        self.identity: dict[str, Any] = {
+            "tokens": tokens,
+            "tokenizer": tokenizer,
+            "task": manifest.task,
+        }
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer | None:  # pyright: ignore
+        """The tokenizer that made the tokens, for decoding; None if there is none."""
+        if self._manifest.tokenizer is None:
+            return None
+        try:
+            loaded = tokenizers.load(self._manifest.tokenizer, self.directory)
+            if loaded.fingerprint != self.origin["tokenizer"]:
+                raise InvalidValue(f"it is {loaded.fingerprint}")
+            return loaded
+        except (KeyError, TypeError, ValueError) as error:
+            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, seen) from error
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
+        reader, *others = self._readers
+        at = reader.locate(examples, starts, lengths, reach, counts)
+        fields = reader.read(at, self.task, [name for name in names if name in reader.features])
+        for other in others:
+            if here := [name for name in names if name in other.features]:
+                fields |= other.read(other.follow(at, examples), self.task, here)
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        fields: Fields = {}
+        for reader in self._readers:
+            if here := [name for name in names if name in reader.features]:
+                fields |= reader.read_examples(examples, here)
+        return fields
