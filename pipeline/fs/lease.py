@@ -34,31 +34,30 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     The lock is the object `.lock`. Its holder writes it again every ten seconds, and empties it in
     the end. Another process takes the lock when it has not changed for 45 seconds, or when its
     holder was a process of this boot of this machine, in the same container, that is gone. Each
-    writes it only if it is as it was read, so one of them has it. The block of a holder that was
-    stopped for so long, or could not write, ends with an error. Arguments are those of
-    `directory_lock`.
+    writes it only if it is as it was read, so one of them has it.
+
+    A holder that was stopped, or has had no answer for 35 seconds, renews its lock before it writes
+    or deletes anything else in the directory. If another process has taken the lock, that fails,
+    and the block ends with an error. Only a request that was on its way when the process was
+    stopped may arrive later. Arguments are those of `directory_lock`.
     """
-    lease = _Lease(directory / ".lock")
+    lease = _Lease(directory, doing)
+    guard = f"{directory}/", lease.require
     _held.add(lease.owner)
     try:
-        lease.acquire(f"another process is {doing} in {directory}", wait)
-        renewing, watching = (
-            threading.Thread(target=work, daemon=True) for work in (lease.renew, lease.watch)
-        )
+        lease.acquire(wait)
+        renewing = threading.Thread(target=lease.renew, daemon=True)
         try:
+            objects.guards.append(guard)
             renewing.start()
-            watching.start()
             yield
         finally:
             lease.ended.set()
-            watching.join()
-            renewing.join(SILENCE)
+            objects.guards.remove(guard)
+            renewing.join()
             lease.release()
     except _Lost:
-        raise InvalidState(
-            f"this process lost the lock of {directory}: it could not renew it for {SILENCE:g} s, "
-            f"and another may be {doing} there now; run again when that one has ended"
-        ) from None
+        raise lease.describe_loss() from None
     finally:
         lease.ended.set()  # it may have been lost at the end of the block
         _held.discard(lease.owner)
@@ -67,28 +66,29 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
 class _Lease:
     """An object that one process writes, and the version that it wrote last."""
 
-    def __init__(self, path: objects.ObjectPath):
+    def __init__(self, directory: objects.ObjectPath, doing: str):
         self.owner, self.ended = uuid.uuid4().hex, threading.Event()
-        self._path, self._beat = path, 0
+        self._directory, self._path, self._doing = directory, directory / ".lock", doing
         self._version: objects.Version | None = None
-        self._heard, self._taken, self._thread = 0.0, False, threading.get_ident()
+        self._beat, self._lost = 0, False
+        self._begun: float | None = None  # when this beat was first sent, if it was
+        self._heard = 0.0  # when the last beat that was heard was first sent
+        self._writing, self._thread = threading.Lock(), threading.get_ident()
 
-    def acquire(self, said: str, wait: bool) -> None:
-        """Returns once the lock is held; `said` is what its holder does, in words."""
+    def acquire(self, wait: bool) -> None:
+        """Returns once the lock is held."""
+        said = f"another process is {self._doing} in {self._directory}"
         seen, last = self._read(), {}
-        since, told = time.monotonic(), False
+        since, told = _now(), False
         while True:
             # Nobody holds a lock that is absent or empty.
-            if not seen or _is_gone(seen) or time.monotonic() - since > SILENCE:
-                # An answer that comes after others may have taken the lock is no answer.
-                self._heard, held = time.monotonic(), self._write()
-                while held and time.monotonic() - self._heard > SILENCE / 2:
-                    self._heard, held = time.monotonic(), self._write()
-                if held:
+            if not seen or _is_gone(seen) or _now() - since > SILENCE:
+                self._heard, self._lost = -SILENCE, False
+                if self._hold():
                     if seen:
                         logger.warning(
                             "the holder of the lock of %s is gone or silent; this process takes it",
-                            self._path.parent,
+                            self._directory,
                         )
                     return
             elif not told:
@@ -101,29 +101,30 @@ class _Lease:
             if seen != last:
                 if seen and seen["owner"] == last.get("owner") and not wait:
                     raise InvalidState(f"{said}; stop it first, or use another directory")
-                since = time.monotonic()
+                since = _now()
+
+    def require(self) -> None:
+        """Returns if this process holds the lock for at least a beat; raises if it has lost it."""
+        if not self._hold():
+            raise self.describe_loss()
+
+    def describe_loss(self) -> InvalidState:
+        """The error of a process whose lock another one has taken."""
+        return InvalidState(
+            f"this process lost the lock of {self._directory}: it did not renew it for "
+            f"{SILENCE:g} s, and another may be {self._doing} there now; run again when that one "
+            "has ended"
+        )
 
     def renew(self) -> None:
         """Says that its holder lives, until it ends or another process has taken the lock over."""
         while not self.ended.wait(BEAT):
             try:
-                begun = time.monotonic()
-                if not self._write():
-                    self._taken = True
-                    return
-                self._heard = begun
+                with self._writing:
+                    self._lost = self._lost or not self._write()
             except OSError as error:
                 logger.warning("the lock %s could not be renewed: %s", self._path, error)
-
-    def watch(self) -> None:
-        """Ends the work as soon as another process may have taken the lock over."""
-        alive = time.monotonic()
-        while not self.ended.wait(BEAT / 10):
-            now = time.monotonic()
-            if now - alive > BEAT:  # this process was stopped: `renew` asks what became of the lock
-                self._heard = max(self._heard, now + BEAT - SILENCE)
-            alive = now
-            if self._taken or now - self._heard > SILENCE:
+            if self._lost:
                 thread = ctypes.c_ulong(self._thread)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Lost))
                 return
@@ -134,17 +135,26 @@ class _Lease:
             with contextlib.suppress(OSError):  # then it ends by itself
                 objects.put(self._path, b"{}", if_version=self._version)
 
+    def _hold(self) -> bool:
+        """Whether others leave the lock to this process for at least a beat; renews an old one."""
+        with self._writing:
+            while not self._lost and _now() - self._heard > SILENCE - BEAT:
+                self._lost = not self._write()
+            return not self._lost
+
     def _write(self) -> bool:
         """Writes the lock; False if it is not as it was last read or written."""
         about = {"owner": self.owner, "place": _place(), "pid": os.getpid(), "beat": self._beat}
-        # If this fails, the same is written the next time: it may have been heard.
+        # If this fails, the same is written the next time: it may have been heard, and then others
+        # count the silence from the first time.
+        self._begun = begun = self._begun or _now()
         self._version = objects.put(
             self._path,
             json.dumps(about).encode(),
             if_absent=self._version is None,
             if_version=self._version,
         )
-        self._beat += 1
+        self._beat, self._begun, self._heard = self._beat + 1, None, begun
         return self._version is not None
 
     def _read(self) -> dict[str, Any]:
@@ -172,6 +182,11 @@ def _is_lock(seen: Any) -> bool:
         and type(seen["pid"]) is int
         and 0 < seen["pid"] < 1 << 31
     )
+
+
+def _now() -> float:
+    """Seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _place() -> str | None:

@@ -14,7 +14,6 @@ Credentials come from where each cloud's own programs look for them; see docs/sc
 registered in etils or fsspec, so other libraries of the process open such paths as they did.
 """
 
-import asyncio
 import contextlib
 import datetime
 import fnmatch
@@ -23,7 +22,8 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from etils import epath
@@ -148,32 +148,10 @@ def _request(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _gather(
-    call: Callable[..., Awaitable[Any]], paths: Sequence[epath.PathLike], *arguments: Iterable[Any]
-) -> list[Any]:
-    """Results of `call(store, key, …)` for some paths, in order; an error cancels the others."""
-    from fsspec import asyn
-
-    stores = [_open(path) for path in paths]
-
-    async def run() -> list[Any]:
-        room = asyncio.Semaphore(2 * TOGETHER)
-
-        async def one(path: epath.PathLike, store: tuple[Any, str], *each: Any) -> Any:
-            async with room:
-                with _told(path):
-                    return await call(*store, *each)
-
-        every = zip(paths, stores, *arguments, strict=True)
-        tasks = [asyncio.ensure_future(one(*each)) for each in every]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    results: Any = asyn.sync(asyn.get_loop(), run)
-    return results
+def _together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+    """Results of calls that go on at the same time, in order; after an error no other begins."""
+    with ThreadPoolExecutor(2 * TOGETHER) as pool:
+        return list(pool.map(call, *arguments))
 
 
 def _error() -> type[Exception]:
@@ -269,14 +247,15 @@ def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     # The first comes alone, so a storage that always fails gets the attempts of one request.
     later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
     for pieces in (ranges[:1], *later):
-        contents = _gather(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
+        contents = _together(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
         for (content,), (begin, end) in zip(contents, pieces, strict=True):
             yield _whole(place, content, end - begin)
 
 
-async def _fetch(store: Any, key: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+def _fetch(place: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
     starts, ends = zip(*ranges, strict=True)
-    return await store.get_ranges_async(key, starts=starts, ends=ends, coalesce=GAP)
+    which = {"starts": starts, "ends": ends, "coalesce": GAP}
+    return _request(place, lambda store, key: store.get_ranges(key, **which))
 
 
 def get_ranges(
@@ -294,7 +273,7 @@ def get_ranges(
             ranges.setdefault(os.fspath(path), []).append((int(begin), int(end)))
     found = [memoryview(b"")] * len(begins)
     remote = [place for place in ranges if place.startswith(SCHEMES)]
-    contents = dict(zip(remote, _gather(_fetch, remote, map(ranges.get, remote)), strict=True))
+    contents = dict(zip(remote, _together(_fetch, remote, map(ranges.get, remote)), strict=True))
     for place, wanted in ranges.items():
         read = contents.get(place) or _read_ranges(place, wanted)
         for number, (begin, end), content in zip(numbers[place], wanted, read, strict=True):
@@ -346,6 +325,18 @@ def keys(path: epath.PathLike) -> list[str]:
 
 # ---- writing
 
+# The beginnings of paths, and what is called before an object there changes: added by whoever holds
+# the lock of a directory.
+guards: list[tuple[str, Callable[[], None]]] = []
+
+
+def _guard(path: epath.PathLike) -> None:
+    """Raises if a lock of this process is lost in whose directory the object is."""
+    place = os.fspath(path)
+    for directory, check in [*guards]:
+        if place.startswith(directory) and not place.endswith("/.lock"):
+            check()
+
 
 def put(
     path: epath.PathLike,
@@ -365,6 +356,7 @@ def put(
     Returns:
         Its version; None if it is not as the condition says, and nothing is written.
     """
+    _guard(path)
     file = content if hasattr(content, "read") else io.BytesIO(content)
     size = file.seek(0, os.SEEK_END)
     conditional = if_absent or if_version is not None
@@ -375,8 +367,9 @@ def put(
         file.seek(0)
         try:
             return _version(store.put(key, file, mode=mode, **pieces))
-        except _error() as error:
-            if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
+        except (_error(), FileNotFoundError) as error:
+            refused = type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
+            if not refused and (if_version is None or not isinstance(error, FileNotFoundError)):
                 raise
             file.seek(0)
             with contextlib.suppress(FileNotFoundError):  # a write before may have been heard
@@ -395,11 +388,12 @@ def _version(meta: Mapping[str, Any]) -> Version:
 def delete(paths: Sequence[epath.PathLike]) -> None:
     """Deletes objects; those that are not there count as deleted."""
 
-    async def remove(store: Any, key: str) -> None:
+    def remove(path: epath.PathLike) -> None:
+        _guard(path)
         with contextlib.suppress(FileNotFoundError):
-            await store.delete_async(key)
+            _request(path, lambda store, key: store.delete(key))
 
-    _gather(remove, paths)
+    _together(remove, paths)
 
 
 # ---- paths and open files

@@ -599,11 +599,51 @@ def test_who_has_lost_a_lock_ends(place, monkeypatch):
     assert json.loads((place / ".lock").read_text()) == OTHER
     (place / ".lock").unlink()
 
-    def fail(*_, **__):
-        raise OSError("no network")
 
-    with pytest.raises(RuntimeError, match="could not renew it for 1 s"):
-        work(lambda: monkeypatch.setattr(objects, "put", fail))
+def test_who_was_stopped_for_long_writes_nothing_after_another_took_the_lock(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 0.5)
+    monkeypatch.setattr(lease._Lease, "renew", lambda self: None)  # as of a process that is stopped
+    (place / "x").write_text("before")
+
+    def lose(act):
+        with directory_lock(place, "working"):
+            time.sleep(0.4)
+            (place / ".lock").write_text(json.dumps(OTHER))
+            act()
+
+    for act in ((place / "x").unlink, functools.partial((place / "x").write_text, "after")):
+        with pytest.raises(RuntimeError, match=r"did not renew it for 0\.5 s, and another may be"):
+            lose(act)
+        (place / ".lock").unlink()
+    assert (place / "x").read_text() == "before"
+    with directory_lock(place, "working"):  # nobody takes it
+        time.sleep(0.6)
+        (place / "x").write_text("after")
+        assert json.loads((place / ".lock").read_text())["beat"] == 1
+    assert (place / "x").read_text() == "after"
+
+
+def test_the_silence_of_a_holder_begins_when_its_last_sign_of_life_was_first_sent(
+    place, monkeypatch
+):
+    held = lease._Lease(place, "working")
+    held.acquire(wait=True)
+    write = objects.put
+
+    def put(*arguments, **condition):
+        write(*arguments, **condition)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(objects, "put", put)
+    before = lease._now()
+    with pytest.raises(OSError, match="no answer"):
+        held._write()
+    after = lease._now()
+    monkeypatch.setattr(objects, "put", write)
+    time.sleep(0.1)
+    assert held._write()  # the same again, which others have seen since then
+    assert before <= held._heard <= after
 
 
 LOCK = {"owner": "x", "place": "there", "pid": 7, "beat": 0}
@@ -638,6 +678,14 @@ def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
     with messages() as said, directory_lock(place, "working"):
         assert json.loads((place / ".lock").read_text())["beat"] >= 0
     assert "is gone or silent; this process takes it" in str(said)
+
+
+def test_a_lock_that_is_deleted_is_lost(place):
+    objects.put(place / ".lock", b"{}")
+    _, version = objects.get_version(place / ".lock")
+    (place / ".lock").unlink()
+    assert objects.put(place / ".lock", b"mine", if_version=version) is None
+    assert not (place / ".lock").exists()
 
 
 def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):

@@ -3,17 +3,24 @@
     python -m tests.properties fuzz --minutes 20             # hostile inputs
     python -m tests.properties fuzz --property states --seed 7  # a round whose seed found something
     python -m tests.properties kills --prepare 350 --train 150 --write 300
+    python -m tests.properties kills --prepare 0 --train 0 --write 0 --train-in-storage 100
+    python -m tests.properties takeovers --number 300        # of a lock in a bucket
     python -m tests.properties soak --batches 100000         # in constant memory
 
-Kills: `prepare`, `Writer` (on disk, and a third of them in a bucket) and `train.py` end at random
-instants, and go on to an equal end: the bytes of corpora, with each example once; losses,
-parameters, moments, checkpoints, plans and audits of runs. Half of the instants are uniform over a
-run; the others are before a change of a file that the run makes, and inside checkpoints,
-evaluations and requests.
+Kills: `prepare`, `Writer` (on disk, and a third of them in a bucket) and `train.py` (on disk and in
+a bucket, with files of others beside it) end at random instants, and go on to an equal end: the
+bytes of corpora, with each example once; losses, parameters, moments, checkpoints, plans and audits
+of runs. The instants are uniform over a run, before a change of a file that the run makes, and
+inside checkpoints, evaluations and requests.
+
+Takeovers: four processes want a lock in a bucket; its holders are killed, or stopped for longer
+than it lasts.
 """
 
 import argparse
 import contextlib
+import functools
+import multiprocessing
 import os
 import pathlib
 import tempfile
@@ -29,13 +36,15 @@ from tests.properties.kills import (
     write_documents,
 )
 from tests.properties.soak import soak
+from tests.properties.takeovers import take_over
 
+FORK = multiprocessing.get_context("fork")
 KINDS = ("prepare", "prepare_pairs", "index", "from_arrays")
 # Workers take seconds to start, so only some corpora are prepared by them.
 BY_WORKERS = 20
 
 
-def kill(prepare: int, train: int, write: int, seed: int) -> None:
+def kill(prepare: int, train: int, write: int, in_storage: int, seed: int, together: int) -> None:
     """Kills as many preparations, trainings and writers as said; prints what it finds."""
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -49,17 +58,30 @@ def kill(prepare: int, train: int, write: int, seed: int) -> None:
         ]
         trials += [(Preparation(text, workers=2), some), (Training(text), train)]
         trials += [(Stream(), write - write // 3)]
-        if write > 2:
+        if write > 2 or in_storage:
             (folder / "server").mkdir()
             port = stack.enter_context(object_servers.s3(folder / "server"))
             os.environ |= object_servers.s3_environment(port)
-            trials += [(Stream(bucket=folder / "server" / object_servers.BUCKET), write // 3)]
+            bucket = folder / "server" / object_servers.BUCKET
+            trials += [(Stream(bucket=bucket), write // 3)]
+            trials += [(Training(text, bucket=bucket), in_storage)]
         for number, (trial, count) in enumerate(trials):
-            if count:
-                kills = Kills(trial, folder / str(number), seed)
-                kills.run(count, report=lambda found: print(found, flush=True))
-                kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(kills.kills.items()))
-                print(f"{trial.name}: {kinds}; {len(kills.found)} unequal ends", flush=True)
+            processes = []
+            for at in range(min(together, count)):
+                share = count * (at + 1) // together - count * at // together
+                task = functools.partial(kill_one, trial, folder / f"{number}-{at}", seed + at)
+                processes.append(FORK.Process(target=task, args=(share,)))
+                processes[-1].start()
+            for process in processes:
+                process.join()
+
+
+def kill_one(trial: Trial, folder: pathlib.Path, seed: int, count: int) -> None:
+    """Kills so many processes of one trial; prints what it finds."""
+    kills = Kills(trial, folder, seed)
+    kills.run(count, report=lambda found: print(found, flush=True))
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(kills.kills.items()))
+    print(f"{trial.name}: {kinds}; {len(kills.found)} unequal ends", flush=True)
 
 
 def load(batches: int) -> None:
@@ -78,13 +100,18 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("fuzz", "kills", "soak"))
-    parser.add_argument("--seed", type=int, default=0, help="of fuzz and kills (0)")
+    parser.add_argument("what", choices=("fuzz", "kills", "takeovers", "soak"))
+    parser.add_argument("--seed", type=int, default=0, help="of all but the soak (0)")
     parser.add_argument("--minutes", type=float, default=20, help="of fuzz (20)")
     parser.add_argument("--property", help="of fuzz: one round of this property alone")
     parser.add_argument("--prepare", type=int, default=350, help="kills of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="kills of train.py (150)")
     parser.add_argument("--write", type=int, default=300, help="kills of writers (300)")
+    parser.add_argument(
+        "--train-in-storage", type=int, default=100, help="kills of train.py in a bucket (100)"
+    )
+    parser.add_argument("--together", type=int, default=1, help="kills that go on at a time (1)")
+    parser.add_argument("--number", type=int, default=300, help="takeovers (300)")
     parser.add_argument("--batches", type=int, default=100_000, help="of the soak (100000)")
     asked = parser.parse_args()
     if asked.what == "fuzz":
@@ -92,7 +119,10 @@ def main() -> None:
 
         fuzz(asked.minutes, asked.seed, asked.property)
     elif asked.what == "kills":
-        kill(asked.prepare, asked.train, asked.write, asked.seed)
+        counts = asked.prepare, asked.train, asked.write, asked.train_in_storage
+        kill(*counts, asked.seed, asked.together)
+    elif asked.what == "takeovers":
+        print(take_over(asked.number, asked.seed))
     else:
         load(asked.batches)
 

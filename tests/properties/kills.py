@@ -5,6 +5,7 @@ imports done: a run of train.py takes a second or two, and a corpus some hundred
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -23,6 +24,18 @@ from tests.processes import COMPILE_QUICKLY, Stuck, fork, wait
 
 WORDS = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
 
+# Files of others, in a bucket: beside a work directory, and among its checkpoints.
+SIBLINGS = (
+    "datasets/a",
+    "other_run/metrics.jsonl",
+    "run-2/metrics.jsonl",
+    "run/checkpoints/mine/a",
+    "run/checkpoints/best/3/a",
+)
+
+# Requests to a bucket that a run of `Training` makes at least.
+REQUESTS = 250
+
 # What a process may do to files, as Python's audit hooks call it.
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
 
@@ -36,17 +49,37 @@ def write_documents(path: Path, count: int = 160) -> None:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Calls of a method at which a kill may hit, up to 30 ms after the call begins.
+
+    Attributes:
+        owner: of the method.
+        name: of the method.
+        calls: the last call that is hit, in one process; any before it may be.
+        counts: which calls count.
+    """
+
+    owner: Any
+    name: str
+    calls: int = 6
+    counts: Callable[..., bool] = lambda *_, **__: True
+
+
 class Trial:
     """Work that a process does in a folder, and what is to be the same after each of its ends."""
 
     name: str
 
+    def begin(self, folder: Path) -> None:
+        """Makes what is there before the work begins."""
+
     def run(self, folder: Path) -> None:
         """Does the work, from the beginning or from where it stopped."""
         raise NotImplementedError
 
-    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
-        """Named points: a method (its owner, its name), and which of its calls are such a point."""
+    def points(self) -> dict[str, Point]:
+        """Named points at which a kill may hit."""
         return {}
 
     def result(self, folder: Path) -> dict[str, Any]:
@@ -92,6 +125,16 @@ class Preparation(Trial):
             )
 
 
+def name_of(folder: Path) -> str:
+    """The name that stands in a bucket for the folder of a run."""
+    return f"{folder.parent.name}-{folder.name}"
+
+
+def in_bucket(bucket: Path, folder: Path) -> str:
+    """What stands in a bucket for the folder of a run."""
+    return f"s3://{bucket.name}/{name_of(folder)}"
+
+
 class Stream(Trial):
     """A stream becomes a corpus that others can read meanwhile, and goes on from its cursor.
 
@@ -112,7 +155,7 @@ class Stream(Trial):
         """Where the corpus of a run is."""
         from pipeline.fs import as_path
 
-        return as_path(f"s3://{self.bucket.name}/{folder.name}" if self.bucket else folder / "c")
+        return as_path(in_bucket(self.bucket, folder) if self.bucket else folder / "c")
 
     def example(self, number: int) -> list[int]:
         """The tokens of an example, by which it is told from others."""
@@ -161,13 +204,13 @@ class Stream(Trial):
             assert length == len(self.example(number)) - 1
             yield self.example(number)[:1] if not length else corpus[number]["inputs"]
 
-    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
+    def points(self) -> dict[str, Point]:
         from pipeline.fs import objects
 
-        return {"at a request": (objects, "_request", lambda *_, **__: True)} if self.bucket else {}
+        return {"at a request": Point(objects, "_open")} if self.bucket else {}
 
     def result(self, folder: Path) -> dict[str, Any]:
-        return super().result(self.bucket / folder.name if self.bucket else folder / "c")
+        return super().result(self.bucket / name_of(folder) if self.bucket else folder / "c")
 
 
 class Training(Trial):
@@ -176,16 +219,29 @@ class Training(Trial):
     Args:
         text: from `write_documents`.
         steps: how many.
+        bucket: where a server of `object_servers.s3` keeps its bucket, in which the work
+            directories are then, each with files of others beside it and among its checkpoints;
+            None: they are in the folder of each run.
     """
 
-    def __init__(self, text: Path, steps: int = 12):
-        self.name, self.text, self.steps = "train.py", text, steps
+    def __init__(self, text: Path, steps: int = 12, bucket: Path | None = None):
+        self.text, self.steps, self.bucket = text, steps, bucket
+        self.name = "train.py in a bucket" if bucket else "train.py"
+
+    def root(self, folder: Path) -> Path:
+        """The local directory in which the work directory of a run is, or the server keeps it."""
+        return self.bucket / name_of(folder) if self.bucket else folder
+
+    def begin(self, folder: Path) -> None:
+        for name in SIBLINGS if self.bucket else ():
+            (self.root(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root(folder) / name).write_text(f"{name} of somebody else")
 
     def run(self, folder: Path) -> None:
         import jax
-        from etils import epath
 
         import train
+        from pipeline.fs import as_path
         from pipeline.history import audit
         from pipeline.loading.checkpoint import Checkpoints
         from tests.runs.runs import tiny
@@ -211,32 +267,43 @@ class Training(Trial):
             batches__max_length=64,
         )
         config.model.update(num_layers=1, width=16, num_heads=1, num_kv_heads=1, mlp_width=16)
-        train.train(config, epath.Path(folder / "run"))
-        audit(epath.Path(folder / "run"), lambda line: None)
+        workdir = as_path(in_bucket(self.bucket, folder) if self.bucket else folder) / "run"
+        train.train(config, workdir)
+        audit(workdir, lambda line: None)
 
-    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
+    def points(self) -> dict[str, Point]:
+        from pipeline.fs import objects
         from pipeline.loading.checkpoint import Checkpoints
         from pipeline.steps.compiled import Compiled
 
-        return {
-            "in a checkpoint": (Checkpoints, "save", lambda *_, **__: True),
-            "in an evaluation": (Compiled, "__call__", lambda self, *_: self.name == "eval_step"),
+        def evaluates(compiled, *_):
+            return compiled.name == "eval_step"
+
+        found = {
+            "in a checkpoint": Point(Checkpoints, "save"),
+            "in an evaluation": Point(Compiled, "__call__", counts=evaluates),
         }
+        return found | ({"at a request": Point(objects, "_open", REQUESTS)} if self.bucket else {})
 
     def result(self, folder: Path) -> dict[str, Any]:
         from tests.runs.runs import lines, summary
 
-        run = folder / "run"
-        files = super().result(folder)
-        kept = {name: sha for name, sha in files.items() if name.startswith("run/corpus/")}
+        run = self.root(folder) / "run"
+        files = super().result(self.root(folder))
+        kept = {
+            name: sha
+            for name, sha in files.items()
+            if name in SIBLINGS or not name.startswith("run/") or name.startswith("run/corpus/")
+        }
         # The other files have times in them, or compiled programs; their names are the same.
         names = [name for name in files if not name.startswith(("run/programs", "run/tensorboard"))]
         digests = {path.name: path.read_text() for path in (folder / "digests").iterdir()}
+        checkpoints = os.listdir(run / "checkpoints")
         return {
             **kept,
             "files": [name for name in names if "/checkpoints/" not in name],
             # One that is older than those kept may stay, if a kill hits its removal in the end.
-            "checkpoint": max(int(path.name) for path in (run / "checkpoints").iterdir()),
+            "checkpoint": max(int(name) for name in checkpoints if name.isdigit()),
             "plans": (run / "plans.json").read_text(),
             "parameters and moments": digests,
             "metrics": lines(run),
@@ -297,7 +364,9 @@ class Kills:
     def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
         """The exit code of one run in the folder `name`; killed `after` seconds, if given."""
         folder = self.folder / name
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            folder.mkdir()
+            self.trial.begin(folder)
         pid = fork(functools.partial(run, folder), self._log)
         if after is not None:
             time.sleep(after)
@@ -327,8 +396,9 @@ class Kills:
             elif kind == "at a change of a file":
                 yield kind, None, functools.partial(self._run_to_change, self._draw_change())
             else:
-                call, delay = self.random.randint(1, 6), self.random.uniform(0, 0.03)
-                yield kind, None, functools.partial(self._run_to_point, kind, call, delay)
+                point, delay = self.trial.points()[kind], self.random.uniform(0, 0.03)
+                call = self.random.randint(1, point.calls)
+                yield kind, None, functools.partial(self._run_to_point, point, call, delay)
 
     def _draw_change(self) -> int:
         return self.random.randint(1, self.changes)
@@ -337,18 +407,17 @@ class Kills:
         at_change(folder, lambda count: kill_me() if count == number else None)
         self.trial.run(folder)
 
-    def _run_to_point(self, kind: str, number: int, delay: float, folder: Path) -> None:
-        owner, name, counts = self.trial.points()[kind]
-        method, calls = getattr(owner, name), []
+    def _run_to_point(self, point: Point, number: int, delay: float, folder: Path) -> None:
+        method, calls = getattr(point.owner, point.name), []
 
         def timed(*arguments, **options):
-            if counts(*arguments, **options):
+            if point.counts(*arguments, **options):
                 calls.append(None)
                 if len(calls) == number:
                     threading.Timer(delay, kill_me).start()
             return method(*arguments, **options)
 
-        setattr(owner, name, timed)
+        setattr(point.owner, point.name, timed)
         self.trial.run(folder)
 
     def run(self, kills: int, report: Callable[[str], None] = lambda line: None) -> None:

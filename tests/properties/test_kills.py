@@ -56,8 +56,34 @@ with object_servers.s3(folder / "server") as port:
     print(sum(kills.kills.values()), *kills.found, flush=True)
 """
 
+PROGRAM_IN_A_BUCKET = """
+import os, pathlib, sys
+
+from tests.fs import object_servers
+from tests.properties.kills import Kills, Training, prepare_environment, write_documents
+
+folder = pathlib.Path(sys.argv[1])
+write_documents(folder / "documents.jsonl")
+prepare_environment(folder)
+(folder / "server").mkdir()
+with object_servers.s3(folder / "server") as port:
+    os.environ |= object_servers.s3_environment(port)
+    bucket = folder / "server" / object_servers.BUCKET
+    kills = Kills(Training(folder / "documents.jsonl", bucket=bucket), folder / "0")
+    kills.run(2)
+    print(sum(kills.kills.values()), *kills.found, flush=True)
+"""
+
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_loses_nothing_it_acknowledged_and_seals_nothing_twice(tmp_path):
     seen = call(sys.executable, "-c", PROGRAM_OF_A_STREAM, tmp_path, limit=None)
     assert seen.stdout.splitlines() == ["True", "8"], seen.stderr
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_that_is_killed_leaves_its_siblings_and_ends_as_if_it_had_not_been(
+    tmp_path,
+):
+    seen = call(sys.executable, "-c", PROGRAM_IN_A_BUCKET, tmp_path, limit=None)
+    assert seen.stdout.splitlines() == ["2"], seen.stderr
