@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from etils import epath
 
-from pipeline.errors import Exists, InvalidState, InvalidType, InvalidValue, StorageError
+from pipeline.errors import InvalidState, InvalidType, InvalidValue, StorageError
 from pipeline.fs.lease import hold_lease
-from pipeline.fs.objects import SCHEMES, ObjectPath, put
+from pipeline.fs.objects import SCHEMES, ObjectPath, was_written
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +86,9 @@ def atomic_write(
             errors of the block stay what they are.
     """
     path = as_path(path)
-    if isinstance(path, ObjectPath) and once:
-        content = io.BytesIO()
-        yield content
-        if put(path, content, if_absent=True) is None:
-            raise _exists(path)
-        return
     if isinstance(path, ObjectPath):
-        with path.open("wb") as file:
-            yield file
+        with path.open("wb", once=once) as content:
+            yield content
         return
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     if not shared:
@@ -130,13 +124,9 @@ def _link(temporary: epath.Path, path: epath.Path) -> None:
         os.link(temporary, path)
         temporary.unlink()
     except FileExistsError:
-        raise _exists(path) from None
+        raise was_written(path) from None
     except OSError as error:
         raise _write_error(path, error) from error
-
-
-def _exists(path: epath.Path) -> Exists:
-    return Exists(f"{os.fspath(path)} is there already: another process wrote it meanwhile")
 
 
 class _Temporary(io.FileIO):

@@ -120,13 +120,10 @@ def _profile() -> dict[str, Any]:
     try:
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
+
+        return {"credential_provider": Boto3CredentialProvider(boto3.Session())}
+    except (ImportError, ValueError):  # the latter without credentials
         return {}
-    session = boto3.Session()
-    if session.get_credentials() is None:
-        return {}
-    found: dict[str, Any] = {"credential_provider": Boto3CredentialProvider(session)}
-    return found | ({"region": session.region_name} if session.region_name else {})
 
 
 def _request(
@@ -367,9 +364,8 @@ def put(
         file.seek(0)
         try:
             return _version(store.put(key, file, mode=mode, **pieces))
-        except (_error(), FileNotFoundError) as error:
-            refused = type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
-            if not refused and (if_version is None or not isinstance(error, FileNotFoundError)):
+        except _error() as error:
+            if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
                 raise
             file.seek(0)
             with contextlib.suppress(FileNotFoundError):  # a write before may have been heard
@@ -394,6 +390,11 @@ def delete(paths: Sequence[epath.PathLike]) -> None:
             _request(path, lambda store, key: store.delete(key))
 
     _together(remove, paths)
+
+
+def was_written(path: epath.PathLike) -> Exists:
+    """The error of one of several processes that write a file once."""
+    return Exists(f"{os.fspath(path)} is there already: another process wrote it meanwhile")
 
 
 # ---- paths and open files
@@ -455,15 +456,17 @@ class ObjectPath(PosixGPath):
         about = {"owner": None, "group": None, "mode": None}
         return StatResult(is_directory=size is None, length=size or 0, mtime=changed or 0, **about)
 
-    def open(self, mode: str = "r", *, encoding: str | None = None, **options: Any) -> Any:
-        """A file to read (`r`, `rb`) or to write (`w`, `wb`)."""
+    def open(
+        self, mode: str = "r", *, encoding: str | None = None, once: bool = False, **options: Any
+    ) -> Any:
+        """A file to read (`r`, `rb`) or to write (`w`, `wb`); see `atomic_write` for `once`."""
         if mode.replace("b", "") not in ("r", "w") or any(options.values()):
             raise InvalidValue(
                 f"mode is {mode!r}; objects can be read and written, not appended to"
             )
         encoding = None if "b" in mode else encoding or "utf-8"
         if mode[0] == "w":
-            return _Writer(self, encoding)
+            return _Writer(self, encoding, once)
         file = io.BufferedReader(_Reader(self))
         return io.TextIOWrapper(file, encoding) if encoding else file
 
@@ -519,15 +522,17 @@ class _Reader(io.RawIOBase):
 class _Writer(tempfile.SpooledTemporaryFile):
     """A file that becomes an object when it is closed, but not after an error."""
 
-    def __init__(self, path: ObjectPath, encoding: str | None):
+    def __init__(self, path: ObjectPath, encoding: str | None, once: bool):
         super().__init__(WRITTEN, "w+" if encoding else "w+b", encoding=encoding)
-        self._path = path
+        self._path, self._once = path, once
 
     def close(self) -> None:
         if not self.closed:
             try:
                 self.flush()
-                put(self._path, getattr(self._file, "buffer", self))  # of text, its bytes
+                content = getattr(self._file, "buffer", self)  # of text, its bytes
+                if put(self._path, content, if_absent=self._once) is None:
+                    raise was_written(self._path)
             finally:
                 self.discard()
 
