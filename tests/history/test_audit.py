@@ -179,15 +179,18 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, audited, passes,
     audited(workdir, lines_of(plan, 50), "positions of example 204 once (1 such examples)")
 
 
-def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited):
+def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
     shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
     plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, exclude=[11])
     plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
     write_history(epath.Path(tmp_path), pairs, plan)
     lines = lines_of(plan, 60)
     passes(tmp_path, lines, "plan from step 31 on: buckets=[4, [90, 60]]")
-    lines[40]["batch"] = lines[39]["batch"]
-    audited(tmp_path, lines, "step 40 did not run")
+    changed = [*lines[:40], lines[40] | {"batch": lines[39]["batch"]}]
+    audited(tmp_path, changed, "step 40 did not run")
+    # One position of the inputs of a pair that nobody trained on is found.
+    losing(lambda step, planned: planned.segments[:, 1] == 7)
+    audited(tmp_path, lines_of(plan, 60), "positions of example 7 once (1 such examples)")
 
 
 @pytest.fixture(scope="module")

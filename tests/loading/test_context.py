@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from models.attention import make_attention
@@ -17,17 +17,12 @@ from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
+from tests.meshes import mesh_of
 
 MODEL = {"vocab_size": 1000, "num_layers": 1, "width": 16, "num_heads": 4, "num_kv_heads": 2}
 MODEL |= {"mlp_width": 16}
 FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
 OF_TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
-
-
-def mesh_of(**axes):
-    devices = jax.devices()[: np.prod([*axes.values()])]
-    auto = (AxisType.Auto,) * len(axes)
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,22 +46,6 @@ def test_every_field_of_a_batch_is_laid_out_alike(corpus, pairs, buckets, order)
             columns = column_order(order, values.shape[1], 2)
             assert sorted(columns) == [*range(values.shape[1])]
             np.testing.assert_array_equal(laid[name], values[:, columns], name)
-
-
-@pytest.mark.parametrize("order", CONTEXT_ORDERS)
-def test_a_process_that_holds_a_part_of_the_length_builds_the_columns_of_that_part(corpus, order):
-    sharding = batch_sharding(mesh_of(data=1, context=4))
-    plan = Plan(corpus, [Bucket(4, 64)])
-    whole = Batches(corpus, plan)[0]["inputs"]
-
-    class ThirdDevice:
-        spec, mesh = sharding.spec, sharding.mesh
-
-        def addressable_devices_indices_map(self, shape):
-            return {2: sharding.devices_indices_map(shape)[jax.devices()[2]]}
-
-    part = Batches(corpus, plan, sharding=ThirdDevice(), context_order=order)[0]["inputs"]
-    np.testing.assert_array_equal(part, whole[:, column_order(order, 64, 4)[32:48]])
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import (
@@ -25,7 +25,8 @@ from pipeline import (
 from pipeline.corpus import INPUTS
 from pipeline.corpus.tasks import CAUSAL, TARGETS
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
-from pipeline.steps import Compiled, microbatches
+from pipeline.steps import microbatches
+from tests.meshes import OneProcess, mesh_of
 
 FEATURES = {
     "seen": Feature("inputs", dtype=bool, fill=True),
@@ -220,12 +221,6 @@ def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
 # ---- devices
 
 
-def mesh_of(**axes):
-    devices = jax.devices()[: np.prod([*axes.values()])]
-    auto = (AxisType.Auto,) * len(axes)
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
-
-
 @pytest.fixture(scope="module")
 def corpus():
     sizes = np.random.default_rng(3).integers(0, 30, 60)
@@ -270,37 +265,20 @@ def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan,
 @pytest.mark.parametrize("order", CONTEXT_ORDERS)
 def test_a_part_of_the_length_has_its_columns_and_all_segments_of_its_rows(corpus, plan, order):
     sharding = batch_sharding(mesh_of(data=1, context=4))
-
-    class ThirdDevice(NamedSharding):
-        __eq__, __hash__ = object.__eq__, object.__hash__
-
-        def addressable_devices_indices_map(self, shape):
-            return {2: sharding.devices_indices_map(shape)[jax.devices()[2]]}
-
     whole = Batches(corpus, plan, features=NAMES)
-    third = ThirdDevice(sharding.mesh, sharding.spec)
+    third = OneProcess(sharding, [2])
     part = Batches(corpus, plan, sharding=third, context_order=order, features=NAMES)
     columns = column_order(order, 16, 4)[8:12]
     for step in range(len(part)):
         batch = part[step]
-        for name, feature in part.features.items():
-            expected = whole[step][name]
-            expected = expected if feature.per_example else expected[:, columns]
+        for name, expected in whole[step].items():
+            per_example = name in part.features and part.features[name].per_example
+            expected = expected if per_example else expected[:, columns]
             np.testing.assert_array_equal(batch[name], expected, name)
         specs = field_specs(batch, third, SQUARE, part.features)
         assert {name: spec.shape for name, spec in specs.items()} == {
             name: values.shape for name, values in whole[step].items()
         }
-
-
-def test_global_arrays_are_laid_out_as_their_features_say(corpus, plan):
-    sharding = batch_sharding(mesh_of(data=2, context=2))
-    batches = Batches(corpus, plan, sharding=sharding, features=NAMES)
-    arrays = pipeline.to_global(batches[0], sharding, features=batches.features)
-    assert arrays["experts"].sharding.shard_shape((4, 16, 2, 3)) == (2, 8, 2, 3)
-    assert arrays["logprob"].sharding.shard_shape((4, 16)) == (2, 8)
-    assert arrays["example_id"].sharding.shard_shape((4, 16)) == (2, 16)
-    assert arrays["group"].sharding.shard_shape((4, 16, 2)) == (2, 16, 2)
 
 
 def test_microbatches_are_divided_like_their_batch(corpus, plan):
@@ -335,29 +313,6 @@ def test_a_transform_may_drop_features_change_them_and_make_others(corpus, plan)
         "mass": (2, 8),
         "counts": (2,),
     }
-
-
-def test_steps_are_compiled_once_for_all_epochs():
-    corpus = examples_of(columns_of([7] * 41 + [16] * 20))
-    buckets = [Bucket(4, 12), Bucket(4, 30)]
-    names = ["reward", "logprob", "experts", "example_id"]
-
-    def step(total, batch):
-        held = batch["example_id"] >= 0
-        return total + (batch["reward"] * held).sum() + batch["logprob"].sum()
-
-    options = {"buckets": buckets, "max_segments": 2, "num_epochs": 3, "features": names}
-    with pipeline.load(corpus, **options) as loader:
-        compiled = Compiled(step, jnp.zeros(()), loader.specs)
-        total, sums = jnp.zeros(()), 0.0
-        for batch in loader:  # a batch of another shape is refused
-            total = compiled(total, batch)
-            number = np.asarray(batch["example_id"])
-            sums += sum(float(corpus[each]["reward"]) for each in number[number >= 0])
-            sums += float(batch["logprob"].sum())
-        assert loader.step == 3 * loader.plan.num_batches()
-    assert float(total) == pytest.approx(sums)
-    assert [compiled.programs[bucket].compiles for bucket in buckets] == [1, 1]
 
 
 def test_a_step_of_scores_may_use_features(corpus, tmp_path):

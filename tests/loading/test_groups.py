@@ -1,16 +1,15 @@
 """Groups: batches whose continuations share a prefix, column by column from the definition."""
 
-import jax
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import Block
+from tests.loading.definition import define_rows, leaves_of, nodes_of
+from tests.meshes import mesh_of
 
 FEATURES = {
     "seen": Feature("inputs", dtype="int16", shape=(2,), fill=-1),
@@ -34,61 +33,6 @@ def fill(shape, values):
     return [next(values) for _ in range(shape)]
 
 
-def nodes_of(group, name=()):
-    """The name and the tokens of each node, depth first; a name begins with that of its parent."""
-    tokens, children = group if isinstance(group, tuple) else (group, [])
-    yield name, tokens, not children
-    for number, child in enumerate(children):
-        yield from nodes_of(child, (*name, number))
-
-
-def define_group(group):
-    """The columns of a group: every token but the first is predicted from the one before it.
-
-    For each column: the value before on its path and its own, the position, and the name of its
-    node.
-    """
-    found, paths = [], {}
-    for name, tokens, _ in nodes_of(group):
-        path = list(paths.get(name[:-1], [])) if name else []
-        for token in tokens:
-            if path:
-                found.append((path[-1], token, len(path) - 1, name))
-            path.append(token)
-        paths[name] = path
-    return found
-
-
-def define_batch(groups, planned, room):
-    """The fields of a batch of groups and documents (lists of ids), column after column."""
-    rows, length = planned.bucket.shape
-    names = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "visible_until"]
-    batch = {name: np.zeros((rows, length), np.int32) for name in [*names, "inputs_branch_ids"]}
-    batch["loss_weights"] = np.zeros((rows, length), np.float32)
-    column, segment, branch = np.zeros((3, rows), int)
-    owner = {}
-    for row, example, start, size in planned.segments.tolist():
-        columns = define_group(groups[example])
-        assert (start, size) == (0, len(columns))
-        leaves = [name for name, _, is_leaf in nodes_of(groups[example]) if is_leaf and name]
-        ids = {name: branch[row] + n + 1 for n, name in enumerate(leaves)}
-        owner |= {(row, branch[row] + n): (example, n) for n in range(len(leaves))}
-        segment[row] += 1
-        for k, (before, token, position, name) in enumerate(columns):
-            at = row, column[row] + k
-            hidden = [q for q in range(k, size) if columns[q][3][: len(name)] != name]
-            below = sum(leaf[: len(name)] == name for leaf in leaves)
-            batch["inputs"][at], batch["targets"][at] = before, token
-            batch["inputs_segment_ids"][at], batch["inputs_positions"][at] = segment[row], position
-            batch["visible_until"][at] = column[row] + min([*hidden, size])
-            batch["inputs_branch_ids"][at] = ids.get(name, 0)
-            batch["loss_weights"][at] = max(below, 1)
-        column[row] += size
-        branch[row] += len(leaves)
-    assert max(branch) <= room
-    return batch, owner
-
-
 def assert_equal(found, expected, name=""):
     np.testing.assert_array_equal(np.asarray(found), expected, name)
 
@@ -107,7 +51,7 @@ def columns_of(groups):
             return map_tokens(group[0], function), [map_tokens(g, function) for g in group[1]]
         return [function(token) for token in group]
 
-    leaves = [sum(leaf for _, _, leaf in nodes_of(group)) for group in groups]
+    leaves = [len(leaves_of(group)) for group in groups]
     return {
         "tokens": groups,
         "seen": [map_tokens(group, lambda t: [t % 100, -t % 100]) for group in groups],
@@ -139,21 +83,19 @@ def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, ali
     count, most = 0, 0
     for step in range(plan.num_batches()):
         planned, batch = plan.batch(step), dict(batches[step])
-        expected, owner = define_batch([*groups, *texts], planned, room)
-        if align > 1:  # the definition lays segments side by side
-            order = np.argsort(batch["inputs_segment_ids"] == 0, axis=1, kind="stable")
-            taken = {n: np.take_along_axis(batch[n], order, axis=1) for n in expected}
-            gone = np.cumsum(batch["inputs_segment_ids"] == 0, axis=1)
-            gone = np.take_along_axis(gone, order, axis=1)
-            real = taken["inputs_segment_ids"] > 0
-            taken["visible_until"] -= (gone * real).astype(np.int32)
-            batch |= taken
-        else:
-            text = np.isin(batch["targets"], [t for ids in texts for t in ids])
-            seen = np.stack([batch["inputs"] % 100, -batch["inputs"] % 100], axis=-1)
-            real = batch["inputs_segment_ids"] > 0
-            assert_equal(batch["seen"], np.where(text[..., None], -1, seen) * real[..., None])
-            assert_equal(batch["logprob"], np.where(text, -2, batch["targets"] / 2) * real)
+        rows, owner = [[] for _ in range(planned.bucket.rows)], {}
+        for row, example, start, size in planned.segments.tolist():
+            assert (start, size) == (0, corpus.lengths[example])
+            number = sum(len(leaves_of(group)) for group in rows[row])
+            rows[row].append([*groups, *texts][example])
+            leaves = range(len(leaves_of(rows[row][-1])))
+            owner |= {(row, number + n): (example, n) for n in leaves}
+        expected, _ = define_rows(rows, planned.bucket.length, align)
+        text = np.isin(batch["targets"], [t for ids in texts for t in ids])
+        seen = np.stack([batch["inputs"] % 100, -batch["inputs"] % 100], axis=-1)
+        real = batch["inputs_segment_ids"] > 0
+        assert_equal(batch["seen"], np.where(text[..., None], -1, seen) * real[..., None])
+        assert_equal(batch["logprob"], np.where(text, -2, batch["targets"] / 2) * real)
         for name, values in expected.items():
             assert_equal(batch[name], values, name)
         assert batch["reward"].shape == (planned.bucket.rows, room)
@@ -190,24 +132,6 @@ def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shap
         assert batch["inputs_positions"][path].tolist() == list(range(len(path)))
 
 
-@given(st.lists(GROUP, min_size=1, max_size=5), st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
-def test_any_part_of_a_group_is_that_of_the_whole(shapes, seed):
-    columns = columns_of([fill(shape, numbers()) for shape in shapes])
-    corpus = Examples.from_groups(columns, features=FEATURES)
-    rng = np.random.default_rng(seed)
-    examples = rng.integers(0, len(corpus), 6)
-    starts = rng.integers(0, corpus.lengths[examples])
-    sizes = rng.integers(1, corpus.lengths[examples] - starts + 1)
-    read = corpus.read(examples, starts, sizes, sizes + 2)
-    begin = np.cumsum(sizes + 2) - sizes - 2
-    for example, start, size, at in zip(examples, starts, sizes, begin, strict=True):
-        whole = corpus[int(example)]
-        for name, values in read.items():
-            part = whole[name][start : start + size]
-            assert_equal(values[at : at + size], part, name)
-
-
 def groups_of(count, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [
@@ -233,27 +157,13 @@ def test_a_row_of_two_groups_as_the_documentation_draws_it():
     }
 
 
-def test_a_group_of_one_continuation_is_an_ordinary_document():
-    groups, texts = [([1, 2], [[3, 4, 5]])], [[1, 2, 3, 4, 5]]
-    one, other = Examples.from_groups(groups), Examples(texts)
-    assert (one.trees[0].tolist(), one.lengths.tolist()) == ([4, 1, 16], [4])
-    for name, values in other[0].items():
-        assert_equal(one[0][name], values)
-    batch = Batches(one, Plan(one, [Bucket(1, 6)]))[0]
-    assert batch["visible_until"].tolist() == [[4, 4, 4, 4, 0, 0]]
-
-
 def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
     columns = columns_of(groups_of(30))
     groups = Examples.from_groups(columns, features=FEATURES)
     corpus = Corpora({"groups": groups, "text": Examples([[1, 2, 3]])})
     plan = Plan(corpus, [Bucket(4, 32)], seed=1)
     whole = Batches(corpus, plan)
-    shape = (2, 2)
-    mesh = jax.make_mesh(
-        shape, ("data", "context"), devices=jax.devices()[:4], axis_types=(AxisType.Auto,) * 2
-    )
-    spread = Batches(corpus, plan, sharding=mesh)
+    spread = Batches(corpus, plan, sharding=mesh_of(data=2, context=2))
     for step in range(plan.num_batches()):
         halves = [Batches(corpus, plan, process_index=p, process_count=2)[step] for p in (0, 1)]
         for name, values in dict(whole[step]).items():
@@ -290,31 +200,3 @@ def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypat
             assert one.keys() == other.keys()
             for name in one:
                 assert_equal(one[name], other[name], name)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_run_on_groups_goes_on_from_any_step(tmp_path, weighted):
-    Corpus.from_groups(groups_of(60), tmp_path / "groups")
-    corpus = Corpora(
-        {"groups": Corpus.open(tmp_path / "groups"), "text": Examples([[*range(9)]] * 20)}
-    )
-    options = {
-        "tokens_per_batch": 64,
-        "max_length": 32,
-        "length_multiple": 8,
-        "tiers": 3,
-        "num_epochs": 2,
-    }
-    options |= {"weights": {"groups": 2, "text": 1}, "num_epochs": 1} if weighted else {}
-    with pipeline.load(corpus, **options) as loader:
-        states, batches = [loader.get_state()], []
-        for batch in loader:
-            batches.append({name: np.asarray(values) for name, values in batch.items()})
-            states.append(loader.get_state())
-    assert len(batches) > 5
-    for step in (0, 1, len(batches) // 2, len(batches) - 1):
-        with pipeline.load(corpus, **options) as loader:
-            loader.set_state(states[step])
-            for batch, expected in zip(loader, batches[step:], strict=True):
-                for name in expected:
-                    assert_equal(batch[name], expected[name], name)

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import functools
 import importlib
 import json
@@ -7,18 +8,19 @@ import re
 import sys
 
 import grain
-import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.loading.collate import collate
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
-from pipeline.loading.sharding import block_of_sharding, field_specs
+from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
 from pipeline.steps import Compiled
 from tests.loading.definition import FIELDS, define_batch, require_same
+from tests.meshes import OneProcess, mesh_of
 
 
 def equal(one, other):
@@ -39,8 +41,9 @@ SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
         ("pairs", "none", "drop"),
     ],
 )
+@pytest.mark.parametrize("align", [1, 8])
 def test_every_field_is_right_position_by_position(
-    given, packing, overflow, positions, request, buckets
+    given, packing, overflow, positions, align, request, buckets
 ):
     data = request.getfixturevalue(given)
     sides = (
@@ -49,45 +52,38 @@ def test_every_field_is_right_position_by_position(
         else [request.getfixturevalue("examples")]
     )
     buckets = SIDES if given == "pairs" else buckets
-    plan = Plan(data, buckets, packing=packing, overflow=overflow)
+    plan = Plan(data, buckets, packing=packing, overflow=overflow, align=align)
     batches = Batches(data, plan, positions=positions)
     assert {plan.batch(step).bucket for step in range(len(batches))} == {*buckets}
     assert len(batches) == plan.num_batches()
     for step in range(len(batches)):
-        require_same(define_batch(sides, plan.batch(step), positions), batches[step])
+        require_same(define_batch(sides, plan.batch(step), positions, align), batches[step])
 
 
-def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
-    devices = np.array(jax.devices())[list(order)].reshape(shape)
-    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+@pytest.mark.parametrize("align", [1, 16])
+def test_columns_may_be_divided_within_a_segment_and_within_padding(align, corpus):
+    plan = Plan(corpus, [Bucket(4, 64)], align=align)
+    planned, (reader,) = plan.batch(0), corpus.sides
+    block = slice_of_process(planned.bucket.shape, 0, 1)
+    whole = collate(reader, planned, block)
+    for edges in ((0, 7), (7, 40), (40, 41), (41, 64)):
+        part = collate(reader, planned, dataclasses.replace(block, columns=edges))
+        for name, values in whole.items():
+            np.testing.assert_array_equal(part[name], values[:, slice(*edges)])
 
 
-def divided(shape, axes, *spec, order=(0, 1, 2, 3)):
-    return NamedSharding(auto_mesh(shape, axes, order), PartitionSpec(*spec))
+def divided(*spec, order=None, **axes):
+    return NamedSharding(mesh_of(order=order, **axes), PartitionSpec(*spec))
 
 
 MESHES = {
-    "rows": divided((4,), ("data",), "data"),
-    "another order": divided((4,), ("data",), "data", order=(2, 0, 3, 1)),
-    "replicas": divided((2, 2), ("data", "tensor"), "data", order=(3, 1, 0, 2)),
-    "length": divided((2, 2), ("data", "sequence"), "data", "sequence"),
-    "length alone": divided((4,), ("sequence",), None, "sequence"),
-    "two axes of rows": divided((2, 2), ("fsdp", "data"), ("data", "fsdp")),
+    "rows": divided("data", data=4),
+    "another order": divided("data", data=4, order=(2, 0, 3, 1)),
+    "replicas": divided("data", data=2, tensor=2, order=(3, 1, 0, 2)),
+    "length": divided("data", "sequence", data=2, sequence=2),
+    "length alone": divided(None, "sequence", sequence=4),
+    "two axes of rows": divided(("data", "fsdp"), fsdp=2, data=2),
 }
-
-
-class OneProcess(NamedSharding):
-    """A sharding as one of several processes sees it, which holds only some of the devices."""
-
-    __eq__, __hash__ = object.__eq__, object.__hash__
-
-    def __init__(self, sharding, devices):
-        super().__init__(sharding.mesh, sharding.spec)
-        self.devices = devices
-
-    def addressable_devices_indices_map(self, shape):
-        everywhere = self.devices_indices_map(shape)
-        return {device: everywhere[device] for device in self.devices}
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -106,8 +102,7 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, p
     sharding, plan = MESHES[name], Plan(corpus, buckets)
     whole = Batches(corpus, plan, positions=positions)
     for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
-        held = [jax.devices()[index] for index in devices]
-        part = OneProcess(sharding, held)
+        part = OneProcess(sharding, devices)
         batches = Batches(corpus, plan, sharding=part, positions=positions)
         for step in range(3):
             built, planned = batches[step], plan.batch(step)
@@ -122,6 +117,11 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, p
                 np.testing.assert_array_equal(
                     built[field], whole[step][field][np.ix_(rows, columns)]
                 )
+            # What it holds tells the global shape, also of fields of whole rows.
+            fields = {"ids": built["inputs"], "most": np.zeros((len(rows), 5, 3))}
+            for known in (None, planned.bucket):
+                specs = field_specs(fields, part, known)
+                assert [each.shape for each in specs.values()] == [shape, (shape[0], 5, 3)]
 
 
 def loading(**options):
@@ -155,7 +155,7 @@ WRONG = [
         "sequential_slice=False",
     ),
     (
-        lambda c, p: pipeline.to_global({}, auto_mesh((4,), ("x",))),
+        lambda c, p: pipeline.to_global({}, mesh_of(x=4)),
         ValueError,
         "none of 'data', 'fsdp' and 'context'",
     ),
@@ -397,29 +397,6 @@ def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
         StateKey(plan, corpus).step(state)
 
 
-@pytest.mark.parametrize(
-    ("positions", "last"), [("continue", [0, 1, 5, 6, 0]), ("restart", [0, 1, 0, 1, 0])]
-)
-def test_positions_of_later_pieces_continue_or_restart(positions, last, tmp_path):
-    examples = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]]  # 2 and 7 positions
-    split_corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
-    plan = Plan(split_corpus, [Bucket(2, 5)], shuffle=False)
-    batch = Batches(split_corpus, plan, positions=positions)[0]
-    by_row = {len(set(row)): at for at, row in enumerate(batch["inputs_segment_ids"].tolist())}
-    whole, pieces = by_row[1], by_row[3]
-    fields = {name: np.asarray(batch[name])[[whole, pieces]].tolist() for name in FIELDS}
-    assert fields == {
-        "inputs": [[1, 2, 3, 4, 5], [5, 6, 6, 7, 0]],
-        "targets": [[2, 3, 4, 5, 6], [6, 7, 7, 8, 0]],
-        "inputs_segment_ids": [[1, 1, 1, 1, 1], [1, 1, 2, 2, 0]],
-        "inputs_positions": [[0, 1, 2, 3, 4], last],
-        "loss_weights": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
-    }
-    if positions == "restart":  # what can be renamed; test_field_names has the refusal
-        renamed = pipeline.rename(batch, "huggingface")["position_ids"]
-        assert renamed.tolist() == batch["inputs_positions"].tolist()
-
-
 def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corpus, buckets):
     plan = Plan(corpus, buckets)
     restart, usual = (Batches(corpus, plan, positions=each) for each in ("restart", "continue"))
@@ -461,7 +438,7 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
 
 
 def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
-    mesh = auto_mesh((2, 2), ("context", "fsdp"))
+    mesh = mesh_of(context=2, fsdp=2)
     usual = NamedSharding(mesh, PartitionSpec(("fsdp",), "context"))
     plan = Plan(corpus, buckets)
     batches = Batches(corpus, plan, sharding=mesh)
@@ -473,18 +450,6 @@ def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
     ):
         require_same(arrays, whole)
         assert all(array.sharding == usual for array in arrays.values())
-
-
-@pytest.mark.parametrize("name", MESHES)
-def test_the_rows_of_a_process_tell_the_global_shape(name):
-    sharding, bucket = MESHES[name], Bucket(8, 16)
-    for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
-        one = OneProcess(sharding, [jax.devices()[index] for index in devices])
-        rows, length = block_of_sharding(one, bucket.shape).shape
-        batch = {"ids": np.zeros((rows, length), int), "most": np.zeros((rows, 5, 3))}
-        for known in (None, bucket):
-            shapes = {name: each.shape for name, each in field_specs(batch, one, known).items()}
-            assert shapes == {"ids": (8, 16), "most": (8, 5, 3)}
 
 
 def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):

@@ -1,7 +1,6 @@
 """Groups: continuations of one prefix in one row have the losses and gradients they have alone.
 
-A tree is (tokens, [subtree, …]). It lies in a row depth first: the root without its last token,
-then each node with a copy of its parent's last token in front and without its own last one.
+A tree is (tokens, [subtree, …]). It lies in a row as tests/loading/definition.py defines it.
 """
 
 import functools
@@ -20,11 +19,11 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.splash import splash_until
 from models.visibility import causal_until
+from tests.loading.definition import define_rows
 
 CONFIG = {"vocab_size": 50, "num_layers": 2, "width": 32, "num_heads": 4, "num_kv_heads": 2}
 CONFIG |= {"mlp_width": 48}
 LENGTH = 96
-FIELDS = ("inputs", "targets", "inputs_segment_ids", "inputs_positions", "visible_until")
 
 
 @pytest.fixture(autouse=True)
@@ -56,38 +55,10 @@ def paths(tree):
     return [np.concatenate([tokens, path]) for child in children for path in paths(child)]
 
 
-def lay_out(tree, columns, last=(), position=0, name=()):
-    """Append the columns of a tree: input, target, position, weight, name of the node."""
-    tokens, children = tree
-    inputs = [*last, *tokens][:-1]
-    targets = [*last, *tokens][1:]
-    weight = len(paths(tree))
-    for i, (token, target) in enumerate(zip(inputs, targets, strict=True)):
-        columns.append((token, target, position + i, weight, name))
-    for i, child in enumerate(children):
-        lay_out(child, columns, tokens[-1:], position + len(inputs), (*name, i))
-
-
-def row_of(trees, length=LENGTH):
+def row_of(trees):
     """A batch of one row, and the name of the node of each column: (tree, branch, …)."""
-    batch = {name: np.zeros((1, length), np.int32) for name in FIELDS}
-    batch["loss_weights"] = np.zeros((1, length), np.float32)
-    names, start = [], 0
-    for segment, tree in enumerate(trees, 1):
-        columns = []
-        lay_out(tree, columns, name=(segment,))
-        here = slice(start, start + len(columns))
-        for field, values in zip(
-            ("inputs", "targets", "inputs_positions", "loss_weights"), zip(*columns, strict=True),
-            strict=False,
-        ):  # fmt: skip
-            batch[field][0, here] = values
-        batch["inputs_segment_ids"][0, here] = segment
-        names += [column[-1] for column in columns]
-        start += len(columns)
-    for k, name in enumerate(names):  # to the end of the subtree
-        of_subtree = [other[: len(name)] == name for other in names]
-        batch["visible_until"][0, k] = max(np.flatnonzero(of_subtree)) + 1
+    batch, (names,) = define_rows([trees], LENGTH)
+    del batch["inputs_branch_ids"]
     return batch, names
 
 

@@ -13,36 +13,29 @@ def shapes(made):
     return list(zip(made.rows.tolist(), made.lengths.tolist(), strict=True))
 
 
-def test_padded_to_the_longest_of_all():
-    made = simulations.pad_batches(np.array([2, 5, 3, 1, 4]), rows=2, window=2, length=5)
-    assert shapes(made) == [(2, 5), (2, 5), (1, 5)]
-    assert (made.tokens, made.positions, made.shapes, made.padding) == (15, 25, 2, 0.4)
-
-
-def test_padded_to_the_longest_in_the_batch():
-    # Batches are [2, 5], [3, 1] and [4].
-    made = simulations.pad_batches(np.array([2, 5, 3, 1, 4]), rows=2, window=2)
-    assert shapes(made) == [(2, 5), (2, 3), (1, 4)]
-    assert (made.tokens, made.positions, made.shapes) == (15, 20, 3)
-
-
-def test_windows_are_sorted_before_they_are_cut():
-    # Windows [7, 1, 6, 2] and [5, 3] become 1 2 | 6 7 and 3 5.
-    made = simulations.pad_batches(np.array([7, 1, 6, 2, 5, 3]), rows=2, window=4)
-    assert shapes(made) == [(2, 2), (2, 7), (2, 5)]
-
-
-def test_a_token_budget_cuts_as_many_rows_as_the_longest_left_allows():
-    # The window 9 4 4 3 3 under a budget of 12: one row of 9, three of 4, and one of 3 is left.
-    # The next window is 6 1: two rows of 6.
-    made = simulations.token_budget(np.array([3, 9, 4, 3, 4, 1, 6]), budget=12, window=5)
-    assert shapes(made) == [(1, 9), (3, 4), (1, 3), (2, 6)]
-    assert (made.tokens, made.positions) == (30, 36)
-
-
-def test_an_example_over_the_budget_has_a_batch_to_itself():
-    made = simulations.token_budget(np.array([9, 8]), budget=5, window=2)
-    assert shapes(made) == [(1, 9), (1, 8)]
+@pytest.mark.parametrize(
+    ("make", "lengths", "options", "due"),
+    [
+        # Batches are [2, 5], [3, 1] and [4], padded to the longest of all, and to their own.
+        ("pad_batches", [2, 5, 3, 1, 4], {"rows": 2, "window": 2, "length": 5},
+         [(2, 5), (2, 5), (1, 5)]),
+        ("pad_batches", [2, 5, 3, 1, 4], {"rows": 2, "window": 2}, [(2, 5), (2, 3), (1, 4)]),
+        # Windows [7, 1, 6, 2] and [5, 3] become 1 2 | 6 7 and 3 5.
+        ("pad_batches", [7, 1, 6, 2, 5, 3], {"rows": 2, "window": 4}, [(2, 2), (2, 7), (2, 5)]),
+        # The window 9 4 4 3 3 under a budget of 12: one row of 9, three of 4, and one of 3 is left.
+        # The next window is 6 1: two rows of 6.
+        ("token_budget", [3, 9, 4, 3, 4, 1, 6], {"budget": 12, "window": 5},
+         [(1, 9), (3, 4), (1, 3), (2, 6)]),
+        # An example over the budget has a batch to itself.
+        ("token_budget", [9, 8], {"budget": 5, "window": 2}, [(1, 9), (1, 8)]),
+    ],
+)  # fmt: skip
+def test_batches_of_others_by_hand(make, lengths, options, due):
+    made = getattr(simulations, make)(np.array(lengths), **options)
+    assert shapes(made) == due
+    positions = sum(rows * length for rows, length in due)
+    assert (made.tokens, made.positions, made.shapes) == (sum(lengths), positions, len({*due}))
+    assert made.padding == 1 - sum(lengths) / positions
 
 
 PACKERS = {"first fit": simulations.first_fit, "best fit": simulations.best_fit}

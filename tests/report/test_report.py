@@ -207,19 +207,3 @@ def test_the_strongest_other_strategy_is_named_with_its_drawbacks(figures):
     seen = dataclasses.replace(figures, strategies=changed)
     (said,) = [text for text in findings(seen) if "the strongest" in text]
     assert "compiles 99 shapes instead of" in said
-
-
-def test_strategies_of_many_lengths_come_in_the_order_of_their_padding():
-    lengths = np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, 50_000), 3, 512)
-    lengths = np.where(lengths > 64, lengths // 16 * 16, lengths)  # optimal packing is fast
-    options = Options({"tokens_per_batch": 16_384})
-    seen = measure(from_lengths("lengths", lengths.astype(np.uint32)), options)
-    padding = {each.name: each.padding for each in seen.strategies}
-    assert (
-        padding["padded to the longest of all"]
-        > padding["padded to the batch's longest"]
-        > padding["sorted windows"]
-        > padding["token budget, read-ahead"]
-        > padding["Lockstep, 1 bucket"]
-    )
-    assert padding["Lockstep, 1 bucket"] < 0.001

@@ -1,7 +1,6 @@
 """Fingerprints of templates and parsers: what they see, and what they refuse."""
 
 import dataclasses
-import enum
 import functools
 import importlib
 import itertools
@@ -107,11 +106,40 @@ PROJECT = {
 
         longer = Longer(".")
         method = object_.__call__
+
+        def count_down(number):
+            return count_down(number - 1) if number > LIMIT else number
+
+        @functools.lru_cache
+        def cached(number):
+            return number + LIMIT
+
+        two = [lambda record: [(record["text"], 1.0)], lambda record: [(record["text"], 0.75)]]
+
+        def even(number):
+            return number == 0 or odd(number - 1)
+
+        def odd(number):
+            return number != 0 and even(number - 1)
+
+        def inside(limit):
+            @dataclasses.dataclass
+            class Cut:
+                role: Role = Role.USER
+                most = limit
+
+                def __call__(self, record):
+                    return [(record["text"][: self.most], 1.0)]
+
+            return Cut()
+
         ALL = [plain, half, captured, decorated, object_, longer, method, make(".", {}), weigh]
+        ALL += [count_down, cached, *two, even, odd, inside(3), inside(4)]
     """,
 }
-EVERY = range(9)
-PLAIN, HALF, CAPTURED, DECORATED, OBJECT, LONGER, METHOD, DOT, WEIGH = EVERY
+EVERY = range(17)
+PLAIN, HALF, CAPTURED, DECORATED, OBJECT, LONGER, METHOD, DOT, WEIGH, COUNT, CACHED = EVERY[:11]
+OF_THREE, OF_FOUR = EVERY[15:]
 
 ASK = """
 import chats
@@ -174,7 +202,7 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
         ("return clean(text)", "return text", ()),
         ('SIGN = "!"', 'SIGN = "."', (LONGER,)),
         ('re.compile("a+")', 're.compile("a")', (LONGER,)),
-        ("LIMIT = 100", "LIMIT = 99", (PLAIN, OBJECT, LONGER, METHOD, DECORATED)),
+        ("LIMIT = 100", "LIMIT = 99", (PLAIN, OBJECT, LONGER, METHOD, DECORATED, COUNT, CACHED)),
         ("np.arange(3)", "np.arange(4)", (PLAIN, DECORATED)),
         ('{"a", "b", "c", "d"}', '{"a", "b", "c"}', (HALF, WEIGH, OBJECT, LONGER, METHOD)),
         ("weight=0.5", "weight=0.25", (HALF,)),
@@ -182,7 +210,7 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
         ('{"text": 1.0}', '{"text": 2.0}', (CAPTURED,)),
         ("function(record) + function(record)", "function(record)", (DECORATED,)),
         ("return self.sign", "return self.sign * 2", (OBJECT, LONGER, METHOD)),
-        ('USER = "user"', 'USER = "human"', (OBJECT, LONGER, METHOD)),
+        ('USER = "user"', 'USER = "human"', (OBJECT, LONGER, METHOD, OF_THREE, OF_FOUR)),
         ('object_ = Template(".")', 'object_ = Template("")', (OBJECT, METHOD)),
         ('{"text": text}) * 2', '{"text": text})', (LONGER,)),
     ],
@@ -314,56 +342,6 @@ def test_functions_without_source_count_with_their_code(tmp_path):
     ]
     assert len({make(text) for text in texts}) == len(texts)
     assert [make("\n" + text) for text in texts] == [make(text) for text in texts]
-
-
-def test_a_function_that_names_itself_and_a_cached_one_have_fingerprints(monkeypatch):
-    before = fingerprint(count_down), fingerprint(cached)
-    assert before == (fingerprint(count_down), fingerprint(cached))
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 4)
-    assert not set(before) & {fingerprint(count_down), fingerprint(cached)}
-
-
-def count_down(number):
-    return count_down(number - 1) if number > LIMIT else number
-
-
-@functools.lru_cache
-def cached(number):
-    return number + LIMIT
-
-
-def test_two_functions_of_one_line_are_told_apart():
-    both = [lambda record: [(record["text"], 1.0)], lambda record: [(record["text"], 0.5)]]
-    assert len({fingerprint(each) for each in both}) == 2
-
-
-def test_functions_that_name_each_other_have_fingerprints():
-    def even(number):
-        return number == 0 or odd(number - 1)
-
-    def odd(number):
-        return number != 0 and even(number - 1)
-
-    assert len({fingerprint(even), fingerprint(odd)}) == 2
-
-
-class Local(enum.Enum):
-    A = 1
-
-
-def test_classes_inside_functions_count_with_what_they_captured():
-    def make(limit):
-        @dataclasses.dataclass
-        class Cut:
-            end: Local = Local.A
-            most = limit
-
-            def __call__(self, record):
-                return [(record["text"][: self.most], 1.0)]
-
-        return Cut()
-
-    assert fingerprint(make(3)) == fingerprint(make(3)) != fingerprint(make(4))
 
 
 def test_parsers_count_with_their_code(monkeypatch, tmp_path):

@@ -139,17 +139,6 @@ def test_parts_that_are_joined_stay_what_they_are(everyone, pieces):
         assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
-def test_a_corpus_of_a_chat_has_the_marks_of_its_template_alone(everyone, tmp_path):
-    tokenizer = everyone["special"]
-    records = Records([chat(ATTACK, "Hello.")] * 3)
-    corpus = prepare(records, tokenizer, tmp_path / "chats", template=Chat(), progress=False)
-    assert count(tokenizer, corpus[2]["targets"]) == [1, 1, 2]
-    assert corpus.tokenizer.fingerprint == tokenizer.fingerprint
-    corpus.verify()
-    documents = prepare(Records([ATTACK]), tokenizer, tmp_path / "text", progress=False)
-    assert count(tokenizer, documents[0]["targets"]) == [0, 0, 0]
-
-
 def test_tokens_that_fieldsare_made_of_are_found_in_every_text(everyone):
     for kind in ("added", "sentencepiece"):
         tokenizer = everyone[kind]

@@ -3,9 +3,7 @@
 import logging
 import threading
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pipeline
@@ -16,21 +14,7 @@ from pipeline.scoring import open_table
 from tests.runs.runs import audit, messages, run, steps, tiny
 
 
-@pytest.fixture(autouse=True)
-def counter(monkeypatch):
-    """A model of one parameter, which each update makes one larger; the loss is the parameter."""
-
-    def make_model(config, corpus):
-        def loss(params, batch):
-            weight = batch["loss_weights"].sum()
-            return weight * params["count"], weight
-
-        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: 0.0
-
-    monkeypatch.setattr(train, "make_model", make_model)
-    monkeypatch.setattr(
-        train, "make_optimizer", lambda config: (optax.sgd(-1.0), lambda updates: updates * 1.0)
-    )
+pytestmark = pytest.mark.usefixtures("counter")
 
 
 @pytest.fixture

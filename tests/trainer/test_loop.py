@@ -6,7 +6,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pipeline
@@ -21,23 +20,7 @@ from pipeline.trainer.evaluation import evaluation_batches
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
-
-@pytest.fixture(autouse=True)
-def counter(monkeypatch):
-    """A model of one parameter, which each update makes one larger; the loss is the parameter."""
-
-    def make_model(config, corpus):
-        def loss(params, batch):
-            weight = batch["loss_weights"].sum()
-            return weight * params["count"], weight
-
-        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: planned.num_tokens
-
-    def make_optimizer(config):
-        return optax.sgd(-1.0), lambda updates: updates * 1.0
-
-    monkeypatch.setattr(train, "make_model", make_model)
-    monkeypatch.setattr(train, "make_optimizer", make_optimizer)
+pytestmark = pytest.mark.usefixtures("counter")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import html
 
-import jax.numpy as jnp
-import optax
 import pytest
 
 import train
@@ -16,22 +14,7 @@ from tests.runs.runs import audit, lines, messages, run, tiny
 
 
 @pytest.fixture(autouse=True)
-def counter(monkeypatch):
-    """A model of one parameter; the loss is the parameter."""
-
-    def make_model(config, corpus):
-        def loss(params, batch):
-            ids = batch["inputs_segment_ids"]
-            same = (ids[:, :, None] == ids[:, None]).sum()  # some work, as attention has it
-            weight = batch["loss_weights"].sum()
-            return weight * params["count"] + 0.0 * same, weight
-
-        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: planned.num_tokens
-
-    monkeypatch.setattr(train, "make_model", make_model)
-    monkeypatch.setattr(
-        train, "make_optimizer", lambda config: (optax.sgd(-1.0), lambda updates: updates * 1.0)
-    )
+def few_rounds(counter, monkeypatch):
     monkeypatch.setattr(tuning, "ROUNDS", 2)
     monkeypatch.setattr(tuning, "MOST_ROUNDS", 2)
     monkeypatch.setattr(tuning, "CHECKED", 3)
@@ -73,6 +56,8 @@ def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path, measured):
     assert buckets_of(tmp_path) == tuned.buckets
     assert audit(tmp_path)[0] == 0
     assert [line["step"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
+    # Steps that were measured leave no trace in the losses.
+    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
     # The batches are those of a run that is given these buckets.
     given = tiny_given(config, tuned.buckets)
     run(given, tmp_path / "given")
@@ -120,13 +105,6 @@ def test_another_config_is_measured_again(config, tmp_path, measured):
     assert "measuring again" in said
     assert len(measured) == 2
     assert max(bucket.positions for bucket in buckets_of(tmp_path)) <= 512
-
-
-def test_tuning_begins_with_what_the_run_begins_with(config, tmp_path):
-    """Steps that were measured leave no trace in the losses."""
-    run(config, tmp_path)
-    losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
-    assert losses == list(range(12))
 
 
 @pytest.mark.parametrize(
