@@ -13,7 +13,6 @@ from pipeline.fs.atomic import as_path
 from pipeline.scoring import open_table
 from tests.runs.runs import audit, messages, run, steps, tiny
 
-
 pytestmark = pytest.mark.usefixtures("counter")
 
 
