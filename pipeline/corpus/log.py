@@ -506,5 +506,5 @@ def damaged(path: epath.Path, seen: str) -> Damaged:
     """The error to raise for a file of a corpus that grows."""
     return Damaged(
         f"the corpus that grows is damaged at {os.fspath(path)}: {seen}. Restore that file from a "
-        "copy; what was sealed cannot be made again"
+        "copy, or delete the directory and begin anew; what was sealed does not become another"
     )

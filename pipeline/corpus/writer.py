@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import Damaged, Entry, Log
+from pipeline.corpus.log import Damaged, Log
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
@@ -28,7 +28,6 @@ from pipeline.errors import (
     InvalidState,
     InvalidType,
     InvalidValue,
-    Missing,
     counted,
     require_whole,
 )
@@ -255,8 +254,8 @@ class PartWriter:
         directory: where they are.
         manifest: what the corpus is, but for its parts.
         keep_parts: as for `Writer`.
-        again: whether the source gives the same parts again. Then all whole parts stay, sealed or
-            not, what is not whole is made anew, and so is a damaged log.
+        again: whether the source gives the same parts again. Then parts that are whole stay, sealed
+            or not, and a damaged log is made anew.
 
     Attributes:
         manifest: as given; features get their dtype from the first part.
@@ -279,30 +278,33 @@ class PartWriter:
         self.number = self.examples = self.tokens = self.sealed = 0
         self.cursor: Any = None
         self._pending: list[Part] = []
-        self._there: list[Entry] = []  # sealed, and perhaps made again
-        self._keep_whole_parts() if again else self._keep_sealed_parts()
-
-    def _keep_sealed_parts(self) -> None:
-        last = self.log.tail()
-        if last is not None:
-            self._require_same(self.log.about())
-            self.log.require_files([last.part])
-            self.number, self.examples = last.number + 1, last.first + last.examples
-            self.sealed, self.cursor = self.examples, last.cursor
-        self._remove_rest(self._find_parts())
-
-    def _keep_whole_parts(self) -> None:
+        self._resume(again)
         files = self._find_parts()
+        if again:
+            self._keep_whole_parts(files)
+        self._remove_rest(files)
+
+    def _resume(self, again: bool) -> None:
+        """Goes on after the parts that are sealed."""
         try:
-            self._require_same(self.log.about())
-            self._there = self.log.entries()
-        except Missing:
-            pass
+            if (last := self.log.tail()) is None:
+                return
+            sealed, about = self.log.entries() if again else [last], self.log.about()
         except Damaged:
+            if not again:
+                raise
             self.log.remove()
-        self.sealed = sum(entry.examples for entry in self._there)
-        for number, (path, file) in enumerate(files.items()):
-            if path.name != part_name(number) or file is None:
+            return
+        self._require_same(about)
+        self.log.require_files([entry.part for entry in sealed])
+        self.number, self.examples = last.number + 1, last.first + last.examples
+        self.tokens = sum(entry.part.tokens for entry in sealed)
+        self.sealed, self.cursor = self.examples, last.cursor
+
+    def _keep_whole_parts(self, files: Mapping[epath.Path, PartFile | None]) -> None:
+        """Takes over those of the files that are the next parts, and whole."""
+        for path, file in files.items():
+            if path.name != part_name(self.number) or file is None:
                 break
             try:
                 file.verify()
@@ -311,7 +313,6 @@ class PartWriter:
             if file.metadata.get("first") != self.examples:  # another part under this name
                 break
             self.append(file.part)
-        self._remove_rest(files)
 
     def _require_same(self, about: Manifest) -> None:
         require_same_origin(self.directory, about.origin, self.manifest.origin)
@@ -375,15 +376,7 @@ class PartWriter:
 
     def append(self, part: Part) -> None:
         """Takes over the next part, which is on disk."""
-        if self.number >= len(self._there):
-            self._pending.append(part)
-        elif self._there[self.number].digest != part.sha256:
-            path = self.directory / part.file
-            raise InvalidValue(
-                f"{os.fspath(path)} was sealed with other tokens than it is made with now: the "
-                "source or the tokenizer does not give the same twice. Readers may have trained on "
-                "the former; delete the directory, and prepare again"
-            )
+        self._pending.append(part)
         self.number, self.examples = self.number + 1, self.examples + part.examples
         self.tokens += part.tokens
 
