@@ -11,8 +11,8 @@ from pipeline.corpus.manifest import Manifest, damage, part_name
 from pipeline.corpus.parts import write_features
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
-from pipeline.text.features import Column, Feature, check_features, zip_columns
-from pipeline.text.ragged import Ragged
+from pipeline.text.features import Feature, check_features, zip_columns
+from pipeline.text.ragged import Buffer, Ragged
 
 # The directory of all of them beside a corpus, and in it, by their names, what says what they are.
 FEATURES, NAME = "features", "features.json"
@@ -90,25 +90,19 @@ def _make_parts(
     counts: Iterable[np.ndarray], columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
 ) -> Iterator[Ragged]:
     """The features of each part, checked; those without a dtype get that of their first entry."""
-    entries, number = zip_columns(columns), 0
+    buffer, rows, number = Buffer(known, None), zip_columns(columns), 0
     for of_part in counts:
-        held: dict[str, list[np.ndarray]] = {name: [] for name in known}
         for tokens in of_part.tolist():
-            try:
-                _, example = next(entries)
-            except StopIteration:
+            if (row := next(rows, None)) is None:
                 raise InvalidValue(
                     f"the columns have {number:,} entries, and the corpus has more examples; give "
                     "an entry for each"
-                ) from None
-            for name, entry in example.items():
-                what = f"{name} of example {number}"
-                feature = known[name] = known[name].infer(entry, what)
-                held[name].append(feature.convert(entry, what, tokens))
+                )
+            buffer.add(row[1], number, tokens)
             number += 1
-        made = {name: Column(each, each.join(held[name])) for name, each in known.items()}
-        yield Ragged(np.zeros(0, np.int32), of_part, None, made)
-    if next(entries, None) is not None:
+        known |= buffer.features
+        yield buffer.take()
+    if next(rows, None) is not None:
         raise InvalidValue(
             f"the columns have more than {number:,} entries, and the corpus has as many examples"
         )

@@ -34,7 +34,7 @@ from pipeline.errors import (
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature, check_features
-from pipeline.text.ragged import Buffer, Ragged, is_full
+from pipeline.text.ragged import Buffer, Ragged
 
 # What a corpus is made from, where nobody says.
 ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
@@ -158,7 +158,7 @@ class Writer:
                 "to all examples (1 where there are none) or to none"
             )
         buffer.add(example, self.examples)
-        if is_full(len(buffer), buffer.tokens):
+        if buffer.full:
             with self._closing():
                 self._flush()
 

@@ -79,14 +79,8 @@ class Ragged:
         columns = {
             name: column.slice(first, last, begin, end) for name, column in self.columns.items()
         }
-        flat = self.flat[begin:end]
-        if not len(flat):  # empty views would keep all tokens in memory
-            flat = flat.copy()
-            columns = {
-                name: Column(feature, values.copy()) for name, (feature, values) in columns.items()
-            }
         texts = None if self.text_bytes is None else self.text_bytes[first:last]
-        return Ragged(flat, self.counts[first:last], texts, columns)
+        return Ragged(self.flat[begin:end], self.counts[first:last], texts, columns)
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
@@ -150,7 +144,7 @@ def divide_arrays(
     buffer = Buffer(known, vocab_size)
     for number, example in zip_columns(columns):
         buffer.add(example, number)
-        if is_full(len(buffer), buffer.tokens):
+        if buffer.full:
             yield buffer.take()
     if len(buffer):
         yield buffer.take()
@@ -162,7 +156,6 @@ class Buffer:
     Attributes:
         features: what examples carry beside their tokens, by name, with `LOSS_WEIGHTS` where tokens
             have weights. Those without a dtype get that of the first example.
-        tokens: how many tokens are held.
     """
 
     def __init__(self, features: Mapping[str, Feature], vocab_size: int | None):
@@ -170,34 +163,44 @@ class Buffer:
         self._clear()
 
     def _clear(self) -> None:
-        self.tokens = 0
+        self._counts, self._tokens = list[int](), 0
         self._held = collections.defaultdict[str, list[np.ndarray]](list)
 
     def __len__(self) -> int:
-        return len(self._held[TOKENS])
+        return len(self._counts)
 
-    def add(self, example: Mapping[str, Any], number: int) -> None:
-        """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says."""
-        flat = validate_tokens(example[TOKENS], f"example {number}", self._vocab_size)
-        # Copies: who gives the entries may use their memory again.
-        arrays, known = {TOKENS: flat.astype(np.int32)}, dict(self.features)
+    @property
+    def full(self) -> bool:
+        """Whether a part ends with the last example."""
+        return is_full(len(self), self._tokens)
+
+    def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
+        """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says.
+
+        `tokens` is the number of its tokens where these are stored already.
+        """
+        arrays, known = dict[str, np.ndarray](), dict(self.features)
+        if tokens is None:
+            ids = validate_tokens(example[TOKENS], f"example {number}", self._vocab_size)
+            arrays[TOKENS], tokens = ids.astype(np.int32), len(ids)
         for name, feature in self.features.items():
             what = f"{name} of example {number}"
             if name == WEIGHTS:
-                arrays[name] = np.array(_validate_weights(example[name], number, len(flat)))
+                array = _validate_weights(example[name], number, tokens)
             else:
                 feature = known[name] = feature.infer(example[name], what)
-                arrays[name] = np.array(feature.convert(example[name], what, len(flat)))
+                array = feature.convert(example[name], what, tokens)
+            arrays[name] = np.array(array)  # who gave it may use its memory again
         self.features = known
         for name, array in arrays.items():
             self._held[name].append(array)
-        self.tokens += len(flat)
+        self._counts.append(tokens)
+        self._tokens += tokens
 
     def take(self) -> Ragged:
         """The examples that were held; then none are."""
-        held, tokens = self._held, self._held[TOKENS]
-        counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        flat = np.concatenate(tokens)
+        held, counts = self._held, np.array(self._counts, np.int64)
+        flat = np.concatenate([np.zeros(0, np.int32), *held[TOKENS]])
         columns = {
             name: Column(feature, feature.join(held[name]))
             for name, feature in self.features.items()
