@@ -63,12 +63,10 @@ class Corpus(Stored):
             room. Default None: half of what is free on its disk.
 
     Attributes:
-        directory: where it is.
+        directory, origin: see `Stored`.
+        identity, fingerprint: see `Stored`. They depend on content alone: not on paths, times, or
+            worker processes.
         lengths_digest: that of its lengths, by `pipeline.planning.lengths.digest`.
-        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
-        identity, fingerprint: says which tokens these are, entry by entry, so that a refusal can
-            say which changed; and a short digest of that. They depend on content alone: not on
-            paths, times, or worker processes.
     """
 
     def __init__(
@@ -98,9 +96,10 @@ class Corpus(Stored):
         super().__init__(place, manifest, mapped or cache is not None, manifest.digest)
         self._stores = [Store(place, manifest), *added]
         for each in added:
-            self.features |= each.manifest.features
+            self.features = {**self.features, **each.manifest.features}
         if added:
-            self.identity["features"] = "+".join(sorted(each.manifest.digest for each in added))
+            of_added = "+".join(sorted(each.manifest.digest for each in added))
+            self.identity = {**self.identity, "features": of_added}
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
         self.files = np.array([part.examples for part in manifest.parts], np.int64)

@@ -110,7 +110,7 @@ def _run(
     engine: Engine,
     function: Callable,
     items: Sequence,
-    show: Callable[[Any, Any], None],
+    show: Callable[[Any, Any], object],
     what: str,
     names: Sequence[str],
 ) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Stored: a corpus of parts in a directory, whole or growing, as its manifest says."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,9 @@ class Stored(SingleCorpus):
         self.directory, self._manifest, self.in_memory = directory, manifest, in_memory
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
-        self.features: dict[str, Feature] = dict(manifest.features)
+        self.features: Mapping[str, Feature] = manifest.features
         tokenizer = self.origin["tokenizer"] or "none"
-        self.identity: dict[str, Any] = {
+        self.identity: Mapping[str, Any] = {
             "tokens": tokens,
             "tokenizer": tokenizer,
             "task": manifest.task,
