@@ -185,7 +185,7 @@ class Log(Handles):
     def find(self, number: int) -> Entry | None:
         """The entry of a part; None if it is the next one, which is not sealed."""
         with self._lock:
-            if not self._begin <= number < self._end[0]:
+            if not self._knows(number):
                 self.entries(number)
             if (old := number - self._begin - KEPT) > 0:
                 del self._known[:old]
@@ -220,7 +220,7 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self.finished  # before the look
+            finished = not self._knows(number) and self.finished  # before the look
             if (entry := self.find(number)) is not None or finished:
                 return entry
         raise AssertionError("it looks until it is told to stop")
@@ -300,6 +300,9 @@ class Log(Handles):
     def _begin(self) -> int:
         """The number of the first entry that is known."""
         return self._end[0] - len(self._known)
+
+    def _knows(self, number: int) -> bool:
+        return self._begin <= number < self._end[0]
 
     def _finished_manifest(self) -> Manifest | None:
         if self._manifest is None and (self.directory / MANIFEST).exists():
