@@ -30,7 +30,7 @@ from pipeline.corpus.writer import ARRAYS, PartWriter
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning.lengths import digest
-from pipeline.text.features import Feature, check_features
+from pipeline.text.features import Feature
 from pipeline.text.ragged import divide_arrays
 
 
@@ -184,8 +184,7 @@ class Corpus(Stored):
             ValueError: a column does not match its feature or the corpus, a name is taken, or other
                 values of the same names are there.
         """
-        for name in check_features(features):
-            self.task.require(name, features[name])
+        for name in self.task.check(features):
             if name in self.features:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; take another name")
         add_features(self._stores[0], self._readers[0].count_tokens(), columns, features)
@@ -223,9 +222,7 @@ class Corpus(Stored):
             ValueError: an example is not a 1-D array of ids, there is none, a column does not match
                 its feature or the tokens, or `directory` holds other data.
         """
-        for name, feature in check_features(features).items():
-            task.require(name, feature)
-        directory = as_path(directory)
+        features, directory = task.check(features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = divide_arrays(columns, features, vocab_size)
         with directory_lock(directory, "writing a corpus"):

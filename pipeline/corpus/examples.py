@@ -11,7 +11,7 @@ from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.text.features import WEIGHTS, Feature, check_features
+from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
 
 
@@ -50,8 +50,7 @@ class Examples(SingleCorpus):
         vocab_size: int | None = None,
         task: Task = CAUSAL,
     ):
-        for name, feature in check_features(features).items():
-            task.require(name, feature)
+        features = task.check(features)
         self.task, self.in_memory = task, True
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = list(divide_arrays(columns, features, self.vocab_size))

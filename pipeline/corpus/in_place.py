@@ -60,8 +60,7 @@ class InPlace(SingleCorpus):
         self.identity = {"tokens": fingerprint, "tokenizer": "none", "task": self.task.name}
         self._columns = {name: _Values(lists) for name, (_, lists) in (features or {}).items()}
         self.features = {name: feature for name, (feature, _) in (features or {}).items()}
-        for name, feature in self.features.items():
-            self.task.require(name, feature)
+        for name, feature in self.task.check(self.features).items():
             counts = 1 if feature.per_example else self._tokens.counts
             wrong = np.flatnonzero(self._columns[name].counts != counts * feature.size)
             if len(wrong):

@@ -126,16 +126,11 @@ class Manifest:
         except IsADirectoryError as error:
             raise damage(directory / MANIFEST, "it is a directory") from error
         except FileNotFoundError:
-            if (directory / LOG).exists():
-                raise InvalidValue(
-                    f"the corpus in {place} is half-written: it grows, or its writer was killed. "
-                    "Read what is sealed with follow=True; or let what writes it, prepare or a "
-                    "pipeline.Writer, finish it"
-                ) from None
-            if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
+            if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES, LOG)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
-                    "Prepare it again with the same source and tokenizer to finish it"
+                    "Prepare it again with the same source and tokenizer to finish it, or let its "
+                    "pipeline.Writer go on; what is sealed can be read with follow=True"
                 ) from None
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "

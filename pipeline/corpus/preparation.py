@@ -215,16 +215,14 @@ def _make_job(
     of_pair: bool = False,
 ) -> Job:
     known = check_features(features)
-    if is_of_groups := templates.count_nodes(template) > 1:
+    if templates.count_nodes(template) > 1:
         if task != CAUSAL:
             raise InvalidValue(
                 f"the template {templates.fingerprint(template)} makes groups, which are of the "
                 f"task 'causal', and the task is {task.name!r}; leave task= out"
             )
         task, source = GROUPS, templates.source_of_nodes(source, template)
-    for name, feature in known.items():
-        task.require(name, feature)
-    known = add_parents(known) if is_of_groups else known
+        known = add_parents(known)
     return Job(source, tokenizer, field, template, task, on_error, known, of_pair)
 
 

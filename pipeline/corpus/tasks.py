@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import Feature
+from pipeline.text.features import Feature, check_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +30,23 @@ class Task:
         """How much later than its inputs an example's values of a feature are read."""
         return self.lookahead if feature.of == "targets" else 0
 
-    def require(self, name: str, feature: Feature) -> None:
-        """Refuses a feature of positions that examples of this task do not have."""
+    def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
+        """`features` as a dict; refuses one of positions that examples of this task do not have."""
+        known = check_features(features)
         allowed = [of for of in ("inputs", "targets") if of in self.shifts]
-        if self.name == GROUPS.name:
-            return
-        if feature.of == "continuation":
-            raise InvalidValue(
-                f"the feature {name!r} is of continuations, and these examples are no groups; make "
-                "them with from_groups, or give it of='example'"
-            )
-        if feature.of not in [*allowed, "example"]:
-            raise InvalidValue(
-                f"the feature {name!r} is of {feature.of}, and examples of the task {self.name!r} "
-                f"have {' and '.join(allowed)}; give it to the other side of the pairs, or "
-                "another task="
-            )
+        for name, feature in known.items() if self.name != GROUPS.name else ():
+            if feature.of == "continuation":
+                raise InvalidValue(
+                    f"the feature {name!r} is of continuations, and these examples are no groups; "
+                    "make them with from_groups, or give it of='example'"
+                )
+            if feature.of not in [*allowed, "example"]:
+                raise InvalidValue(
+                    f"the feature {name!r} is of {feature.of}, and examples of the task "
+                    f"{self.name!r} have {' and '.join(allowed)}; give it to the other side of the "
+                    "pairs, or another task="
+                )
+        return known
 
     @property
     def has_targets(self) -> bool:

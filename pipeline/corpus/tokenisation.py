@@ -14,7 +14,7 @@ from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature, check_features
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
 from pipeline.text.sources.source import read_records, read_texts, where
@@ -67,7 +67,7 @@ class Job:
                 f"the template {templates.fingerprint(self.template)} makes groups, which are "
                 "stored as tokens; prepare() them"
             )
-        for name, feature in check_features(self.features).items():
+        for name, feature in self.task.check(self.features).items():
             if feature.dtype is None:
                 raise InvalidValue(
                     f"the feature {name!r} has no dtype; where records are prepared in several "

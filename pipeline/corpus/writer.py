@@ -33,7 +33,7 @@ from pipeline.errors import (
 )
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.planning import lengths as lengths_module
-from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
 
 # What a corpus is made from, where nobody says.
@@ -88,9 +88,7 @@ class Writer:
         self.directory = as_path(directory)
         if keep_parts is not None:
             keep_parts = require_whole("keep_parts", keep_parts, 1)
-        known = check_features(features)
-        for name, feature in known.items():
-            task.require(name, feature)
+        known = task.check(features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
@@ -173,7 +171,6 @@ class Writer:
             OSError: the disk is full or cannot be written. The writer is closed then; another one
                 goes on after what is sealed.
         """
-        self._require_open()
         same = False
         with contextlib.suppress(TypeError, ValueError):
             same = json.loads(json.dumps(cursor)) == cursor
@@ -192,7 +189,6 @@ class Writer:
         Raises:
             ValueError: there is no example.
         """
-        self._require_open()
         with self._closing():
             self._flush()
             self._parts.finish()
@@ -210,6 +206,7 @@ class Writer:
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
         """Closes the writer if the block raises: what it holds may be lost."""
+        self._require_open()
         try:
             yield
         except BaseException:
@@ -237,9 +234,8 @@ class Writer:
         self._stack.__exit__(kind, error, trace)
         if kind is None and lost and not closed:
             raise InvalidState(
-                f"{counted(lost, 'example')} {'was' if lost == 1 else 'were'} appended to "
-                f"{os.fspath(self.directory)} and not sealed, and {'is' if lost == 1 else 'are'} "
-                "lost; call seal or finish before the block ends"
+                f"what was appended to {os.fspath(self.directory)} and not sealed is lost, "
+                f"{counted(lost, 'example')}; call seal or finish before the block ends"
             )
 
 
