@@ -236,6 +236,21 @@ def test_the_same_arrays_again_open_the_corpus_and_others_are_refused(damaged):
     damaged.verify()
 
 
+def test_who_gives_arrays_may_use_their_memory_again(tmp_path):
+    ids, values = np.zeros(3, np.int32), np.zeros(3, np.float32)
+
+    def fill(array):
+        for number in range(4):
+            array[:] = number
+            yield array
+
+    features = {"value": pipeline.Feature("inputs")}
+    columns = {"tokens": fill(ids), "value": fill(values)}
+    corpus = Corpus.from_arrays(columns, tmp_path, features=features)
+    assert [each["inputs"].tolist() for each in corpus] == [[n, n] for n in range(4)]
+    assert [each["value"].tolist() for each in corpus] == [[n, n] for n in range(4)]
+
+
 def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
     def interrupted():
         yield from (example + 1 for example in EXAMPLES[:20])

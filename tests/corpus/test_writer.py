@@ -176,6 +176,27 @@ def test_a_reader_drops_parts_and_takes_them_up_again(tmp_path):
     assert corpus.refresh(start=5) == []
 
 
+def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(tmp_path):
+    with Writer(tmp_path) as writer:
+        for number in range(40):
+            writer.append([number] * 5)
+        writer.seal()
+    corpus = Corpus.open(tmp_path, follow=True)
+    assert corpus.read([], [], [])["inputs"].tolist() == []  # of any part
+    for parts, held in (
+        (range(1, 2), [1]),
+        (range(2, 4), [1, 2, 3]),
+        (range(1, 3), [1, 2, 3]),
+        (range(4, 5), [2, 3, 4]),
+        (range(1), [0]),
+        (range(0), [0, 1, 2, 3, 4]),  # of a corpus that is finished: all
+    ):
+        corpus.hold(parts)
+        assert [entry.number for entry in corpus.entries] == held
+        first = 8 * held[0]
+        assert corpus.read([first], [0], [1])["inputs"].tolist() == [first]
+
+
 def test_a_corpus_without_a_map_is_read_the_same(tmp_path):
     with Writer(tmp_path) as writer:
         for number in range(20):
