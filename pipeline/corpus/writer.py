@@ -331,22 +331,19 @@ class PartWriter:
         Refuses files of others.
         """
         files: dict[epath.Path, PartFile | None] = {}
-        kept = self._kept
+        kept, refused = self._kept, "Prepare into a directory of its own, or move that file"
         for path in sorted(self.directory.glob("part-*.arrow")):
             named = PART_NAME.fullmatch(path.name)
             if named and _number(path) in kept:
                 continue
-            try:
-                files[path] = read_part(path) if named else None
-            except ValueError:
-                files[path] = None
-        for file in files.values():
+            files[path] = file = None
+            if named:
+                with contextlib.suppress(ValueError):
+                    files[path] = file = read_part(path)
             if file is not None:
                 origin = file.metadata["origin"]
                 require_same_origin(self.directory, origin, self.manifest.origin)
-        refused = "Prepare into a directory of its own, or move that file"
-        for path, read in files.items():
-            if read is None and not _is_damaged_part(path):
+            elif not _is_damaged_part(path):
                 raise InvalidValue(
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
                     f"{refused}"
