@@ -35,12 +35,12 @@ class Notes:
         spans: from when to when, of each take of each worker, in seconds.
         takes: how many takes each worker noted.
         taken_over: how many of them were from a holder that was gone or silent.
-        foreign: how often a holder found another content than what it had just written.
+        late: how often a holder found another content than what it had just written.
     """
 
     def __init__(self):
         self.spans = self._shared(WORKERS, TAKES, 2)
-        self.takes, self.taken_over, self.foreign = (self._shared(WORKERS) for _ in range(3))
+        self.takes, self.taken_over, self.late = (self._shared(WORKERS) for _ in range(3))
 
     @staticmethod
     def _shared(*shape: int) -> np.ndarray:
@@ -63,7 +63,8 @@ class Takeovers:
         kills, stops: what was done to the workers.
         together: moments at which a process took the lock while another believed to hold it; each
             is the number of seconds by which that one believed it too long.
-        foreign: how often a holder found another content than what it had just written.
+        late: writes that a holder found in place of its own. No write begins without the lock, so
+            they were on their way when their process was killed or stopped.
         gap: the fewest seconds between the end of one holder and the beginning of the next.
         ended: what workers said that ended by themselves.
     """
@@ -73,7 +74,7 @@ class Takeovers:
     kills: int
     stops: int
     together: list[float]
-    foreign: int
+    late: int
     gap: float
     ended: list[str]
 
@@ -81,7 +82,7 @@ class Takeovers:
         said = (
             f"{self.takeovers:,} takeovers among {self.takes:,} takes; {self.kills:,} kills and "
             f"{self.stops:,} stops; {len(self.together)} moments with two holders; "
-            f"{self.foreign} writes of others while one held the lock; "
+            f"{self.late} writes that came late; "
             f"at least {1000 * self.gap:.1f} ms from one holder to the next"
         )
         return "\n".join([said, *(f"two for {each:.3f} s" for each in self.together), *self.ended])
@@ -150,7 +151,7 @@ def take_over(number: int, seed: int) -> Takeovers:
         kills=kills,
         stops=stops,
         together=[-gap for gap in gaps.tolist() if gap < 0],
-        foreign=int(notes.foreign.sum()),
+        late=int(notes.late.sum()),
         gap=float(gaps.min()),
         ended=ended,
     )
@@ -192,5 +193,5 @@ def work(worker: int, notes: Notes, seed: int, place: str | None) -> None:
                 objects.put(file, mine)
                 if objects.get(file) != mine:
                     objects.put(file, mine)  # which is refused if the lock was lost meanwhile
-                    notes.foreign[worker] += 1
+                    notes.late[worker] += 1
                 time.sleep(0.005)
