@@ -62,10 +62,9 @@ class Mirror:
         here = {path.name for path in self.local.iterdir() if path.is_dir()}
         for name in self._ours - (here & self._whole):  # gone here, or cut short there
             folder = self._remote / name
-            objects.delete([folder / WHOLE])
             marks = objects.keys(folder / self._mark)
-            objects.delete([each for each in objects.keys(folder) if each not in marks])
-            objects.delete(marks)
+            others = [each for each in objects.keys(folder) if each not in marks]
+            objects.delete([folder / WHOLE, *others, *marks])
             self._ours.remove(name)
         for name in here - self._whole:
             if (self._remote / name).is_dir():

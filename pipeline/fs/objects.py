@@ -382,14 +382,11 @@ def _version(meta: Mapping[str, Any]) -> Version:
 
 
 def delete(paths: Sequence[epath.PathLike]) -> None:
-    """Deletes objects; those that are not there count as deleted."""
-
-    def remove(path: epath.PathLike) -> None:
+    """Deletes objects, in this order; those that are not there count as deleted."""
+    for path in paths:
         _guard(path)
         with contextlib.suppress(FileNotFoundError):
             _request(path, lambda store, key: store.delete(key))
-
-    _together(remove, paths)
 
 
 def was_written(path: epath.PathLike) -> Exists:

@@ -33,6 +33,9 @@ SIBLINGS = (
     "run/checkpoints/best/3/a",
 )
 
+# Seconds that one run may take; on a machine with much other work, a hundred times those it needs.
+PATIENCE = 600
+
 # Requests to a bucket that a run of `Training` makes at least.
 REQUESTS = 250
 
@@ -372,7 +375,7 @@ class Kills:
             time.sleep(after)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return wait(pid, self._log)
+        return wait(pid, self._log, PATIENCE)
 
     def _count(self) -> int:
         """How many changes to files an undisturbed run makes."""

@@ -152,7 +152,7 @@ def take_over(number: int, seed: int) -> Takeovers:
         stops=stops,
         together=[-gap for gap in gaps.tolist() if gap < 0],
         late=int(notes.late.sum()),
-        gap=float(gaps.min()),
+        gap=float(gaps.min(initial=np.inf)),
         ended=ended,
     )
 
