@@ -356,7 +356,8 @@ def load(
         fitting = {"max_buckets": 4, **multiple, **options}
         lengths = corpus if parts is None else _begin(parts, options)
         buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
-    if options.get("overflow") == "truncate" and corpus.trees is not None:
+    overflow = options.get("overflow")
+    if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
     planning = select_options(PLANNING, options)

@@ -212,7 +212,7 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
         found = np.asarray(chosen)
     except ValueError:  # lists of several lengths
         found = np.array([chosen], object)
-    if found.size == 0:
+    if found.shape == (0,):
         return NO_EXAMPLES
     if found.dtype == bool and found.shape == (count,):
         return np.flatnonzero(found)

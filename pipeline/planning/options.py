@@ -117,7 +117,7 @@ class Options:
         if self.overflow is None:
             put("overflow", "error" if self.pairs else "split")
         allowed = OVERFLOWS[1:] if self.pairs else OVERFLOWS
-        if self.pairs and self.overflow == "split":
+        if self.pairs and isinstance(self.overflow, str) and self.overflow == "split":
             raise InvalidValue(
                 "overflow is 'split'; a target cut in two would lose its inputs; for pairs it must "
                 f"be one of {', '.join(allowed)}"

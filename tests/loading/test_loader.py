@@ -195,6 +195,7 @@ WRONG = [
     (loading(num_epochs=-1, **BUDGET), ValueError, "num_epochs is -1; it must be"),
     (loading(num_epochs="2", **BUDGET), ValueError, "num_epochs is '2'; it must be"),
     (loading(seed="a", **BUDGET), ValueError, "seed is 'a'; it must be"),
+    (loading(overflow=np.zeros(2), **BUDGET), ValueError, "overflow is array.*; it must be one of"),
     (loading(tokens_per_batch="1k"), ValueError, "tokens_per_batch is '1k'; it must be"),
     (
         loading(transform=lambda batch: None, **BUDGET),
