@@ -30,13 +30,9 @@ def write(workdir, lines):
 
 
 @pytest.fixture
-def ran(tmp_path):
+def ran(documents, tmp_path):
     """A run of 60 steps, over three epochs, that changed twice; its lines."""
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 200), 0, 90).astype(int)
-    sizes[:2] = 0, 1
-    examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-    corpus = pipeline.Corpus.from_arrays(examples, tmp_path / "corpus/train")
+    corpus = documents(tmp_path / "corpus/train")
     plan = Plan(corpus, SHORT, overflow="truncate").after(7, exclude=[3, 5, 8], seed=4)
     plan = plan.after(20, buckets=LONG, overflow="split")
     write_history(epath.Path(tmp_path), corpus, plan)
@@ -194,15 +190,11 @@ def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def mixed(documents, tmp_path_factory):
     """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
-    corpora = {}
-    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
-        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
-        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-        directory = workdir / "corpus/train" / name
-        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
+    workdir = tmp_path_factory.mktemp("mixed")
+    sizes = {"prose": 120, "code": 60, "chat": 40}
+    corpora = {n: documents(workdir / "corpus/train" / n, count) for n, count in sizes.items()}
     joined = pipeline.Corpora(corpora)
     weights = [
         (0, {"prose": 3, "code": 1}),

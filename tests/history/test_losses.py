@@ -15,6 +15,7 @@ from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog, StepFiles
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
+from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32))
@@ -26,8 +27,8 @@ NOISY = [4, 40, 130]  # documents that lose more than others
     ("columns", "microbatches"), [(None, 1), ("length", 2)], ids=["rows", "columns"]
 )
 def test_sums_of_segments_are_those_of_their_positions(columns, microbatches):
-    mesh = jax.make_mesh((2, 2), ("data", "length"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    sharding, rng = NamedSharding(mesh, PartitionSpec("data", columns)), np.random.default_rng(0)
+    mesh, rng = mesh_of(data=2, length=2), np.random.default_rng(0)
+    sharding = NamedSharding(mesh, PartitionSpec("data", columns))
     ids = np.sort(rng.integers(1, 6, (8, 12)), axis=1)
     ids[:, 1:] = np.cumsum(np.diff(ids) > 0, axis=1) + 1
     ids[:, 0], ids[rng.random((8, 12)) > 0.8] = 1, 0

@@ -14,13 +14,13 @@ from models.decoder import Decoder
 from models.loss import cross_entropy
 from models.parameters import parameter_shardings
 from pipeline.loading.sharding import batch_sharding
+from tests.meshes import mesh_of
 
 
 @pytest.mark.slow
 def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
     """Compiles a training step for a mesh of conftest's four devices, runs it, reads its HLO."""
-    axes = ("data", "fsdp", "tensor")
-    mesh = jax.make_mesh((1, 2, 2), axes, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    mesh = mesh_of(data=1, fsdp=2, tensor=2)
     ids = np.tile(np.repeat([1, 2, 0], [30, 20, 6]), (4, 1)).astype(np.int32)
     tokens = np.random.default_rng(6).integers(1, 50, ids.shape).astype(np.int32)
     kinds = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("

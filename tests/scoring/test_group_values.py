@@ -106,9 +106,9 @@ def test_a_step_of_a_loss_of_pairs_trains_on_their_sum():
     expected = define_preference(groups, table)
     for most in (None, 4):
         init, step = make_train_step(preference, optax.sgd(0.1), most_segments=most)
-        state, values = step(init(table), batch)
+        state, values = jax.jit(step)(init(table), batch)
         assert float(values["loss"]) == pytest.approx(expected.mean(), rel=1e-5)
-        after = make_eval_step(preference)(state["params"], batch)
+        after = jax.jit(make_eval_step(preference))(state["params"], batch)
         assert float(after[0]) < float(values["loss"]) * 8
     losses, weights = np.asarray(values["segments"])
     assert losses.shape == (4, 4)

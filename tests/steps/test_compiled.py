@@ -2,20 +2,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline import Bucket
 from pipeline.steps import Compiled, CompileGuard
 from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import keep_programs, programs_table
 from pipeline.steps.microbatches import allowed, split, summed
+from tests.meshes import mesh_of
 
 WIDTH = 16
 
 
 @pytest.fixture(scope="module")
 def mesh():
-    return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    return mesh_of(data=4)
 
 
 @pytest.fixture(scope="module")

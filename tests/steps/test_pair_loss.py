@@ -68,11 +68,18 @@ def plain(table, batch):
     return found
 
 
+def update(case, most, microbatches=1):
+    """The parameters after an update by the gradient itself, and the values of the step."""
+    table, batch = case
+    init, train_step = make_train_step(LOSS, optax.sgd(1.0), most_segments=most)
+    state, values = jax.jit(train_step, static_argnums=2)(init(table), batch, microbatches)
+    return state["params"], values
+
+
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_batch_has_the_mean_loss_of_its_pairs_and_the_loss_of_each(case, microbatches):
     table, batch = case
-    init, train_step = make_train_step(LOSS, optax.sgd(1.0), most_segments=MOST)
-    state, values = train_step(init(table), batch, microbatches)
+    params, values = update(case, MOST, microbatches)
     expected = plain(table, batch)
     losses, margins = np.array(list(expected.values())).T
     assert len(losses) == 6
@@ -89,22 +96,19 @@ def test_a_batch_has_the_mean_loss_of_its_pairs_and_the_loss_of_each(case, micro
         np.mean([loss for loss, _ in plain(np.float64(table) + each, batch).values()])
         for each in (step, -step)
     )
-    gradient = np.asarray(table - state["params"])
+    gradient = np.asarray(table - params)
     assert (gradient * step).sum() == pytest.approx((ahead - behind) / 2, rel=1e-3)
+    assert float(values["gradient_norm"]) == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
 
 
 def test_losses_are_those_without_the_losses_of_segments(case):
-    table, batch = case
-    updates = []
-    for most in (None, MOST):
-        init, train_step = make_train_step(LOSS, optax.sgd(1.0), most_segments=most)
-        updates.append(train_step(init(table), batch)[0]["params"])
-    np.testing.assert_allclose(*updates, rtol=1e-6)
+    np.testing.assert_allclose(*(update(case, most)[0] for most in (None, MOST)), rtol=1e-6)
 
 
 def test_an_evaluation_has_the_sums_of_pairs(case):
     table, batch = case
-    total, weight, others = make_eval_step(LOSS)(table, batch, microbatches=2)
+    evaluate = jax.jit(make_eval_step(LOSS), static_argnames="microbatches")
+    total, weight, others = evaluate(table, batch, microbatches=2)
     losses, margins = np.array(list(plain(table, batch).values())).T
     assert (float(total), float(weight)) == pytest.approx((losses.sum(), 6), rel=1e-5)
     assert float(others["reward_margin"]) == pytest.approx(margins.sum(), rel=1e-5)
@@ -112,7 +116,7 @@ def test_an_evaluation_has_the_sums_of_pairs(case):
 
 def test_scores_are_those_of_pairs(case):
     table, batch = case
-    scores = make_score_step(LOSS)(table, batch)
+    scores = jax.jit(make_score_step(LOSS))(table, batch)
     expected = plain(table, batch)
     assert scores["weight"].tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 0]]
     for place, (loss, _) in expected.items():

@@ -61,7 +61,7 @@ PROJECT = {
             # A comment.
             return [(cut(words.clean(record["text"])), float(TABLE[1]))]
 
-        def weigh(record, *, weight):
+        def weigh(record, *, weight, most=LIMIT):
             def inner(text):
                 import words
                 return Cleaner()(text) if text in KNOWN else text
@@ -140,6 +140,7 @@ PROJECT = {
 EVERY = range(17)
 PLAIN, HALF, CAPTURED, DECORATED, OBJECT, LONGER, METHOD, DOT, WEIGH, COUNT, CACHED = EVERY[:11]
 OF_THREE, OF_FOUR = EVERY[15:]
+EVERY_LIMIT = (PLAIN, OBJECT, LONGER, METHOD, DECORATED, HALF, WEIGH, COUNT, CACHED)
 
 ASK = """
 import chats
@@ -202,7 +203,7 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
         ("return clean(text)", "return text", ()),
         ('SIGN = "!"', 'SIGN = "."', (LONGER,)),
         ('re.compile("a+")', 're.compile("a")', (LONGER,)),
-        ("LIMIT = 100", "LIMIT = 99", (PLAIN, OBJECT, LONGER, METHOD, DECORATED, COUNT, CACHED)),
+        ("LIMIT = 100", "LIMIT = 99", EVERY_LIMIT),
         ("np.arange(3)", "np.arange(4)", (PLAIN, DECORATED)),
         ('{"a", "b", "c", "d"}', '{"a", "b", "c"}', (HALF, WEIGH, OBJECT, LONGER, METHOD)),
         ("weight=0.5", "weight=0.25", (HALF,)),

@@ -113,7 +113,7 @@ def test_fields_are_text_in_every_template(tokenizer, tmp_path):
             assert count(tokenizer, chunk.flat) == [expected, 0, expected]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*MARKS, "<|", "|>", "▁", "  "]))))
 def test_documents_have_no_marks_and_come_back_as_they_were(everyone, pieces):
     text = "".join(pieces)

@@ -69,17 +69,6 @@ def test_a_template_gives_the_tokens_of_its_text_and_each_its_weight(examples, t
     assert chunk.weights.tolist() == expected
 
 
-def test_only_answers_are_learnt(tmp_path):
-    pairs = Records([{"q": b"Who?", "a": "Me."}, {"q": "And then?", "a": ""}])
-    template = Answer(prompt="{q}\n", answer="{a}")
-    corpus = prepare(pairs, Bytes(), tmp_path, template=template)
-    assert [learnt(corpus, example) for example in range(2)] == ["Me.", ""]
-    fields = corpus[0]
-    assert Bytes().decode(fields["inputs"]) == "Who?\nMe."
-    assert fields["loss_weights"].tolist() == [0.0] * 5 + [1.0] * 4
-    assert corpus[1]["loss_weights"].tolist() == [0.0] * 10 + [1.0]  # the end is learnt, too
-
-
 def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
     records = [{"q": "two and two", "a": "four"}, {"q": "three", "a": ""}]
     template = Answer(prompt="{q}", answer="{a}")

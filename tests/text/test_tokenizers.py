@@ -11,7 +11,6 @@ from pipeline.text.sources import Records, Slice
 from pipeline.text.tokenizers import (
     Bytes,
     HuggingFace,
-    Markup,
     SentencePiece,
     load,
     train_sentencepiece,
@@ -226,24 +225,6 @@ def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, 
         with pytest.raises(ValueError, match="weight 0 to every token of all 300 records"):
             pipeline.prepare(source, tokenizer, tmp_path / "corpus", template=ignore)
         assert not (tmp_path / "corpus").exists()
-
-
-def test_special_tokens_in_a_text_are_text_unless_they_are_wanted(hugging_face):
-    text = "<|turn|>the input</s>"
-    assert hugging_face.decode(hugging_face.encode_batch([text])[0]) == text
-    path = hugging_face._name
-    parsed = HuggingFace(path, parse_special=True)
-    ids = parsed.encode_batch([Markup("<|turn|>the")])[0].tolist()
-    assert ids[:2] == [1, 3]
-    assert parsed.decode(ids) == "<|turn|>the"
-    assert parsed.fingerprint != hugging_face.fingerprint
-    for plain in ("<|turn|>the", f"{Markup('<|turn|>the')}"):
-        assert 3 not in parsed.encode_batch([plain])[0]
-        assert (
-            parsed.encode_batch([plain])[0].tolist()
-            == hugging_face.encode_batch([plain])[0].tolist()
-        )
-    assert hugging_face.encode_batch([Markup("<|turn|>")])[0].tolist()[1] != 3
 
 
 def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tmp_path):

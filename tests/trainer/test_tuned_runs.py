@@ -22,7 +22,8 @@ def few_rounds(counter, monkeypatch):
 
 @pytest.fixture
 def config(text):
-    return tiny(text, steps=12, batches__tune=True, batches__max_buckets=2)
+    few = {"batches__max_buckets": 2, "batches__length_multiple": 32}  # four shapes to measure
+    return tiny(text, steps=12, batches__tune=True, **few)
 
 
 def buckets_of(workdir):
