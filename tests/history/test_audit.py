@@ -162,7 +162,7 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, audited, passes,
     workdir, _, _ = ran
     first = pipeline.Corpus.open(workdir / "corpus/train")
     new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
-    new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=None)
+    new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=99)
     both = pipeline.Corpora({"first": first, "new": new})
     plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, exclude=[202])
     plan = plan.after(20, buckets=LONG, overflow="split")
@@ -190,11 +190,15 @@ def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
 
 
 @pytest.fixture(scope="module")
-def mixed(documents, tmp_path_factory):
+def mixed(tmp_path_factory):
     """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir = tmp_path_factory.mktemp("mixed")
-    sizes = {"prose": 120, "code": 60, "chat": 40}
-    corpora = {n: documents(workdir / "corpus/train" / n, count) for n, count in sizes.items()}
+    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
+    corpora = {}
+    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
+        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
+        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
+        directory = workdir / "corpus/train" / name
+        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
     joined = pipeline.Corpora(corpora)
     weights = [
         (0, {"prose": 3, "code": 1}),

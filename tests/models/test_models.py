@@ -208,14 +208,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "scan_layers"),
-    [("adafactor", False), ("muon", False), *((name, True) for name in OPTIMIZERS)],
-)
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, scan_layers):
     optimizer = OPTIMIZERS[name]
     config = replace(CONFIG, scan_layers=scan_layers, num_layers=1 + scan_layers)
-    params = nnx.to_pure_dict(state_of("decoder", config))
+    params = nnx.to_pure_dict(abstract_model("decoder", config)[1])
 
     def update(params):
         state = optimizer.init(params)
@@ -223,10 +221,13 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, sca
         return optax.apply_updates(params, updates), state
 
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"))
-    shardings = parameter_shardings(jax.eval_shape(update, params), mesh)
-    ours, theirs = jax.jit(update, out_shardings=shardings)(params), jax.jit(update)(params)
-    for one, other in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    shapes = jax.eval_shape(update, params)
+    shardings = jax.tree.leaves(parameter_shardings(shapes, mesh))
+    split = 0
+    for leaf, sharding in zip(jax.tree.leaves(shapes), shardings, strict=True):
+        assert len(sharding.spec) <= len(leaf.shape)
+        split += sharding.shard_shape(leaf.shape) != leaf.shape  # raises for unequal parts
+    assert split >= 2 * len(jax.tree.leaves(params)) // 3
 
 
 @pytest.mark.parametrize(
