@@ -17,7 +17,7 @@ import pipeline
 from pipeline.fs.atomic import directory_lock
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
-collect_ignore = ["properties/questions.py", "project/train.py"]
+collect_ignore = ["properties/questions.py"]
 
 # A test that depends on luck or on how busy the machine is helps nobody.
 settings.register_profile("lockstep", derandomize=True, deadline=None, max_examples=60)

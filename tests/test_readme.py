@@ -86,12 +86,7 @@ def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
     # From anywhere, since the corpus is not in the work directory.
     monkeypatch.chdir("/")
     assert main(["audit", str(tmp_path / "runs/own")]) == 0
-    log = tmp_path / "runs/own/metrics.jsonl"
-    lines = log.read_text().splitlines()
-    log.write_text("\n".join([*lines[:2], lines[3], lines[2], *lines[4:]]) + "\n")
-    assert main(["audit", str(tmp_path / "runs/own")]) == 1
-    assert "step 2 is missing" in capsys.readouterr().err
-    log.unlink()
+    (tmp_path / "runs/own/metrics.jsonl").unlink()
     assert main(["audit", str(tmp_path / "runs/own")]) == 2
     assert "RunLog writes it" in capsys.readouterr().err
 

@@ -18,10 +18,10 @@ def copy(corpus, tmp_path):
 
 
 def test_check_finds_an_id_outside_the_vocabulary(copy):
-    alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=900))
+    alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
     with pytest.raises(ValueError, match="holds the id") as error:
         check_corpus(Corpus.open(copy), lambda what: None)
-    found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 899", str(error.value))
+    found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 998", str(error.value))
     name, example, seen = found.groups()
     assert int(seen) in Corpus.open(copy)[int(example)][name]
 

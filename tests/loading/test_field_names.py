@@ -95,6 +95,11 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
             "huggingface",
             "a segment of row 0 begins at position 7.* positions='restart', or plan",
         ),
+        (
+            ALONE | {"inputs_positions": np.array([[7, 8, 9, 0]])},
+            "tunix",
+            "a segment of row 0 begins at position 7.* in tunix every segment begins at 0",
+        ),
         *(
             (ALONE | {"loss_weights": ALONE["loss_weights"] / 2}, name, r"loss_weights holds 0\.5")
             for name in ("maxtext", "tunix", "huggingface")

@@ -94,9 +94,9 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
     assert "all 13 batches are those that were planned" in said
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
+ZIGZAG = {"mesh__data": 1, "mesh__context": 4, "context_order": "zigzag", "batches__max_buckets": 1}
+REFUSED = {  # before the first of these is written
+    "corpus": [
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
         ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
         ({"skip_steps": ("a",)}, "a step of config.skip_steps is 'a'; it must be a whole number"),
@@ -113,12 +113,30 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
         ({"context_order": "zig"}, "context_order is 'zig'; it must be one of contiguous, zigzag"),
         ({"schedule": ((3, {"token_per_batch": 1}),)}, "did you mean 'tokens_per_batch'?"),
     ],
+    "metrics.jsonl": [
+        ({"optimizer__warmup_steps": 30}, "warm-up takes some of these, or 0"),
+        ({"model__attention": "foo"}, "attention is 'foo'"),
+        ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
+        ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
+        ({"batches__tokens_per_batch": 0}, "tokens_per_batch"),
+        ({"schedule": ((3, {"max_length": 0}),)}, "max_length"),
+        ({"memory_budget": 1000}, "train_step needs"),
+        (ZIGZAG | {"batches__max_length": 100, "batches__length_multiple": 4}, "length_multiple=8"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [(name, *each) for name, every in REFUSED.items() for each in every],
 )
-def test_bad_options_are_refused_before_anything_is_prepared(text, tmp_path, fields, sentence):
-    with pytest.raises(ValueError) as error:
+def test_bad_options_are_refused_before_anything_is_prepared_or_trained(
+    text, tmp_path, name, fields, sentence
+):
+    with pytest.raises((ValueError, MemoryError)) as error:
         run(tiny(text, **fields), tmp_path)
     assert sentence in str(error.value)
-    assert not (tmp_path / "corpus").exists()
+    assert not (tmp_path / name).exists()
 
 
 def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
@@ -138,32 +156,6 @@ def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
         train.main()
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"optimizer__warmup_steps": 30}, "warm-up takes some of these, or 0"),
-        ({"model__attention": "foo"}, "attention is 'foo'"),
-        ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
-        ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
-        ({"batches__tokens_per_batch": 0}, "tokens_per_batch"),
-        ({"schedule": ((3, {"max_length": 0}),)}, "max_length"),
-    ],
-)
-def test_options_that_a_plan_or_a_model_cannot_have_are_refused_before_the_first_step(
-    text, tmp_path, fields, sentence
-):
-    with pytest.raises(ValueError, match=sentence):
-        run(tiny(text, **fields), tmp_path)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path):
-    config = tiny(text, mesh__data=1, mesh__context=4, context_order="zigzag")
-    config.batches.update(length_multiple=4, max_length=100, max_buckets=1)
-    with pytest.raises(ValueError, match=r"multiple of 8 .*length_multiple=8"):
-        run(config, tmp_path)
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     small = {"batches__row_multiple": 4, "optimizer__decay_steps": 12}
@@ -173,12 +165,6 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     context["mesh__context"], context["mesh__data"] = 2, 2
     run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
-
-
-def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):
-    with pytest.raises(MemoryError, match="train_step needs"):
-        run(tiny(text, memory_budget=1000), tmp_path)
-    assert not lines(tmp_path)
 
 
 # Flags can be parsed once in a process, so each list of words has a child of one that has imported

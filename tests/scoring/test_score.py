@@ -30,6 +30,7 @@ from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_eval_step, make_mesh, make_score_step
 from pipeline.trainer.corpora import prepare_corpora
+from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
 
@@ -106,30 +107,20 @@ def test_scores_are_those_of_each_example_alone_in_a_row(
     assert sum(map(len, expected)) > 3000
 
 
-@pytest.mark.parametrize("given", ["corpus", "pairs"])
-def test_scores_do_not_depend_on_where_segments_begin(given, request, tmp_path):
-    corpus = request.getfixturevalue(given)
-    per = {"inputs": "position", "weights": "position", "first": "segment"}
-    buckets = [pipeline.Bucket(8, 64)]
-    if given == "pairs":
-        per = {"inputs": "inputs", "weights": "targets", "first": "segment"}
-        buckets = [pipeline.Bucket(4, (96, 64))]
-
+def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
     def step(batch):
-        ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
-        of_segment = jax.nn.one_hot(ids - 1, 16)
+        of_segment = jax.nn.one_hot(batch["targets_segment_ids"] - 1, 16)
         first = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
         return {"inputs": batch["inputs"], "weights": batch["targets"] % 7, "first": first}
 
-    tables = [
-        pipeline.score(
-            corpus, step, directory=tmp_path / f"{align}", buckets=buckets, per=per,
-            overflow="truncate", max_segments=16, align=align,
-        )
+    options = {"buckets": PAIRED, "overflow": "truncate", "max_segments": 16}
+    options |= {"per": {"inputs": "inputs", "weights": "targets", "first": "segment"}}
+    one, other = (
+        pipeline.score(pairs, step, directory=tmp_path / f"{align}", align=align, **options)
         for align in (1, 8)
-    ]  # fmt: skip
-    assert len(tables[0]) == len(corpus)
-    assert tables[0].to_pylist() == tables[1].to_pylist()
+    )
+    assert len(one) == len(pairs)
+    assert one.to_pylist() == other.to_pylist()
 
 
 def positions_and_segments(batch):
@@ -187,13 +178,6 @@ def test_records_of_split_examples_are_reduced_to_one(corpus, reduce, tmp_path):
             assert row["even"] == getattr(tokens % 2 == 0, reduce)()
             if reduce == "mean":  # of a segment's mean: weighted by positions
                 np.testing.assert_allclose(row["segment"][0], tokens.mean(), rtol=1e-6)
-
-
-def test_several_corpora_are_scored_one_after_another(corpus, tmp_path):
-    both = pipeline.Corpora({"first": corpus, "second": corpus})
-    scores = pipeline.score(both, ready, directory=tmp_path, per="position", **OPTIONS)
-    tokens = scores["token"].to_pylist()
-    assert tokens[: len(corpus)] == tokens[len(corpus) :]
 
 
 def ready(batch):
@@ -365,17 +349,6 @@ def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_record_per_segment_may_be_as_many_as_positions(corpus, tmp_path):
-    def step(batch):
-        own = jnp.arange(1, 65)[None, :, None] == batch["inputs_segment_ids"][:, None]
-        return {"sum": (own * batch["inputs"][:, None]).sum(2)}  # [rows, 64] in rows of 64
-
-    options = {"buckets": [pipeline.Bucket(4, 64)], "per": "segment", "reduce": "sum"}
-    scores = pipeline.score(corpus, step, directory=tmp_path, **options)
-    expected = [int(each["inputs"].sum()) for each in corpus]
-    assert [each or 0 for each in scores["sum"].to_pylist()] == expected
-
-
 @pytest.mark.parametrize(("side", "field"), [("inputs", "inputs"), ("targets", "decoder_inputs")])
 def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, field, tmp_path):
     options = {"buckets": [pipeline.Bucket(4, (96, 96))], "per": side, "directory": tmp_path}
@@ -451,8 +424,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
 
 
 def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
+    mesh = mesh_of(data=4)
 
     def score(name, **options):
         options |= {"directory": tmp_path / name, "per": "position"}
@@ -465,8 +437,7 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     with jax.set_mesh(mesh):
         assert score("four", sharding=mesh).equals(scores)
     score("one", row_multiple=4)
-    mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
-    score("length", sharding=mesh, row_multiple=4)
+    score("length", sharding=mesh_of(context=4), row_multiple=4)
     assert files(tmp_path / "one") == files(tmp_path / "length") == files(tmp_path / "four")
 
 

@@ -217,6 +217,8 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     run(config, tmp_path)
     assert [line["batch"] for line in steps(tmp_path)][:12] == batches
     assert [line["loss"] for line in steps(tmp_path)] == list(range(15))
+    evaluations = [line["step"] for line in lines(tmp_path) if "eval_loss" in line]
+    assert evaluations == [0, 6, 12, 15]  # each once
 
 
 def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
