@@ -1,6 +1,7 @@
 """examples/tunix_grpo.py: the packer and the assembler, with Tunix or with stand-ins of its types,
 and the gradients of Tunix's own loss."""
 
+import collections
 import copy
 import dataclasses
 import importlib.util
@@ -8,7 +9,7 @@ import itertools
 import re
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax
 import jax
@@ -181,38 +182,19 @@ def test_the_packer_gives_tunix_as_many_microbatches_as_an_update_has(program):
         list(program.make_packer(1, 4)(as_stream(program, rollouts, 4), 64))
 
 
-@dataclasses.dataclass(kw_only=True)
-class Payload:
-    """The fields that `RLTrainerPayload` has."""
-
-    advantages: Any
-    prompt_ids: Any = None
-    prompt_mask: Any = None
-    completion_ids: Any = None
-    completion_mask: Any = None
-    segment_ids: Any = None
-    segment_positions: Any = None
-    ref_per_token_logps: Any = None
-    old_per_token_logps: Any = None
-    sampler_is_weights: Any = None
-    routed_experts: Any = None
-    returns: Any = None
-    old_values: Any = None
-    num_segments: Any = None
-    metadata: Any = None
-
-
-class AssembledBatch(NamedTuple):
-    payload: Any
-    is_final_batch: bool
-    padding_stats: Any
-    trajectory_ids: tuple = ()
-
-
-class PaddingStats(NamedTuple):
-    row_valid_tokens: np.ndarray
-    row_num_sequences: np.ndarray
-    row_capacity: int
+# The fields that `RLTrainerPayload` and the results of Tunix's own assembler have.
+PAYLOAD = """
+    advantages prompt_ids prompt_mask completion_ids completion_mask segment_ids segment_positions
+    ref_per_token_logps old_per_token_logps sampler_is_weights routed_experts returns old_values
+    num_segments metadata
+"""
+Payload = dataclasses.make_dataclass("Payload", [(name, Any, None) for name in PAYLOAD.split()])
+AssembledBatch = collections.namedtuple(
+    "AssembledBatch", "payload is_final_batch padding_stats trajectory_ids", defaults=[()]
+)
+PaddingStats = collections.namedtuple(
+    "PaddingStats", "row_valid_tokens row_num_sequences row_capacity"
+)
 
 
 def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
