@@ -16,15 +16,14 @@ from models.config import TransformerConfig
 class RMSNorm(nnx.Module):
     """Scale every vector to a mean square of one (Zhang and Sennrich, 2019), in float32."""
 
-    def __init__(self, width: int, *, epsilon: float = 1e-6):
+    def __init__(self, width: int):
         self.scale = nnx.Param(jnp.ones(width))
-        self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
         """Return [..., D] in the dtype of x [..., D]."""
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...]).astype(x.dtype)
+        return (x32 * jax.lax.rsqrt(mean_square + 1e-6) * self.scale[...]).astype(x.dtype)
 
 
 def rotate(x_BLNK: Array, positions_BL: Array, theta: float) -> Array:

@@ -40,11 +40,10 @@ from pipeline.steps import (
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
-from pipeline.trainer.preference import add_reference
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
-from pipeline.trainer.scoring import score_options
+from pipeline.trainer.scoring import add_reference, score_options
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.steps import Compiled, Tuned, tune
 from pipeline.steps.preferences import REFERENCE
-from pipeline.trainer.preference import add_reference
 from pipeline.trainer.run_config import flatten
+from pipeline.trainer.scoring import add_reference
 
 logger = logging.getLogger(__name__)
 
