@@ -107,7 +107,7 @@ class Corpora(AnyCorpus):
 def _number(members: Sequence[Any]) -> np.ndarray:
     """The number of the first example of each, and of all: int64 [members + 1].
 
-    Where one grows, each has room for any number, as in `FollowedMixture`.
+    Where one grows, each has room for any number, as in `FollowedPlan`.
     """
     if any(isinstance(member, Growing) for member in members):
         return np.arange(len(members) + 1) * APART

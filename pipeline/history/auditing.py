@@ -75,14 +75,7 @@ class Ledger:
         none = np.zeros((0, 2 + due.shape[1]), np.int64)
         pieces = np.concatenate([none, *self._pieces.pop((which, epoch), [])])
         pieces[:, 0] -= stream.first
-        example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
-        covered, wrong = np.zeros_like(due), np.zeros(len(due), bool)
-        for side, size in enumerate(sizes):
-            end = start + size
-            beyond = end > lengths[example, side]
-            twice = (example[:-1] == example[1:]) & (end[:-1] > start[1:])
-            wrong[example[beyond]] = wrong[example[1:][twice]] = True
-            covered[:, side] = np.bincount(example, size, len(due))
+        covered, wrong = _cover(pieces, lengths)
         wrong |= (covered != due if over else covered > due).any(axis=1)
         if wrong.any():
             first = int(wrong.argmax())
@@ -129,19 +122,13 @@ class FollowedLedger:
         """Checks the first epoch, and later ones, after so many batches; raises as `add`."""
         if not steps:
             return
-        (entry, *_), parts = self._plan.entries_at(steps), self._plan.parts
-        found = [parts.lengths(number) for number in range(entry["last"]["part"])]
+        place, parts = self._plan.entries_at(steps)[0]["places"][""], self._plan.parts[""]
+        found = [parts.lengths(number) for number in range(place["last"][0])]
         room, overflow = self._plan.options.buckets[-1].lengths, self._plan.options.overflow
         lengths = np.concatenate([each for each in found if each is not None])
         due = cut(lengths, room, overflow).positions_per_example()
-        pieces = np.concatenate(self._pieces)
-        example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
-        wrong, covered = np.zeros(len(due), bool), np.zeros_like(due)
-        for side, size in enumerate(sizes):
-            twice = (example[:-1] == example[1:]) & ((start + size)[:-1] > start[1:])
-            wrong[example[1:][twice]] = True
-            covered[:, side] = np.bincount(example, size, len(due))
-        over = entry["place"]["example"]  # of these, chapters are over
+        covered, wrong = _cover(np.concatenate(self._pieces), lengths.reshape(due.shape))
+        over = place["example"]  # of these, chapters are over
         wrong |= (covered > due).any(axis=1)
         if len(self._plan.changes) == 1:  # else others may have been dropped before
             wrong[:over] |= (covered[:over] != due[:over]).any(axis=1)
@@ -157,6 +144,22 @@ class FollowedLedger:
         )
         if self._later is not None:
             self._later.finish(steps)
+
+
+def _cover(pieces: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of each example in some pieces; and whether one is there twice, or is none.
+
+    int64 [examples, sides], as `lengths`, and bool [examples].
+    """
+    example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
+    covered, wrong = np.zeros(lengths.shape, np.int64), np.zeros(len(lengths), bool)
+    for side, size in enumerate(sizes):
+        end = start + size
+        beyond = end > lengths[example, side]
+        twice = (example[:-1] == example[1:]) & (end[:-1] > start[1:])
+        wrong[example[beyond]] = wrong[example[1:][twice]] = True
+        covered[:, side] = np.bincount(example, size, len(lengths))
+    return covered, wrong
 
 
 def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.log import Log
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import (
@@ -37,7 +36,6 @@ from pipeline.loading.sharding import (
 )
 from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -162,7 +160,7 @@ class Batches(StepDataset):
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
-        if not plan.follows and len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
+        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
@@ -233,13 +231,6 @@ class Batches(StepDataset):
     __str__ = __repr__
 
     @property
-    def logs(self) -> list[Log]:
-        """Those of the corpora that grow, which the plan follows."""
-        parts: Any = self.plan.parts if isinstance(self.plan, FollowedPlan) else {}
-        every = parts.values() if isinstance(parts, Mapping) else [parts]
-        return [each for each in every if isinstance(each, Log)]
-
-    @property
     def endless(self) -> bool:
         """Whether they have no end, or one that is not known yet."""
         return self.plan.follows or (self._epochs is None and not self.plan.finite)
@@ -261,17 +252,13 @@ class Batches(StepDataset):
         with TraceAnnotation("plan"):
             ends = self._epochs is not None and 0 <= step < self._steps
             planned = (self._limited if ends else self.plan).batch(step)
-            if isinstance(self.plan, FollowedPlan):
-                if self._epochs is not None and planned.epoch >= self._epochs:
-                    raise Ended(f"step is {step:,}, and the last epoch ends before it")
-                needed: Any = self.plan.parts_of(step)
-                needed = needed if isinstance(needed, dict) else {"": needed}
-                corpora = (
-                    self.corpus.corpora if isinstance(self.corpus, Corpora) else {"": self.corpus}
-                )
-                for name, each in corpora.items():
-                    if isinstance(each, Growing):
-                        each.hold(needed[name])
+            if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
+                raise Ended(f"step is {step:,}, and the last epoch ends before it")
+            if self.plan.follows:
+                several = isinstance(self.corpus, Corpora)
+                corpora: Any = self.corpus.corpora if several else {"": self.corpus}
+                for name, needed in self.plan.parts_of(step).items():
+                    corpora[name].hold(needed)
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)

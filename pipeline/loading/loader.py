@@ -34,7 +34,6 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
-from pipeline.planning.mixing import FollowedMixture
 from pipeline.planning.options import (
     PackingOptions,
     PlanOptions,
@@ -109,7 +108,7 @@ class Loader(grain.DatasetIterator):
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
-        self._logs = batches.logs
+        self._logs = [*batches.plan.parts.values()]
         for log in self._logs:
             log.open()
         self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._logs)
@@ -393,6 +392,4 @@ def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -
             "which some grow, and not for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
-    if mixture:
-        return FollowedMixture(parts, buckets, weights=options["weights"], **known)
-    return FollowedPlan(parts, buckets, **known)
+    return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)

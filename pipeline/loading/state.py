@@ -8,8 +8,9 @@ It is small JSON, the same on every host and for any number of hosts:
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
 have their "changes". Where corpora join, an entry has the identity of all corpora until then.
-A followed plan, of a corpus that grows, has the entry of a chapter, with the "place" where that
-begins and the end of the "last" window begun, each with a digest of all parts before.
+A followed plan, of corpora that grow, has the entry of a stage that begins with a chapter, with the
+"places" where chapters begin and the ends of their windows in hand, each with a digest of all parts
+before.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
 sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
@@ -23,7 +24,6 @@ from pipeline.errors import InvalidValue
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
-from pipeline.planning.mixing import FollowedMixture
 from pipeline.planning.plan import Plan
 
 
@@ -90,17 +90,18 @@ class StateKey(NamedTuple):
                 f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
                 "it was saved"
             )
+        changes = []
         if isinstance(self.plan, FollowedPlan):
-            where = "places" if isinstance(self.plan, FollowedMixture) else "place"
-            if where not in then[0]:
+            if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
                     f"the state of step {step:,} is of a corpus that was planned as a whole, or of "
                     "another number of corpora; load what it was saved with, without follow=True "
                     "if it was planned as a whole"
                 )
-            self.plan.resume(then)
-        now = self.state(step)["plans"]
-        if changes := _changes(self._reach(step), then, now):
+            changes = differences(then[0]["identity"], self.plan.identity_at(then[0]))
+            if not changes:
+                self.plan.resume(then)
+        if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
                 f"{'; '.join(changes)}. Restore it with what it was saved with, or start a new run "
@@ -133,28 +134,22 @@ def _is_state(state: Any) -> bool:
 
 def _is_followed(entry: dict) -> bool:
     """Whether an entry has the form of one of a followed plan."""
-    if isinstance(places := entry.get("places"), dict):
-        some = [each for each in places.values() if each is not None]
-        lines = [entry.get("rows"), entry.get("owed")]
-        tables = all(isinstance(each, list) and all(map(_are_numbers, each)) for each in lines)
-        return tables and all(map(_is_place, some))
-    place = entry.get("place")
-    return isinstance(place, dict) and _is_place({**place, "last": entry.get("last")})
+    places, rows, owed = (entry.get(name) for name in ("places", "rows", "owed"))
+    if not isinstance(places, dict) or not isinstance(rows, list) or not isinstance(owed, list):
+        return False
+    known = all(_are_numbers(line) and len(line) == len(places) for line in (*rows, *owed))
+    return known and all(place is None or _is_place(place) for place in places.values())
 
 
 def _is_place(place: Any) -> bool:
-    """Whether JSON has the form of a `Place` and of the end of the last window."""
-    if not isinstance(place, dict):
+    """Whether JSON has the form of a `Place`, windows in hand, and the end of the last of these."""
+    try:
+        last, digest = place["last"]
+        numbers = [last, *(place[name] for name in ("part", "example", "pieces", "windows"))]
+        digests = isinstance(place["digest"], str) and isinstance(digest, str)
+    except (TypeError, KeyError, ValueError):
         return False
-    last = place.get("last")
-    last = [*last.values()] if isinstance(last, dict) else last
-    if not isinstance(last, list) or len(last) != 2:
-        return False
-    numbers: list[Any] = [place.get(name) for name in ("part", "example", "pieces")]
-    numbers += [last[0], place.get("windows", 0)]
-    digests = isinstance(place.get("digest"), str) and isinstance(last[1], str)
-    known = {"part", "example", "pieces", "digest", "windows", "last"} >= {*place}
-    return known and digests and _are_numbers(numbers) and min(numbers) >= 0
+    return len(place) == 6 and digests and _are_numbers(numbers) and min(numbers) >= 0
 
 
 def _are_numbers(values: Any) -> bool:

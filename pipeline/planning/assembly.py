@@ -69,7 +69,8 @@ class Assembly:
         steps = self.block(step)
         together = self._options.tiers == 1 and len(self._streams) > 1
         if together and 0 <= step - self._asked <= TOGETHER // 2:
-            steps = self._schedule.known_around(step, self._range(step, TOGETHER))
+            steps, known = self._range(step, TOGETHER), self._schedule.interval_around(step)
+            steps = range(max(steps.start, known.start), min(steps.stop, known.stop))
         self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)

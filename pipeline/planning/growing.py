@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.fs.fork import Handles
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import Layout
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
-from pipeline.planning.stream import Pass, Rows, make_packer, pack_into
+from pipeline.planning.stream import Pass, Stream, make_packer, pack_into
 from pipeline.planning.tails import group_tails
 
 # Windows in a chapter.
@@ -93,7 +94,8 @@ class Window:
         begin, end: the places of its first and its last part.
         ends: whether the chapter ends with it.
         rows_before: int64 [lengths], the rows of the chapter before it.
-        rows, real: int64 [lengths], its rows, and real positions in them.
+        rows: int64 [lengths], its rows.
+        real: the real positions in these, at least 1.
     """
 
     begin: Place
@@ -101,22 +103,25 @@ class Window:
     ends: bool
     rows_before: np.ndarray
     rows: np.ndarray
-    real: np.ndarray
+    real: int = 1
+
+    @property
+    def rows_after(self) -> np.ndarray:
+        """The rows of the chapter up to its end: int64 [lengths]."""
+        return self.rows_before + self.rows
 
 
-class Chapter:
-    """The rows of some windows of a corpus that grows, as of a stream; it gains windows.
+class Chapter(Stream, Handles):
+    """The stream of some windows of a corpus that grows, which become known in order.
 
     Attributes:
-        passes: none; those of its windows are made when they are needed.
-        name: the name of the corpus; empty if it is the only one.
-        first: the number of its first example in the plan.
         begin: where it begins.
-        windows: those that it has by now; only `gain` adds one.
-        over: whether it gains no more.
+        windows: those that are known by now.
     """
 
-    passes: tuple[Pass, ...] = ()
+    handles = ("windows",)
+    passes = ()  # those of its windows are made when they are needed
+    lengths: Any = ()  # they are with the parts
 
     def __init__(
         self,
@@ -129,70 +134,59 @@ class Chapter:
         by_row: bool = False,
         begin: Place | None = None,
     ):
-        self._parts, self._options, self._cache, self._by_row = parts, options, cache, by_row
+        self._parts, self.options, self._cache, self._by_row = parts, options, cache, by_row
         self.name, self.first, self.begin = name, first, begin or Place()
-        self.windows: tuple[Window, ...] = ()
-        self.over = False
         self._buckets = options.buckets
         if by_row:
             self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+        self.__setstate__({})
+
+    def restart(self) -> None:
+        """Forgets the windows; see `Handles`."""
+        super().restart()
+        self.windows: tuple[Window, ...] = ()
 
     @property
-    def end(self) -> Place:
-        """The place of the last window."""
-        return self.windows[-1].end if self.windows else self.begin
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`; which examples there are is not known, and in no identity."""
+        return {"window": self.options.window, "chapter": CHAPTER}
 
     @property
-    def rows(self) -> np.ndarray:
-        """The rows of all windows: int64 [lengths]."""
-        if not self.windows:
-            return np.zeros(len(self._options.groups), np.int64)
-        return self.windows[-1].rows_before + self.windows[-1].rows
+    def max_position(self) -> int:  # type: ignore[override]  # others know theirs
+        """The largest position that there may be; of split examples there is none but int32."""
+        if self.options.overflow == "split":
+            return (1 << 31) - 1
+        return max(max(bucket.lengths) for bucket in self.options.buckets) - 1
 
-    @property
-    def real(self) -> np.ndarray:
-        """The real positions in these: int64 [lengths]."""
-        each = [window.real for window in self.windows]
-        return np.sum(each, axis=0) if each else 0 * self.rows
+    def window(self, number: int) -> Window | None:
+        """A window, once its parts are sealed; None if there is none, as the chapter ends."""
+        while number >= len(windows := self.windows):
+            with self._lock:
+                if windows is self.windows:  # no other thread has planned it
+                    if (found := self._plan_window(self.last(len(windows)))) is None:
+                        return None
+                    self.windows = (*windows, found)
+        return windows[number]
 
-    def gain(self) -> bool:
-        """Adds the next window, once its parts are sealed; whether there is one."""
-        if self.over:
-            return False
-        window = self._plan_window()
-        if window is not None:
-            self.windows = (*self.windows, window)
-        self.over = window is None or window.ends
-        return window is not None
+    def last(self, windows: int) -> Window:
+        """The last of some windows; of none, an empty one before the first."""
+        if windows and (found := self.window(windows - 1)):
+            return found
+        none = np.zeros(len(self.options.groups), np.int64)
+        return Window(self.begin, self.begin, False, none, none)
 
-    def take(
-        self, cache: WindowCache, bucket: int, first: int, count: int, last_epoch: float
-    ) -> Any:
-        """Rows `first` to `first + count` of a bucket, counted from the chapter's beginning.
+    def locate(self, bucket: int, row: int) -> tuple[Pass, int, int]:
+        """As `Stream.locate`, with the pass of a window."""
+        window = next(each for each in reversed(self.windows) if row >= each.rows_before[bucket])
+        return self._pass(window), 0, row - int(window.rows_before[bucket])
 
-        As `Stream.take`.
-        """
-        windows = self.windows
-        while count:
-            number = len(windows) - 1
-            while first < windows[number].rows_before[bucket]:
-                number -= 1
-            window = windows[number]
-            end = int(window.rows_before[bucket] + window.rows[bucket])
-            of_window = self._pass(window.begin, window.end, window.ends, window.rows_before)
-            some: Rows = of_window.take(
-                cache, 0, bucket, first, min(count, end - first), last_epoch
-            )
-            yield some
-            first, count = first + len(some), count - len(some)
-
-    def _plan_window(self) -> Window | None:
-        """The next window; None at the end of the corpus."""
-        begin = self.end
-        most = min(self._options.window, max(LEAST_WINDOW, begin.pieces // GROWTH))
+    def _plan_window(self, before: Window) -> Window | None:
+        """The window after another one; None at the end of the chapter or the corpus."""
+        begin = before.end
+        most = min(self.options.window, max(LEAST_WINDOW, begin.pieces // GROWTH))
         part, example, pieces = begin.part, begin.example, begin.pieces
         ends = len(self.windows) == CHAPTER - 1
-        while pieces - begin.pieces < most:
+        while pieces - begin.pieces < most and not before.ends:
             lengths = self._parts.lengths(part)
             if lengths is None:
                 ends = True
@@ -203,45 +197,43 @@ class Chapter:
             return None
         digest = self._parts.digest(part)
         assert digest is not None, "its parts are sealed"
-        end, rows_before = Place(part, example, pieces, digest), self.rows
-        layout = self._pass(begin, end, ends, rows_before).layout
-        rows, real = layout.rows[:, 0], layout.real[:, 0]
-        return Window(begin, end, ends, rows_before, rows, real)
+        end = Place(part, example, pieces, digest)
+        found = Window(begin, end, ends, before.rows_after, 0 * before.rows)
+        layout = self._pass(found).layout
+        real = max(int(layout.real.sum()), 1)
+        return dataclasses.replace(found, rows=layout.rows[:, 0], real=real)
 
-    def _pass(self, begin: Place, end: Place, ends: bool, rows_before: np.ndarray) -> Pass:
-        """The pass of a window."""
-        pieces = end.pieces - begin.pieces
+    def _pass(self, window: Window) -> Pass:
+        pieces = window.end.pieces - window.begin.pieces
         # Two windows of which batches take rows, the one to come, and their slots.
         self._cache.capacity = max(self._cache.capacity, 9 * pieces)
-        return self._cache.get(
-            (self, begin), pieces, self._make_pass, begin, end, ends, rows_before
-        )
+        return self._cache.get((self, window.begin), pieces, self._pack, window)
 
-    def _make_pass(self, begin: Place, end: Place, ends: bool, rows_before: np.ndarray) -> Pass:
-        options, every = self._options, self._buckets
-        lengths = [self._parts.lengths(number) for number in range(begin.part, end.part)]
+    def _pack(self, window: Window) -> Pass:
+        options, every = self.options, self._buckets
+        numbers = range(window.begin.part, window.end.part)
+        lengths = [self._parts.lengths(number) for number in numbers]
         assert all(each is not None for each in lengths), "its parts are sealed"
         pieces = self._cut(np.concatenate(lengths))  # type: ignore[arg-type]
         search, _ = make_packer(pieces, every, options, lambda name, make: make())
-        key = random_key(options.seed, self.name, "part", begin.part)
         layout = Layout(
             pieces,
             functools.partial(pack_into, search, every, every, options),
             group_tails(every),
             key=None,
             window=max(len(pieces), 1),
-            rows_before=rows_before,
-            ends=ends,
+            rows_before=window.rows_before,
+            ends=window.ends,
         )
         return Pass(
             layout,
             options,
-            key,
+            random_key(options.seed, self.name, "part", window.begin.part),
             first_epoch=0,
             by_row=self._by_row,
-            first=begin.example,
+            first=window.begin.example,
             repeats=False,
         )
 
     def _cut(self, lengths: np.ndarray) -> Any:
-        return cut(lengths, self._options.buckets[-1].lengths, self._options.overflow)
+        return cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)

@@ -2,9 +2,10 @@
 
 import functools
 import math
+import types
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -113,8 +114,8 @@ class Plan:
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
-    # Whether the plan is of a corpus that grows, which makes it a `FollowedPlan`.
-    follows: ClassVar[bool] = False
+    # Of each corpus that grows, its sealed parts, by name; see `FollowedPlan`.
+    parts: Mapping[str, Any] = types.MappingProxyType({})
 
     def __init__(
         self,
@@ -300,6 +301,18 @@ class Plan:
             begin, end = max(first, stage.start), min(last, end)
             if begin < end:
                 yield stage, begin, end
+
+    @property
+    def follows(self) -> bool:
+        """Whether the plan is of corpora of which some grow."""
+        return bool(self.parts)
+
+    def parts_of(self, step: int) -> dict[str, range]:
+        """Of each corpus that grows, the parts of which a step has rows, and their chapter before.
+
+        By name; they are numbered from 0.
+        """
+        return {}
 
     def streams_of(self, corpus: int) -> list[Stream]:
         """The streams of a corpus, by its number, one after another; some stages share one."""

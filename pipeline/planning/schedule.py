@@ -1,9 +1,14 @@
 """Schedules: the bucket of each step, and how many rows it takes of each stream.
 
-A schedule is a list of intervals. In an interval all shares are constant, so a quota gives any step
-without the steps before it. An interval ends where a pass of the only stream ends, whose last
-batches may be short, or where one of several streams ends the rest of an epoch. At the end of a
-pass, the batches of each tail are an interval of their own.
+A schedule is a list of intervals, which are made in order when a step of theirs is asked for. In an
+interval all shares are constant, so a quota gives any step without the steps before it. An interval
+ends where a pass of the only stream ends, whose last batches may be short, or where one of several
+streams ends the rest of an epoch. At the end of a pass, the batches of each tail are an interval of
+their own. Where a corpus grows, an interval ends before the first step that needs a row that is not
+in hand.
+
+An interval is a pure function of what was taken before it. So any number of threads may make it,
+and which windows of a corpus that grows are sealed by now decides nothing.
 """
 
 import bisect
@@ -11,12 +16,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.growing import Chapter
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Pass, Stream
@@ -30,6 +38,24 @@ UNIT, PACE = 1 << 64, 1 << 160
 
 # More rows than any step has before it.
 NEVER = 1 << 62
+
+
+class Taken(NamedTuple):
+    """What was taken before a step.
+
+    Attributes:
+        step: the step.
+        batches: int64 [buckets], the batches of each bucket.
+        rows: int64 [lengths, streams], the rows of each stream.
+        owed: for each length, the rows owed to each of several streams, in `UNIT`s.
+        windows: of each stream, the windows that are in hand; 0 of one that does not grow.
+    """
+
+    step: int
+    batches: np.ndarray
+    rows: np.ndarray
+    owed: Sequence[Sequence[int]]
+    windows: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +75,8 @@ class Interval:
             short; or more rows than there can be.
         rotation: the places of `length_quota` before the first step.
         shares: for each length, the rows of each of several streams in a step, of `per_step`.
-        owed: for each length, the rows owed to each of several streams before it, in `UNIT`s.
+        owed: as in `Taken`, before it.
+        windows: as in `Taken`, in all its steps.
         end: one past the last step; None: the shares stay for ever.
     """
 
@@ -65,6 +92,7 @@ class Interval:
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
     owed: Sequence[Sequence[int]] = ()
+    windows: Sequence[int] = ()
     end: int | None = None
 
     @functools.cached_property
@@ -94,17 +122,19 @@ class Interval:
             for stream, begin, end in quota.between(first, first + rows)
         ]
 
-    def owed_at(self, step: int) -> list[list[int]]:
-        """The rows of each length that are owed to each of several streams before a step."""
-        steps = (step - self.start) * UNIT
-        taken = (self.before(step)[1] - self.rows).tolist()
-        return [
-            [
-                had + share * steps // self.per_step - rows * UNIT
-                for had, share, rows in zip(*of_length, strict=True)
+    def taken(self, step: int) -> Taken:
+        """What was taken before a step."""
+        batches, rows = self.before(step)
+        steps, taken, owed = (step - self.start) * UNIT, (rows - self.rows).tolist(), self.owed
+        if self.shares:
+            owed = [
+                [
+                    had + share * steps // self.per_step - n * UNIT
+                    for had, share, n in zip(*of_length, strict=True)
+                ]
+                for of_length in zip(self.owed, self.shares, taken, strict=True)
             ]
-            for of_length in zip(self.owed, self.shares, taken, strict=True)
-        ]
+        return Taken(step, batches, rows, owed, self.windows)
 
 
 class Schedule:
@@ -114,10 +144,13 @@ class Schedule:
     epochs of all streams that have a share; one that gets a share later counts its epochs from that
     of the step.
 
+    Where a corpus grows, the schedule ends with a chapter, whose last batches may be short.
+
     Attributes:
         start: the first step.
-        end: one past the last step; None if steps never end.
+        end: one past the last step; None if steps never end, or while their end is not known.
         offsets: for each stream, how many more its epochs are in the plan; None without a share.
+        ended: the number of the stream whose chapter ends it, and what is taken then.
     """
 
     def __init__(
@@ -128,34 +161,49 @@ class Schedule:
         shares: Mapping[str, Fraction] | None = None,
         before: "Schedule | None" = None,
         *,
-        goes_on: bool = False,
+        taken: Taken | None = None,
+        until: int | None = None,
     ):
-        """`before` has the steps up to `start`; where it `goes_on`, streams do where they are."""
-        self.start, self._streams, self._options = start, streams, options
+        """`before` has the steps up to `start`.
+
+        `taken` are the rows before `start`, where streams do not begin there. At step `until`, or
+        in the window of the step before, the chapter of a single corpus ends.
+        """
+        self.start, self._streams, self._options, self._until = start, streams, options, until
         self._progress = _Progress(streams)
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
         self._first = np.cumsum([0, *map(len, self._groups[:-1])])  # the bucket of each length
+        self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
-        # Of one stream, the first step of whole epochs, with the batches and rows before it, and
-        # the intervals of the latest epoch.
-        self._whole: tuple[int, np.ndarray, np.ndarray] | None = None
+        # Of one stream, what is taken before whole epochs; and the intervals of the latest epoch.
+        self._whole: Taken | None = None
         self._whole_epoch: list[Interval] = []
         self.end: int | None = None
         self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
-        if shares is None:
-            self._add_passes()
-            return
         rows = np.zeros((len(self._groups), len(streams)), np.int64)
-        owed = [[0] * len(streams) for _ in rows]
-        if before is not None and goes_on:
-            joined = len(streams) - len(before.offsets)
-            rows = np.pad(before.before(start)[1], ((0, 0), (0, joined)))
-            owed = [[*each, *[0] * joined] for each in before._interval_up_to(start).owed_at(start)]
-        self._shares = [shares[stream.name] for stream in streams]
-        epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, ())
+        owed, windows = [[0] * len(streams) for _ in rows], [0] * len(streams)
+        if taken is not None and shares is not None:
+            joined = len(streams) - len(taken.windows)
+            rows = np.pad(taken.rows, ((0, 0), (0, joined)))
+            owed = [[*each, *[0] * joined] for each in taken.owed]
+            windows = [*taken.windows, *[0] * joined]
+        self._begin = Taken(start, 0 * self._rows, rows, owed, windows)
+        self.ended = 0, self._begin
+        self._shares = [Fraction(1) if shares is None else shares[each.name] for each in streams]
+        self._growing = {
+            number: stream
+            for number, (stream, share) in enumerate(zip(streams, self._shares, strict=True))
+            if share and isinstance(stream, Chapter)
+        }
+        if shares is None:
+            if not self._growing:
+                self._add_passes()
+            return
+        nothing = (0,) * len(streams)
+        epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
         self.offsets = tuple(
             (epoch - begun if had is None else had) if share else None
             for share, begun, had in itertools.zip_longest(
@@ -165,7 +213,6 @@ class Schedule:
         self._sizes = [
             [_size(stream, found, options.by) for found in stream.passes] for stream in streams
         ]
-        self._intervals = (self._interval_in_shares(start, 0 * self._rows, rows, owed),)
         if options.ending == "stop":
             # Each stream has the rest of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
@@ -174,110 +221,214 @@ class Schedule:
             too_many = first_step(lambda at: bool((self.before(at)[1] > stock).any()), start)
             self.end = too_many - 1
 
-    # ---- one stream: an interval for each pass, and for each whole epoch
+    # ---- one stream: an interval for each pass, for each whole epoch, and for each window
 
     def _add_passes(self) -> None:
-        (stream,), step = self._streams, self.start
-        batches = np.zeros(len(self._options.buckets), np.int64)
-        for found, rows in zip(stream.passes[:-1], stream.starts, strict=False):
-            self._intervals += (*self._intervals_of(found, found.first_epoch, step, batches, rows),)
-            per_pass = self._count_batches(found)
-            step, batches = step + int(per_pass.sum()), batches + per_pass
-        self._whole = step, batches, stream.starts[-1]
+        (stream,), taken = self._streams, self._begin
+        for found in stream.passes[:-1]:
+            self._intervals += (*self._intervals_of(found, found.first_epoch, taken),)
+            taken = self.taken(self._intervals[-1].end or 0)
+        self._whole = taken
 
     def _count_batches(self, found: Pass) -> np.ndarray:
         """The batches of each bucket in one time of a pass: int64 [buckets]."""
         return count_all_batches(found.rows, self._groups)
 
-    def _intervals_of(
-        self, found: Pass, epoch: int, start: int, batches: np.ndarray, rows: np.ndarray
-    ) -> Iterator[Interval]:
-        """The intervals of one time of a pass."""
+    def _intervals_of(self, found: Pass, epoch: int, taken: Taken) -> Iterator[Interval]:
+        """The intervals of one time of a pass, after what was taken."""
         key = random_key(self._options.seed, "buckets", found.repeats)
-        counts, most = self._count_batches(found), rows + found.rows
-        return cut_intervals(self._options, key, epoch, counts, start, batches, rows, most)
+        most = taken.rows + found.rows[:, None]
+        return cut_intervals(self._options, key, epoch, self._count_batches(found), taken, most)
 
     def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
         assert self._whole is not None, "there is one stream"
         latest = self._whole_epoch
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            first, batches, rows = self._whole
-            (stream,) = self._streams
+            (stream,), begin = self._streams, self._whole
             per_epoch = self._count_batches(stream.whole)
             steps = int(per_epoch.sum())
-            epochs = (step - first) // steps
-            latest = self._whole_epoch = [
-                *self._intervals_of(
-                    stream.whole,
-                    stream.epoch + epochs,
-                    first + epochs * steps,
-                    batches + epochs * per_epoch,
-                    rows + epochs * stream.whole.rows,
-                )
-            ]
+            epochs = (step - begin.step) // steps
+            begin = begin._replace(
+                step=begin.step + epochs * steps,
+                batches=begin.batches + epochs * per_epoch,
+                rows=begin.rows + epochs * stream.whole.rows[:, None],
+            )
+            epoch = stream.epoch + epochs
+            latest = self._whole_epoch = [*self._intervals_of(stream.whole, epoch, begin)]
         return _at(latest, step)
 
     # ---- several streams
 
-    def _interval_in_shares(
-        self, start: int, batches: np.ndarray, rows: np.ndarray, owed: Sequence[Sequence[int]]
-    ) -> Interval:
-        """The interval from `start` on, in which the present passes of all streams continue.
+    def _share(
+        self, taken: Taken, windows: Sequence[int]
+    ) -> tuple[list[list[int]], dict[int, np.ndarray]]:
+        """For each length, the rows of each stream in some time, in their present passes.
 
-        Weights give the pace of a pass, and its pace the rows of each bucket. What streams are owed
-        is kept from interval to interval: a small share of a short one would never have a row.
+        Weights give the pace of a pass, and its pace the rows of each bucket. The present pass of a
+        corpus that grows is the last of its `windows` in hand. Of each stream with another pass
+        that does not repeat, also the rows after which shares change.
         """
-        per_batch = self._rows.tolist()
-        unit = PACE * math.lcm(*per_batch)
-        shares: list[list[int]] = [[] for _ in per_batch]
-        waiting = {}  # the rows after which shares change, of each stream that waits for that
-        present = self._progress.count_passes(rows).tolist()
+        shares: list[list[int]] = [[] for _ in self._groups]
+        waiting = {}
+        present = self._progress.count_passes(taken.rows).tolist()
         for number, (stream, share) in enumerate(zip(self._streams, self._shares, strict=True)):
-            at = present[number]
-            found, size = stream.passes[at], self._sizes[number][at]
-            pace = unit * share.numerator // (share.denominator * size)
-            for of_bucket, count in zip(shares, found.rows.tolist(), strict=True):
+            if isinstance(stream, Chapter):
+                last = stream.last(windows[number])
+                rows, size = last.rows, last.real
+            else:
+                at = present[number]
+                rows, size = stream.passes[at].rows, self._sizes[number][at]
+                if share and not stream.passes[at].repeats:
+                    waiting[number] = stream.starts[at + 1]
+            pace = self._unit * share.numerator // (share.denominator * size)
+            for of_bucket, count in zip(shares, rows.tolist(), strict=True):
                 of_bucket.append(pace * count)
-            if share and not found.repeats:
-                waiting[number] = stream.starts[at + 1]
+        return shares, waiting
+
+    def _interval_in_shares(self, taken: Taken) -> Interval:
+        """The interval in which the present passes of all streams continue.
+
+        What streams are owed is kept from interval to interval: a small share of a short one would
+        never have a row.
+        """
+        shares, waiting = self._share(taken, taken.windows)
         in_batches = [
-            [sum(each) // n for each, n in zip(of_rows, per_batch, strict=True)]
-            for of_rows in (shares, owed)
+            [sum(each) // n for each, n in zip(of_rows, self._rows.tolist(), strict=True)]
+            for of_rows in (shares, taken.owed)
         ]
         interval = Interval(
-            start,
-            batches,
-            rows,
+            taken.step,
+            taken.batches,
+            taken.rows,
             self._first,
             self._rows,
             Quota(in_batches[0], in_batches[1], UNIT),
-            [Quota(each, had, UNIT) for each, had in zip(shares, owed, strict=True)],
-            np.full_like(rows, NEVER),
+            [Quota(each, had, UNIT) for each, had in zip(shares, taken.owed, strict=True)],
+            np.full_like(taken.rows, NEVER),
             shares=shares,
             per_step=sum(in_batches[0]),
-            owed=owed,
+            owed=taken.owed,
+            windows=taken.windows,
         )
         return dataclasses.replace(interval, end=_find_end(interval, waiting))
 
+    # ---- corpora that grow
+
+    def _run_out(self, taken: Taken, windows: Sequence[int]) -> tuple[int, list[list[int]]]:
+        """The stream whose rows in hand are all due first; and what all streams are due then.
+
+        The first stream by name, if there are several; the rows of each length, in `UNIT`s.
+        """
+        shares, _ = self._share(taken, windows)
+        left, times = {}, {}
+        for number, chapter in self._growing.items():
+            known = chapter.last(windows[number]).rows_after
+            left[number] = (known - taken.rows[:, number]).tolist()
+            each = zip(left[number], taken.owed, shares, strict=True)
+            until = [
+                (count * UNIT - owed[number]) * self._unit // share[number]
+                for count, owed, share in each
+                if share[number]
+            ]
+            times[number] = max(min(until, default=0), 0)
+        first = min(times, key=lambda number: (times[number], self._streams[number].name))
+        due = [
+            [had + share * times[first] // self._unit for had, share in zip(*each, strict=True)]
+            for each in zip(taken.owed, shares, strict=True)
+        ]
+        for number, time in times.items():
+            if time == times[first]:  # all of it, and not a part of a row less
+                for of_length, count in zip(due, left[number], strict=True):
+                    of_length[number] = count * UNIT
+        return first, due
+
+    def _intervals_in_hand(self, taken: Taken) -> Iterator[Interval]:
+        """The intervals of what streams are due when one that grows has no more rows in hand.
+
+        They have whole batches. If that is none, the stream gains a window; at the end of its
+        chapter, they have its last rows, with rows that others are due, and may be short.
+        """
+        windows, per_batch = [*taken.windows], self._rows[self._first].tolist()
+        stops = self._until is not None and taken.step >= self._until
+        batches = 0 * self._rows
+        while True:
+            first, due = self._run_out(taken, windows)
+            rows = [[max(each, 0) for each in of_length] for of_length in due]
+            sums = zip(map(sum, rows), per_batch, strict=True)
+            batches[self._first] = [total // (UNIT * count) for total, count in sums]
+            if batches.any() or stops or self._growing[first].window(windows[first]) is None:
+                break
+            windows[first] += 1
+        most = np.full_like(taken.rows, NEVER)
+        if batches.any():
+            numbers = (batches[self._first] * per_batch).tolist()
+            places = [_share_out(each, number) for each, number in zip(rows, numbers, strict=True)]
+        else:
+            most[:, first] = self._growing[first].last(windows[first]).rows_after
+            batches = count_all_batches(most[:, first] - taken.rows[:, first], self._groups)
+            if not batches.any():
+                self.ended = first, taken._replace(windows=windows)
+            places = [[each // UNIT for each in of_length] for of_length in rows]
+            for of_length, count in zip(places, per_batch, strict=True):
+                of_length[first] += count - sum(of_length)  # places that stay empty
+        owed = [
+            [end - had for end, had in zip(*each, strict=True)]
+            for each in zip(due, taken.owed, strict=True)
+        ]
+        return cut_intervals(
+            self._options,
+            random_key(self._options.seed, "buckets", "windows"),
+            taken.step,
+            batches,
+            taken._replace(windows=windows),
+            most,
+            [Quota(each) for each in places],
+            owed,
+        )
+
     # ---- all steps
 
-    def _interval(self, step: int) -> Interval:
-        if self._whole is not None and step >= self._whole[0]:
-            return self._interval_of_epoch(step)
+    def _following(self, taken: Taken) -> Iterable[Interval]:
+        """The next intervals; none at the end of a chapter."""
+        return (
+            self._intervals_in_hand(taken) if self._growing else [self._interval_in_shares(taken)]
+        )
+
+    def _reach(self, step: int) -> tuple[Interval, ...]:
+        """The intervals up to that of a step, or to the end of the chapter."""
         intervals = self._intervals
-        while step >= (last := intervals[-1]).start and last.shares:
-            if last.end is None or step < last.end:
-                return last
-            following = self._interval_in_shares(
-                last.end, *last.before(last.end), last.owed_at(last.end)
-            )
-            self._intervals = intervals = (*intervals, following)
-        return _at(intervals, step)
+        while (end := intervals[-1].end if intervals else self.start) is not None and step >= end:
+            taken = intervals[-1].taken(end) if intervals else self._begin
+            following = tuple(self._following(taken))
+            if not following:
+                self.end = taken.step
+                break
+            self._intervals = intervals = intervals + following
+        return intervals
+
+    def has(self, step: int) -> bool:
+        """Whether there is a step from `start` on; waits until that is known."""
+        if self._growing and self.end is None:
+            self._reach(step)
+        return self.end is None or step < self.end
+
+    def _interval(self, step: int) -> Interval:
+        if self._whole is not None and step >= self._whole.step:
+            return self._interval_of_epoch(step)
+        return _at(self._reach(step), step)
 
     def _interval_up_to(self, step: int) -> Interval:
         """The interval of the step before, or the first."""
         return self._interval(max(step - 1, self.start))
+
+    def taken(self, step: int) -> Taken:
+        """What was taken before a step."""
+        return self._begin if step == self.start else self._interval(step - 1).taken(step)
+
+    def windows(self, step: int) -> Sequence[int]:
+        """Of each stream, the windows in hand before a step, or at the first one."""
+        return self._interval_up_to(step).windows
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
@@ -295,7 +446,12 @@ class Schedule:
         return self._interval_up_to(step).before(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
-        """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets]."""
+        """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
+
+        Where a corpus grows, all of them: nobody knows.
+        """
+        if self._growing:
+            return np.ones(len(self._rows), bool)
         last = self.end if last is None else last
         if last is not None:
             return self.before(max(last, first))[0] > self.before(first)[0]
@@ -303,8 +459,8 @@ class Schedule:
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
         found = np.any([self._count_batches(stream.whole) > 0 for stream in weighted], axis=0)
-        if self._whole is not None and first < self._whole[0]:
-            found |= self._whole[1] > self.before(first)[0]
+        if self._whole is not None and first < self._whole.step:
+            found |= self._whole.batches > self.before(first)[0]
         return found
 
     def epoch_of(self, step: int) -> int:
@@ -316,17 +472,23 @@ class Schedule:
         end = step + 1
         if interval.end is not None and not interval.shares:
             step, end = interval.start, interval.end
-        elif epoch == self._epoch_at(step + KEEPS):
-            end = step + KEEPS
+        elif epoch == self._epoch_at(later := min(step + KEEPS, interval.end or step + KEEPS)):
+            end = later
         self._latest_epoch = epoch, step, end
         return epoch
 
-    def known_around(self, step: int, steps: range) -> range:
-        """Those of `steps` that are known as soon as `step` is: here, all of them."""
-        return steps
+    def interval_around(self, step: int) -> range:
+        """The steps of the interval of a step, which are known as soon as it is."""
+        interval = self._interval(step)
+        return range(interval.start, sys.maxsize if interval.end is None else interval.end)
 
     def epoch_around(self, step: int) -> range:
-        """The steps of the epoch of a step, as far as they are steps of the schedule."""
+        """The steps of the epoch of a step, as far as they are steps of the schedule.
+
+        Where a corpus grows, those of the interval: rows of later ones may not be there yet.
+        """
+        if self._growing:
+            return self.interval_around(step)
         around = self._around
         if step not in around:
             epoch = self.epoch_of(step)
@@ -361,24 +523,22 @@ def cut_intervals(
     key: int,
     epoch: int,
     counts: np.ndarray,
-    start: int,
-    batches: np.ndarray,
-    rows: np.ndarray,
+    taken: Taken,
     most: np.ndarray,
+    quotas: Sequence[Quota] = (),
+    due: Sequence[Sequence[int]] = (),
 ) -> Iterator[Interval]:
-    """The intervals of some batches of one stream: those of all lengths, which rotate; then tails.
+    """The intervals of some batches: those of all lengths, which rotate; then those of tails.
 
-    `counts` has the batches of each bucket. They begin at step `start`, after `batches` of each
-    bucket and `rows` of each length, and end after the rows `most`: the last may be short. The
-    random bits of `key`, others in each `epoch`, rotate them.
+    `counts` has the batches of each bucket. They begin after what was taken, and end after the rows
+    `most`, int64 [lengths, streams]: the last may be short. The random bits of `key`, others in
+    each `epoch`, rotate them. Of several streams, `quotas` divide the rows of each length, and all
+    batches have what they are newly `due`, in `UNIT`s.
     """
     groups, rows_of_bucket = options.groups, np.array([each.rows for each in options.buckets])
     first = np.cumsum([0, *map(len, groups[:-1])])  # the bucket of each length
-    whole, rotation = counts[first], 0
-    if options.shuffle and whole.any():
-        bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
-        rotation = bits % int(whole.sum())
-    parts = [(first, whole, rotation)]
+    whole = counts[first]
+    parts = [(first, whole, _rotate(options, key, epoch, int(whole.sum())))]
     for length, group in enumerate(groups):
         for place in range(1, len(group)):
             buckets, steps = first.copy(), 0 * first
@@ -387,37 +547,63 @@ def cut_intervals(
             parts.append((buckets, steps, 0))
     for buckets, steps, rotation in parts:
         if steps.any():
-            end, per_batch = start + int(steps.sum()), rows_of_bucket[buckets]
-            yield Interval(
-                start,
-                batches,
-                rows[:, None],
+            interval = Interval(
+                taken.step,
+                taken.batches,
+                taken.rows,
                 buckets,
-                per_batch,
+                rows_of_bucket[buckets],
                 Quota(steps.tolist()),
-                [Quota([1])] * len(rows),
-                most[:, None],
+                quotas or [Quota([1])] * len(groups),
+                most,
                 rotation,
-                end=end,
+                shares=due,
+                per_step=int(counts.sum()) * UNIT,
+                owed=taken.owed,
+                windows=taken.windows,
+                end=taken.step + int(steps.sum()),
             )
-            start, rows = end, np.minimum(rows + steps * per_batch, most)
-            batches = batches.copy()
-            batches[buckets] += steps
+            yield interval
+            taken = interval.taken(taken.step + int(steps.sum()))
+
+
+def _rotate(options: Options, key: int, epoch: int, steps: int) -> int:
+    """The place of a quota with which some steps begin: at random, if they are shuffled."""
+    if not options.shuffle or not steps:
+        return 0
+    return int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0]) % steps
+
+
+def _share_out(due: Sequence[int], places: int) -> list[int]:
+    """Places for rows that are due, of which there are at least as many: by largest remainders.
+
+    >>> _share_out([7, 9], 3)
+    [1, 2]
+    """
+    total = sum(due) or 1
+    exact = [divmod(each * places, total) for each in due]
+    found = [count for count, _ in exact]
+    by_remainder = sorted(range(len(due)), key=lambda n: (-exact[n][1], n))
+    for n in by_remainder[: places - sum(found)]:
+        found[n] += 1
+    return found
 
 
 class _Progress:
     """Where some streams are after some rows, int64 [lengths, streams], for all at once."""
 
     def __init__(self, streams: Sequence[Stream]):
-        most = max(len(stream.passes) for stream in streams)
+        most = max(1, *(len(stream.passes) for stream in streams))
         self._skipped = np.array([most - len(stream.passes) for stream in streams])
-        shape = most, len(streams[0].whole.rows), len(streams)
+        shape = most, len(streams[0].options.groups), len(streams)
         # Passes are aligned at the last; streams with fewer begin with some that are over.
         self._starts, self._first_epochs = np.zeros(shape, np.int64), np.zeros(shape[::2], np.int64)
+        self._whole = np.full(shape[1:], NEVER)  # of one that grows, which is in its first epoch
         for number, (stream, skipped) in enumerate(zip(streams, self._skipped, strict=True)):
-            self._starts[skipped:, :, number] = stream.starts
-            self._first_epochs[skipped:, number] = [each.first_epoch for each in stream.passes]
-        self._whole = np.stack([stream.whole.rows for stream in streams], axis=1)
+            if stream.passes:
+                self._starts[skipped:, :, number] = stream.starts
+                self._first_epochs[skipped:, number] = [each.first_epoch for each in stream.passes]
+                self._whole[:, number] = stream.whole.rows
 
     def count_passes(self, rows: np.ndarray) -> np.ndarray:
         """The number of passes of each stream that are over: int64 [streams]."""

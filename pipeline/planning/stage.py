@@ -131,9 +131,7 @@ class Stage:
         else:
             given = as_corpora(lengths)
             members = {name: Lengths.of(given[name]) for name in weights}
-        changes = options.as_json() | _weights_as_json(weights)
-        if weights is None:
-            del changes["by"], changes["ending"]
+        changes = options_as_json(options, weights)
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
@@ -176,9 +174,11 @@ class Stage:
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
-        rows = self.schedule.before(step)[1] if replan else None
+        taken = self.schedule.taken(step)
+        rows = taken.rows if replan else None
         streams = _make_streams(members, options, more, self.cache, self.streams, rows)
-        schedule = Schedule(step, streams, options, shares, self.schedule, goes_on=not replan)
+        goes_on = None if replan else taken
+        schedule = Schedule(step, streams, options, shares, self.schedule, taken=goes_on)
         return Stage(options, streams, schedule, shares, given, self.cache, new)
 
     def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
@@ -250,8 +250,7 @@ def _make_streams(
         rows: int64 [buckets, streams], the rows that were taken of them, if the rest of their
             epochs is to be planned again.
     """
-    window = min(options.window, max(options.window // len(members), LEAST_WINDOW))
-    own = dataclasses.replace(options, window=window)
+    own = share_window(options, len(members))
     streams: list[Stream] = []
     first = 0
     for number, (name, lengths) in enumerate(members.items()):
@@ -278,6 +277,12 @@ def _make_streams(
     return tuple(streams)
 
 
+def share_window(options: Options, corpora: int) -> Options:
+    """The options of the stream of each of so many corpora, which share the window."""
+    window = min(options.window, max(options.window // corpora, LEAST_WINDOW))
+    return dataclasses.replace(options, window=window)
+
+
 def _check_options(options: Options, *, several: bool) -> None:
     if several and len(options.groups) < len(options.buckets):
         raise InvalidValue(
@@ -302,6 +307,14 @@ def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fra
             f"weights is {weights!r}; it must be numbers by name, the weights from this step on"
         )
     return as_phases(weights, tuple(members))[0][1]
+
+
+def options_as_json(options: Options, weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
+    """All options of a plan as JSON, and the weights; of one corpus, those that it has."""
+    changes = options.as_json() | _weights_as_json(weights)
+    if weights is None:
+        del changes["by"], changes["ending"]
+    return changes
 
 
 def _weights_as_json(weights: Mapping[str, Fraction] | None) -> dict[str, Any]:

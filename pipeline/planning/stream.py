@@ -134,8 +134,7 @@ class Pass:
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows in their order in an epoch, and the rows of each bucket before each one.
 
-        int64 [windows] and [buckets, windows + 1], which ends with all rows. Where the layout goes
-        on after rows of others, these are counted.
+        int64 [windows] and [buckets, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
         if (found := self._orders.get(epoch)) is None:
@@ -143,7 +142,6 @@ class Pass:
             if self._shuffle:
                 windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
             edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
-            edges += self.layout.rows_before[:, None]
             found = self._orders[epoch] = windows, edges
             for oldest in list(self._orders)[:-ORDERS]:
                 self._orders.pop(oldest, None)
@@ -197,7 +195,8 @@ class Pass:
                 order = sort_by_group(pieces[slots.first_piece(bucket)], None)
             else:
                 dealt = None if self._by_row else rows_per_batch
-                missing = -int(edges[bucket, place]) % rows_per_batch  # in a batch that has begun
+                before = int(edges[bucket, place] + layout.rows_before[bucket])
+                missing = -before % rows_per_batch  # in a batch that has begun
                 of_bucket = functools.partial(draw, bucket=bucket)
                 order = deal(slots.segments(bucket), dealt, of_bucket, missing)
             every = layout.pieces
@@ -315,7 +314,9 @@ class Stream:
         self._files_of_rest = NO_EXAMPLES  # the file of each run of its spans
         self._solution_of_rest: Solution | None = None
         planned = None if rest is None or not len(rest) else self._plan_rest(rest)
-        self.passes = (self.whole,) if planned is None else (planned, self.whole)
+        self.passes: tuple[Pass, ...] = (self.whole,)
+        if planned is not None:
+            self.passes = planned, self.whole
         rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes[:-1])])
         self.starts = rows.cumsum(axis=0)
 

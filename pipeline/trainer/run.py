@@ -23,7 +23,6 @@ from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -360,11 +359,9 @@ class Run(contextlib.ExitStack):
 
     def _keep_parts(self, data: Mapping[str, Any]) -> None:
         """Tells the writer of a corpus that grows which parts the checkpoints need."""
-        if isinstance(self._plan, FollowedPlan) and self._leads:
-            self._held.append(data["plans"][0]["place"]["part"])
-            name = fingerprint_of(os.path.abspath(self.workdir))
-            parts: Any = self._plan.parts
-            parts.hold(name, min(self._held))
+        for name, parts in self._plan.parts.items() if self._leads else ():
+            self._held.append(data["plans"][0]["places"][name]["part"])
+            parts.hold(fingerprint_of(os.path.abspath(self.workdir)), min(self._held))
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

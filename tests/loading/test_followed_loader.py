@@ -231,16 +231,30 @@ def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
 @pytest.mark.parametrize(
     "change",
     [
-        {"place": 3},
-        {"place": {"part": -1, "example": 0, "pieces": 0, "digest": ""}},
-        {"place": {"part": 1, "example": 0, "pieces": 0}},
-        {"last": {"part": "1", "digest": ""}},
+        {"part": 3},
+        {"part": -1},
+        {"pieces": None},
+        {"windows": "1"},
+        {"last": ["1", ""]},
         {"last": None},
+        {"more": 0},
     ],
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(finished, whole, change):
     state = json.loads(json.dumps(whole[1][20]))
-    state["plans"][0] |= change
+    state["plans"][0]["places"][""] |= change
     state["plans"][0]["from"] = 3
     with pytest.raises(ValueError, match=r"is not a data state|no longer what the state"):
+        take(finished, state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"places": 3}, {"places": {"": 3}}, {"places": None}, {"rows": 3}, {"rows": [["1"]]}],
+)
+def test_an_entry_that_was_tampered_with_gets_a_sentence(finished, whole, change):
+    state = json.loads(json.dumps(whole[1][20]))
+    state["plans"][0] |= change
+    state["plans"][0]["from"] = 3
+    with pytest.raises(ValueError, match=r"is not a data state"):
         take(finished, state)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket
 from pipeline.planning import growing
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import APART
-from pipeline.planning.mixing import FollowedMixture
 from tests.planning.sealed_parts import SealedInMemory
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
@@ -55,7 +55,7 @@ def mix(corpora, weights=(6, 3, 1), live=False, buckets=BUCKETS, **options):
         for name, each in corpora.items()
     }
     shares = dict(zip(corpora, weights, strict=True))
-    return FollowedMixture(given, buckets, weights=shares, **{"window": 50, **options})
+    return FollowedPlan(given, buckets, weights=shares, **{"window": 50, **options})
 
 
 few = settings(max_examples=6)
@@ -141,7 +141,7 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
     sealed = Sealed(parts)
     most, lengths = [0], sealed.lengths
     sealed.lengths = lambda number: most.append(max(most[-1], number)) or lengths(number)
-    plan = FollowedMixture(
+    plan = FollowedPlan(
         {"a": sealed, "c": np.full(100, 6)}, BUCKETS, weights={"a": 1, "c": 1}, window=20
     )
     begun = next(n for n in range(60) if {0, 1} & {*plan.batch(n).segments[:, 1].tolist()})

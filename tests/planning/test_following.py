@@ -60,6 +60,11 @@ def first_epoch(plan, start=0):
     return found
 
 
+def last_part(entry):
+    """The number of the part after the last window of the entry of a state."""
+    return entry["places"][""]["last"][0]
+
+
 def digests(batches):
     return [batch.digest for batch in batches]
 
@@ -136,7 +141,7 @@ def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
         assert plan.batch(step).digest == digest
         (entry,) = plan.entries_at(step + 1)
         # Of a window that ends with the corpus, the next part was waited for.
-        assert sealed.asked <= min(entry["last"]["part"], len(parts)) + (sealed.asked > len(parts))
+        assert sealed.asked <= min(last_part(entry), len(parts)) + (sealed.asked > len(parts))
 
 
 @few
@@ -222,7 +227,7 @@ def test_chapters_end_with_short_batches_and_windows_do_not():
 def test_windows_grow_with_the_corpus(monkeypatch):
     monkeypatch.setattr(growing, "LEAST_WINDOW", 10)
     plan = follow([[8]] * 400, [Bucket(1, 8)], window=60)
-    ends = dict.fromkeys(plan.entries_at(step)[0]["last"]["part"] for step in range(1, 401))
+    ends = dict.fromkeys(last_part(plan.entries_at(step)[0]) for step in range(1, 401))
     assert np.diff([0, *ends]).tolist()[:12] == [10, 10, 10, 10, 10, 12, 15, 19, 24, 30, 37, 46]
     assert max(np.diff([*ends])) == 60
 
@@ -232,13 +237,13 @@ def test_a_corpus_that_is_shorter_or_another_is_refused():
     plan = follow(parts)
     state = plan.entries_at(60)
     with pytest.raises(ValueError, match=r"parts or more, and this one has fewer"):
-        follow(parts[: state[0]["last"]["part"] - 1]).resume(state)
-    for number in (0, state[0]["last"]["part"] - 1):
+        follow(parts[: last_part(state[0]) - 1]).resume(state)
+    for number in (0, last_part(state[0]) - 1):
         other = [*parts]
         other[number] = [*parts[number], 7]
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
             follow(other).resume(state)
-    other = [*parts[: state[0]["last"]["part"]], [3, 3, 3]]
+    other = [*parts[: last_part(state[0])], [3, 3, 3]]
     follow(other).resume(state)  # the future may differ
 
 
