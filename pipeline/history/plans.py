@@ -131,8 +131,6 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
     """Which of the plan's corpora examples belong to, counted over all of them: int64 [n]."""
-    if plan.follows:
-        return np.zeros(len(examples), np.int64)
     firsts = [stream.first for stream in plan.stages[-1].streams]
     return np.searchsorted(firsts, examples, side="right") - 1
 

@@ -98,7 +98,8 @@ class StateKey(NamedTuple):
                     "another number of corpora; load what it was saved with, without follow=True "
                     "if it was planned as a whole"
                 )
-            changes = differences(then[0]["identity"], self.plan.identity_at(then[0]))
+            own = self.plan.declared_at(then[0]["from"]).identity
+            changes = differences(then[0]["identity"], own)
             if not changes:
                 self.plan.resume(then)
         if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):

@@ -7,7 +7,6 @@ there already decides nothing. So a step is the same whoever asks for it, at any
 import bisect
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
@@ -20,7 +19,7 @@ from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
 from pipeline.planning.plan import Plan
 from pipeline.planning.schedule import Schedule, Taken
-from pipeline.planning.stage import Stage, options_as_json, share_window
+from pipeline.planning.stage import Stage, check_options, options_as_json, share_window
 from pipeline.planning.stream import Stream
 
 # The pieces of windows that are kept, if no more are needed at a time.
@@ -117,7 +116,11 @@ class FollowedPlan(Plan):
     ):
         checked = Options(buckets=as_buckets(buckets), **options)
         given: Any = {"": parts} if weights is None else parts
-        shares = None if weights is None else _check_weights(weights, tuple(given), checked)
+        (_, shares), *later = [(0, None)] if weights is None else as_phases(weights, tuple(given))
+        if later:
+            raise InvalidValue(
+                "weights has phases, and some corpora grow; give the weights of all steps"
+            )
         self._given, self.parts = given, {n: p for n, p in given.items() if hasattr(p, "digest")}
         self._cache = WindowCache(HELD)
         begin = self._declare(0, checked, shares, options_as_json(checked, shares))
@@ -129,9 +132,8 @@ class FollowedPlan(Plan):
 
     def _declare(self, step: int, options: Options, shares: Any, changes: Any) -> Stage:
         """The stage of new options; none of its steps is asked for."""
-        _check_options(options)
-        every = enumerate(self._given)
-        streams = tuple(self._stream(n, Place(), options) for n, _ in every)
+        _check_options(options, several=shares is not None)
+        streams = tuple(self._stream(n, Place(), options) for n in range(len(self._given)))
         schedule = Schedule(step, streams, options, shares)
         return Stage(options, streams, schedule, shares, self._given, self._cache, changes)
 
@@ -146,8 +148,8 @@ class FollowedPlan(Plan):
         lengths = Lengths.of(given.whole() if grew else given)
         return Stream(lengths, options, epoch=int(grew), **own)
 
-    def _declared(self, step: int) -> Stage:
-        """The declared stage whose options a chapter has that begins at a step."""
+    def declared_at(self, step: int) -> Stage:
+        """The stage of `stages` whose options a chapter has that begins at a step."""
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def _make(self, start: Start, before: Stage | None) -> tuple[Stage, ...]:
@@ -155,7 +157,7 @@ class FollowedPlan(Plan):
 
         Waits until it is known whether chapters follow.
         """
-        declared, streams = self._declared(start.step), list[Stream]()
+        declared, streams = self.declared_at(start.step), list[Stream]()
         there: dict[tuple[str, Place | None], Stream] = {
             (each.name, each.begin if isinstance(each, Chapter) else None): each
             for each in (*declared.streams, *(before.streams if before else ()))
@@ -249,10 +251,6 @@ class FollowedPlan(Plan):
 
     # ---- the data state
 
-    def identity_at(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The identity that the first entry of a data state of this plan has."""
-        return self._declared(entry["from"]).identity
-
     def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from the entries of a data state, as of `entries_at`.
 
@@ -280,7 +278,7 @@ class FollowedPlan(Plan):
         if step > start.step:
             start, stages = self._stages_at(step - 1)
             ends = _ends(stages[0], step)
-        entry = dict(self._declared(start.step).entry)
+        entry = dict(self.declared_at(start.step).entry)
         del entry["changes"]
         others = [each.entry for each in stages[1:] if each.start < step]
         return (entry | start.entry(ends), *map(dict, others))
@@ -364,7 +362,8 @@ def _require_past(parts: Parts, number: int, then: str) -> None:
         )
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: Options, *, several: bool) -> None:
+    check_options(options, several=several)
     if options.packing == "optimal":
         raise InvalidValue(
             "packing is 'optimal', which needs all lengths, and the corpus still grows; use "
@@ -375,22 +374,8 @@ def _check_options(options: Options) -> None:
             "overflow is 'error', and nobody knows how long the examples of a corpus that grows "
             "will be; give overflow='split' (of pairs 'truncate') or 'drop'"
         )
-
-
-def _check_weights(
-    weights: Weights, names: Sequence[str], options: Options
-) -> Mapping[str, Fraction]:
-    """The share of each corpus of a mixture in which some grow, by name."""
-    if len(options.groups) < len(options.buckets) or options.by != "tokens":
+    if options.by != "tokens" or options.ending != "repeat":
         raise InvalidValue(
-            f"buckets are {', '.join(map(str, options.buckets))} and by is {options.by!r}; a "
-            "mixture of corpora that grow has one bucket of each length, and by='tokens'"
+            f"by is {options.by!r} and ending is {options.ending!r}; where a corpus grows, weights "
+            "are shares of tokens (by='tokens'), and corpora repeat (ending='repeat')"
         )
-    if options.ending != "repeat":
-        raise InvalidValue(f"ending is {options.ending!r}; corpora that grow take 'repeat' alone")
-    (_, shares), *later = as_phases(weights, names)
-    if later:
-        raise InvalidValue(
-            "weights has phases, and some corpora grow; give the weights of all steps"
-        )
-    return shares

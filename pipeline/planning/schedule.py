@@ -19,11 +19,10 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.growing import Chapter
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
@@ -60,12 +59,10 @@ class Taken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Consecutive steps in constant shares, after some batches and rows.
+    """Consecutive steps in constant shares.
 
     Attributes:
-        start: the first step.
-        batches: int64 [buckets], the batches of each bucket before it.
-        rows: int64 [lengths, streams], the rows of each stream before it.
+        begin: what was taken before it; its windows are in hand in all its steps.
         buckets: int64 [lengths], the number of the bucket of each length; at the end of a pass,
             that of a tail.
         rows_per_batch: int64 [lengths], their rows.
@@ -75,14 +72,10 @@ class Interval:
             short; or more rows than there can be.
         rotation: the places of `length_quota` before the first step.
         shares: for each length, the rows of each of several streams in a step, of `per_step`.
-        owed: as in `Taken`, before it.
-        windows: as in `Taken`, in all its steps.
         end: one past the last step; None: the shares stay for ever.
     """
 
-    start: int
-    batches: np.ndarray
-    rows: np.ndarray
+    begin: Taken
     buckets: np.ndarray
     rows_per_batch: np.ndarray
     length_quota: Quota
@@ -91,9 +84,12 @@ class Interval:
     rotation: int = 0
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
-    owed: Sequence[Sequence[int]] = ()
-    windows: Sequence[int] = ()
     end: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The first step."""
+        return self.begin.step
 
     @functools.cached_property
     def _rotated(self) -> list[int]:
@@ -105,8 +101,8 @@ class Interval:
         steps = np.subtract(places, self._rotated)
         taken = (steps * self.rows_per_batch).tolist()
         each = zip(self.stream_quotas, taken, strict=True)
-        rows = self.rows + np.array([quota.before(place) for quota, place in each])
-        batches = self.batches.copy()
+        rows = self.begin.rows + np.array([quota.before(place) for quota, place in each])
+        batches = self.begin.batches.copy()
         batches[self.buckets] += steps
         return batches, np.minimum(rows, self.most_rows)
 
@@ -116,7 +112,7 @@ class Interval:
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
         first = (number - self._rotated[length]) * rows
-        most, base = self.most_rows[length].tolist(), self.rows[length].tolist()
+        most, base = self.most_rows[length].tolist(), self.begin.rows[length].tolist()
         return int(self.buckets[length]), [
             (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
             for stream, begin, end in quota.between(first, first + rows)
@@ -124,17 +120,17 @@ class Interval:
 
     def taken(self, step: int) -> Taken:
         """What was taken before a step."""
-        batches, rows = self.before(step)
-        steps, taken, owed = (step - self.start) * UNIT, (rows - self.rows).tolist(), self.owed
+        (batches, rows), owed = self.before(step), self.begin.owed
         if self.shares:
+            steps, taken = (step - self.start) * UNIT, (rows - self.begin.rows).tolist()
             owed = [
                 [
                     had + share * steps // self.per_step - n * UNIT
                     for had, share, n in zip(*of_length, strict=True)
                 ]
-                for of_length in zip(self.owed, self.shares, taken, strict=True)
+                for of_length in zip(owed, self.shares, taken, strict=True)
             ]
-        return Taken(step, batches, rows, owed, self.windows)
+        return Taken(step, batches, rows, owed, self.begin.windows)
 
 
 class Schedule:
@@ -230,15 +226,64 @@ class Schedule:
             taken = self.taken(self._intervals[-1].end or 0)
         self._whole = taken
 
-    def _count_batches(self, found: Pass) -> np.ndarray:
-        """The batches of each bucket in one time of a pass: int64 [buckets]."""
-        return count_all_batches(found.rows, self._groups)
+    def _count_batches(self, rows: np.ndarray) -> np.ndarray:
+        """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
+        each = zip(rows.tolist(), self._groups, strict=True)
+        return np.concatenate([count_batches(count, group) for count, group in each])
 
     def _intervals_of(self, found: Pass, epoch: int, taken: Taken) -> Iterator[Interval]:
         """The intervals of one time of a pass, after what was taken."""
-        key = random_key(self._options.seed, "buckets", found.repeats)
         most = taken.rows + found.rows[:, None]
-        return cut_intervals(self._options, key, epoch, self._count_batches(found), taken, most)
+        return self._cut(self._count_batches(found.rows), taken, most, found.repeats, epoch)
+
+    def _cut(
+        self,
+        counts: np.ndarray,
+        taken: Taken,
+        most: np.ndarray,
+        *of_rotation: Any,
+        quotas: Sequence[Quota] = (),
+        due: Sequence[Sequence[int]] = (),
+    ) -> Iterator[Interval]:
+        """The intervals of some batches: those of all lengths, which rotate; then those of tails.
+
+        Args:
+            counts: the batches of each bucket.
+            taken: what was taken before them.
+            most: as `most_rows` of an interval: their last batches may be short.
+            of_rotation: the name of the random bits that rotate them, and an epoch.
+            quotas: of several streams, as `stream_quotas`.
+            due: of several streams, what each is newly due in all of them, in `UNIT`s.
+        """
+        whole, rotation, (name, epoch) = counts[self._first], 0, of_rotation
+        if self._options.shuffle and whole.any():
+            key = random_key(self._options.seed, "buckets", name)
+            bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
+            rotation = bits % int(whole.sum())
+        parts = [(self._first, whole, rotation)]
+        for length, group in enumerate(self._groups):
+            for place in range(1, len(group)):
+                buckets, steps = self._first.copy(), 0 * self._first
+                buckets[length] += place
+                steps[length] = counts[buckets[length]]
+                parts.append((buckets, steps, 0))
+        for buckets, steps, rotation in parts:
+            if steps.any():
+                end = taken.step + int(steps.sum())
+                interval = Interval(
+                    taken,
+                    buckets,
+                    self._rows[buckets],
+                    Quota(steps.tolist()),
+                    quotas or [Quota([1])] * len(self._groups),
+                    most,
+                    rotation,
+                    shares=due,
+                    per_step=int(counts.sum()) * UNIT,
+                    end=end,
+                )
+                yield interval
+                taken = interval.taken(end)
 
     def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
@@ -246,7 +291,7 @@ class Schedule:
         latest = self._whole_epoch
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
             (stream,), begin = self._streams, self._whole
-            per_epoch = self._count_batches(stream.whole)
+            per_epoch = self._count_batches(stream.whole.rows)
             steps = int(per_epoch.sum())
             epochs = (step - begin.step) // steps
             begin = begin._replace(
@@ -298,9 +343,7 @@ class Schedule:
             for of_rows in (shares, taken.owed)
         ]
         interval = Interval(
-            taken.step,
-            taken.batches,
-            taken.rows,
+            taken,
             self._first,
             self._rows,
             Quota(in_batches[0], in_batches[1], UNIT),
@@ -308,8 +351,6 @@ class Schedule:
             np.full_like(taken.rows, NEVER),
             shares=shares,
             per_step=sum(in_batches[0]),
-            owed=taken.owed,
-            windows=taken.windows,
         )
         return dataclasses.replace(interval, end=_find_end(interval, waiting))
 
@@ -366,26 +407,18 @@ class Schedule:
             places = [_share_out(each, number) for each, number in zip(rows, numbers, strict=True)]
         else:
             most[:, first] = self._growing[first].last(windows[first]).rows_after
-            batches = count_all_batches(most[:, first] - taken.rows[:, first], self._groups)
+            batches = self._count_batches(most[:, first] - taken.rows[:, first])
             if not batches.any():
                 self.ended = first, taken._replace(windows=windows)
             places = [[each // UNIT for each in of_length] for of_length in rows]
             for of_length, count in zip(places, per_batch, strict=True):
                 of_length[first] += count - sum(of_length)  # places that stay empty
-        owed = [
+        newly = [
             [end - had for end, had in zip(*each, strict=True)]
             for each in zip(due, taken.owed, strict=True)
         ]
-        return cut_intervals(
-            self._options,
-            random_key(self._options.seed, "buckets", "windows"),
-            taken.step,
-            batches,
-            taken._replace(windows=windows),
-            most,
-            [Quota(each) for each in places],
-            owed,
-        )
+        before, quotas = taken._replace(windows=windows), [Quota(each) for each in places]
+        return self._cut(batches, before, most, "windows", taken.step, quotas=quotas, due=newly)
 
     # ---- all steps
 
@@ -428,7 +461,7 @@ class Schedule:
 
     def windows(self, step: int) -> Sequence[int]:
         """Of each stream, the windows in hand before a step, or at the first one."""
-        return self._interval_up_to(step).windows
+        return self._interval_up_to(step).begin.windows
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
@@ -458,7 +491,7 @@ class Schedule:
         weighted = [
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
-        found = np.any([self._count_batches(stream.whole) > 0 for stream in weighted], axis=0)
+        found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
         if self._whole is not None and first < self._whole.step:
             found |= self._whole.batches > self.before(first)[0]
         return found
@@ -510,68 +543,6 @@ class Schedule:
         if self.end is not None and self._epoch_at(self.end) < epoch:
             return self.end
         return first_step(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
-
-
-def count_all_batches(rows: np.ndarray, groups: Sequence[Sequence[Bucket]]) -> np.ndarray:
-    """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
-    each = zip(rows.tolist(), groups, strict=True)
-    return np.concatenate([count_batches(count, group) for count, group in each])
-
-
-def cut_intervals(
-    options: Options,
-    key: int,
-    epoch: int,
-    counts: np.ndarray,
-    taken: Taken,
-    most: np.ndarray,
-    quotas: Sequence[Quota] = (),
-    due: Sequence[Sequence[int]] = (),
-) -> Iterator[Interval]:
-    """The intervals of some batches: those of all lengths, which rotate; then those of tails.
-
-    `counts` has the batches of each bucket. They begin after what was taken, and end after the rows
-    `most`, int64 [lengths, streams]: the last may be short. The random bits of `key`, others in
-    each `epoch`, rotate them. Of several streams, `quotas` divide the rows of each length, and all
-    batches have what they are newly `due`, in `UNIT`s.
-    """
-    groups, rows_of_bucket = options.groups, np.array([each.rows for each in options.buckets])
-    first = np.cumsum([0, *map(len, groups[:-1])])  # the bucket of each length
-    whole = counts[first]
-    parts = [(first, whole, _rotate(options, key, epoch, int(whole.sum())))]
-    for length, group in enumerate(groups):
-        for place in range(1, len(group)):
-            buckets, steps = first.copy(), 0 * first
-            buckets[length] += place
-            steps[length] = counts[buckets[length]]
-            parts.append((buckets, steps, 0))
-    for buckets, steps, rotation in parts:
-        if steps.any():
-            interval = Interval(
-                taken.step,
-                taken.batches,
-                taken.rows,
-                buckets,
-                rows_of_bucket[buckets],
-                Quota(steps.tolist()),
-                quotas or [Quota([1])] * len(groups),
-                most,
-                rotation,
-                shares=due,
-                per_step=int(counts.sum()) * UNIT,
-                owed=taken.owed,
-                windows=taken.windows,
-                end=taken.step + int(steps.sum()),
-            )
-            yield interval
-            taken = interval.taken(taken.step + int(steps.sum()))
-
-
-def _rotate(options: Options, key: int, epoch: int, steps: int) -> int:
-    """The place of a quota with which some steps begin: at random, if they are shuffled."""
-    if not options.shuffle or not steps:
-        return 0
-    return int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0]) % steps
 
 
 def _share_out(due: Sequence[int], places: int) -> list[int]:
@@ -646,7 +617,7 @@ def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | No
     def is_over(step: int) -> bool:
         return bool((interval.before(step)[1][:, streams] >= ends).all(axis=0).any())
 
-    missing = (ends - interval.rows[:, streams]).T.tolist()
+    missing = (ends - interval.begin.rows[:, streams]).T.tolist()
     near = min(
         max(
             rows * interval.per_step // of_bucket[stream]

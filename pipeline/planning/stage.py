@@ -56,8 +56,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
-        if needed:  # chapters of corpora that grow see to it themselves
-            self.cache.capacity = max(self.cache.capacity, 2 * CACHED, needed)
+        if all(stream.passes for stream in self.streams):
+            needed = max(needed, 2 * CACHED)  # chapters of corpora that grow see to it themselves
+        self.cache.capacity = max(self.cache.capacity, needed)
 
     @property
     def num_examples(self) -> int:
@@ -125,7 +126,7 @@ class Stage:
         exclude: Exclude,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
-        _check_options(options, several=weights is not None)
+        check_options(options, several=weights is not None)
         if weights is None:
             members = {"": Lengths.of(lengths)}
         else:
@@ -158,7 +159,7 @@ class Stage:
                 f"{block.stop - 1:,}, whose rows are dealt together (tiers="
                 f"{self.options.tiers}); change the plan at step {block.stop:,}"
             )
-        _check_options(options, several=self.weights is not None)
+        check_options(options, several=self.weights is not None)
         given = self.given if lengths is None else lengths
         members = {stream.name: stream.lengths for stream in self.streams}
         if lengths is not None:
@@ -283,7 +284,8 @@ def share_window(options: Options, corpora: int) -> Options:
     return dataclasses.replace(options, window=window)
 
 
-def _check_options(options: Options, *, several: bool) -> None:
+def check_options(options: Options, *, several: bool) -> None:
+    """Refuses options that a plan of one corpus, or of several, does not have."""
     if several and len(options.groups) < len(options.buckets):
         raise InvalidValue(
             f"buckets are {', '.join(map(str, options.buckets))}; a second one of a length is for "

@@ -1,6 +1,7 @@
 """Mixtures in which some corpora grow: shares, each position once, the same whenever they grow."""
 
 import concurrent.futures
+import dataclasses
 import json
 import threading
 
@@ -10,12 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket
+from pipeline.loading.state import StateKey
 from pipeline.planning import growing
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import APART
 from tests.planning.sealed_parts import SealedInMemory
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
+
+
+@dataclasses.dataclass
+class Stored:
+    """Lengths of examples, and how many of them each file has."""
+
+    lengths: np.ndarray
+    files: np.ndarray
 
 
 class Sealed(SealedInMemory):
@@ -149,10 +159,35 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
     assert plan.batch(begun).bucket.length == 32
 
 
+def test_the_last_rows_of_a_chapter_are_in_a_short_batch_with_what_others_are_due():
+    parts = [[32, 32, 5, 5, 5, 5]] + [[5] * 10] * 40  # two long rows, of a batch of four
+    plan = mix({"a": parts, "c": np.full(100, 6)}, (1, 1), window=20)
+    batches = [plan.batch(step) for step in range(40)]
+    (short,) = [batch for batch in batches if {0, 1} & {*batch.segments[:, 1].tolist()}]
+    assert short.segments[:, 1].tolist() == [0, 1]  # no other has rows of this length
+    assert short.bucket == Bucket(4, 32)
+
+
+def test_a_state_of_other_buckets_is_refused_before_it_is_resumed():
+    state = StateKey(mix(draw(0))).state(40)
+    other = mix(draw(0), buckets=[Bucket(8, 16), Bucket(4, 32), Bucket(2, 64)])
+    with pytest.raises(ValueError, match=r"buckets was 8x16\+4x32 and is now 8x16\+4x32\+2x64"):
+        StateKey(other).step(state)
+
+
+def test_files_of_finished_corpora_are_known_ahead():
+    corpora = {"a": draw(0)["a"], "c": Stored(np.full(60, 9), np.array([20, 40]))}
+    plan = mix(corpora, (1, 1), window=20)
+    plan.batch(30)
+    ahead = plan.files_ahead(30)
+    assert [*ahead] == ["c"]
+    assert {*np.concatenate(ahead["c"]).tolist()} == {0, 1}
+
+
 def test_what_is_not_possible_is_refused():
     for options, message in [
         ({"by": "examples"}, "by is 'examples'"),
-        ({"ending": "stop"}, "take 'repeat' alone"),
+        ({"ending": "stop"}, "ending is 'stop'"),
         ({"buckets": [Bucket(4, 16), Bucket(2, 16)]}, "one bucket of each length"),
     ]:
         with pytest.raises(ValueError, match=message):
