@@ -533,7 +533,7 @@ class Schedule:
         return self._progress.epochs(self.before(step)[1]).tolist()
 
     def _epoch_at(self, step: int) -> int:
-        if self.end is not None:  # a plan that ends has one epoch
+        if self.end is not None or self._growing:  # it is one epoch
             return 0
         pairs = zip(self.epochs(step), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in pairs if offset is not None)
