@@ -255,8 +255,8 @@ class Batches(StepDataset):
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, and the last epoch ends before it")
             if self.plan.follows:
-                several = isinstance(self.corpus, Corpora)
-                corpora: Any = self.corpus.corpora if several else {"": self.corpus}
+                one: Any = self.corpus
+                corpora = one.corpora if isinstance(one, Corpora) else {"": one}
                 for name, needed in self.plan.parts_of(step).items():
                     corpora[name].hold(needed)
         self.ahead.begin(operator.index(step))
