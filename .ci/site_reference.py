@@ -35,11 +35,13 @@ class Name(NamedTuple):
         """Where it is defined, which is the same for all its paths."""
         return self.object.canonical_path
 
-    def section(self) -> str:
-        """Its section of a page; the names of a module have sections of their own."""
+    def section(self, described: set[str]) -> str:
+        """Its section of a page; what is described elsewhere, as a base or by itself, stays there."""
         options = f"heading_level: {self.level}"
         if self.object.is_module and self.object.exports:
             options += ", members: false"
+        if self.object.is_class and any(e.canonical_path in described for e in self.object.mro()):
+            options += ", inherited_members: false"
         return f"::: {self.path}\n    options: {{{options}}}\n"
 
     def row(self) -> str:
@@ -63,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if name.place not in described:
                 described.add(name.place)
                 names.append(name._replace(path=top.get(name.place, name).path))
-        pages[room] = "\n".join(name.section() for name in names)
+        pages[room] = "\n".join(name.section(described) for name in names)
         index += _table(f"pipeline.{room}", [name for name in names if name.place not in top])
     pages["index"] = "\n".join(index)
     for title, content in pages.items():
