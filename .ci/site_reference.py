@@ -36,7 +36,7 @@ class Name(NamedTuple):
         return self.object.canonical_path
 
     def section(self, described: set[str]) -> str:
-        """Its section of a page; what is described elsewhere, as a base or by itself, stays there."""
+        """Its section of a page; names of a module, and bases, have sections of their own."""
         options = f"heading_level: {self.level}"
         if self.object.is_module and self.object.exports:
             options += ", members: false"

@@ -48,7 +48,7 @@ class Corpora(AnyCorpus):
                     raise InvalidValue(
                         f"{name} has {what} {traits.get(what)} and {first} has {what} "
                         f"{expected.get(what)}; corpora that are read as one must agree: prepare "
-                        "both with the same one"
+                        "both with the same one, or write both with the same vocab_size="
                     )
         _require_features(self.corpora)
         self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
