@@ -37,6 +37,7 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
     assert_same_losses(tmp_path / "split", tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("counter")
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
     config = tiny(text, steps=4)
     with messages():
@@ -64,6 +65,7 @@ def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):
     assert rates()[13] > 4e-3 * 0.3
 
 
+@pytest.mark.usefixtures("counter")
 def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, monkeypatch):
     run(tiny(text, steps=5), tmp_path)
     more = {"steps": 8, "batches__tokens_per_batch": 512}
@@ -242,6 +244,7 @@ def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, 
     assert len(steps(tmp_path / "cached")) == 8
 
 
+@pytest.mark.usefixtures("counter")
 def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path, monkeypatch):
     order, first = [], hosts.main_process_first
 

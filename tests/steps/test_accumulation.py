@@ -11,7 +11,7 @@ from etils import epath
 
 from pipeline.history import read_history
 from pipeline.steps import accumulate, hosts
-from tests.runs.runs import lines, messages, run, segment_losses, steps, summary, tiny
+from tests.runs.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4
 
@@ -85,15 +85,6 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
         [line["loss"] for line in steps(tmp_path / name)] for name in ("whole", "parts")
     )
     assert whole == parts
-
-
-def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(text, tmp_path):
-    config = tiny(text, steps=8, accumulate=BATCHES, skip_steps=(5,))
-    with messages() as said:
-        run(config, tmp_path)
-    assert f"the gradients of the last {BATCHES - 1} steps are in no update" in str(said)
-    figures = summary(tmp_path)
-    assert (figures["skipped_steps"], figures["unapplied_steps"]) == (1, BATCHES - 1)
 
 
 def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):

@@ -204,6 +204,13 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
     assert main(["why", str(tmp_path / "some"), "--step", "4"]) == 2
 
 
+def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(config, tmp_path):
+    config.accumulate, config.skip_steps = 4, (5,)
+    assert "the gradients of the last 3 steps are in no update" in run(config, tmp_path)
+    figures = summary(tmp_path)
+    assert (figures["skipped_steps"], figures["unapplied_steps"]) == (1, 3)
+
+
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):
     run(config, tmp_path)
     batches = [line["batch"] for line in steps(tmp_path)]
