@@ -37,7 +37,6 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
     assert_same_losses(tmp_path / "split", tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("counter")
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
     config = tiny(text, steps=4)
     with messages():
