@@ -16,7 +16,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
-from models.parameters import decay_mask, parameter_shardings
+from models.parameters import AXES, decay_mask, parameter_shardings
 from models.splash import splash_available
 
 CONFIG = TransformerConfig(
@@ -224,9 +224,13 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, sca
     shapes = jax.eval_shape(update, params)
     shardings = jax.tree.leaves(parameter_shardings(shapes, mesh))
     split = 0
-    for leaf, sharding in zip(jax.tree.leaves(shapes), shardings, strict=True):
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    for (path, leaf), sharding in zip(leaves, shardings, strict=True):
+        names = ["", *(each.key for each in path if hasattr(each, "key"))]
         assert len(sharding.spec) <= len(leaf.shape)
-        split += sharding.shard_shape(leaf.shape) != leaf.shape  # raises for unequal parts
+        whole = sharding.shard_shape(leaf.shape) == leaf.shape  # raises for unequal parts
+        assert whole or len(leaf.shape) >= len(AXES[names[-1]])  # no factor of a parameter
+        split += not whole
     assert split >= 2 * len(jax.tree.leaves(params)) // 3
 
 
