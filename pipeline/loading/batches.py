@@ -256,7 +256,7 @@ class Batches(StepDataset):
                 raise Ended(f"step is {step:,}, and the last epoch ends before it")
             if self.plan.follows:
                 one: Any = self.corpus
-                corpora = one.corpora if isinstance(one, Corpora) else {"": one}
+                corpora: Any = one.corpora if isinstance(one, Corpora) else {"": one}
                 for name, needed in self.plan.parts_of(step).items():
                     corpora[name].hold(needed)
         self.ahead.begin(operator.index(step))
