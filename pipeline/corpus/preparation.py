@@ -1,6 +1,5 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
-import dataclasses
 import functools
 import logging
 import os
@@ -266,9 +265,8 @@ def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) ->
         source=str(job.source),
         features=dict(job.features),
     )
-    writer = PartWriter(directory, manifest, again=True)
-    made_by = job.tokenizer.save(directory)
-    writer.manifest = dataclasses.replace(writer.manifest, tokenizer=made_by)
+    save = functools.partial(job.tokenizer.save, directory)
+    writer = PartWriter(directory, manifest, again=True, save_tokenizer=save)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]

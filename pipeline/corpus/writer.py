@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -252,6 +252,7 @@ class PartWriter:
         keep_parts: as for `Writer`.
         again: whether the source gives the same parts again. Then parts that are whole stay, sealed
             or not, and a damaged log is made anew.
+        save_tokenizer: stores the tokenizer, before what says so, and returns the manifest's entry.
 
     Attributes:
         manifest: as given; features get their dtype from the first part.
@@ -268,8 +269,10 @@ class PartWriter:
         *,
         keep_parts: int | None = None,
         again: bool = False,
+        save_tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
     ):
         self.directory, self.manifest, self.task = directory, manifest, TASKS[manifest.task]
+        self._save_tokenizer = save_tokenizer
         self.log, self._keep_parts = Log(directory), keep_parts
         self.number = self.examples = self.tokens = self.sealed = 0
         self.cursor: Any = None
@@ -386,11 +389,16 @@ class PartWriter:
         if not self._pending:
             return
         if not self.sealed:
-            self.log.begin(dataclasses.replace(self.manifest, parts=self._pending[:1]))
+            self.log.begin(self._with_tokenizer(parts=self._pending[:1]))
         self.log.append(self._pending, cursor)
         self._pending, self.cursor, self.sealed = [], cursor, self.examples
         if self._keep_parts is not None:
             self.log.trim(self.number - self._keep_parts)
+
+    def _with_tokenizer(self, **fields: Any) -> Manifest:
+        """The manifest with these fields, once the tokenizer that it names is stored."""
+        tokenizer = self.manifest.tokenizer or self._save_tokenizer()
+        return dataclasses.replace(self.manifest, tokenizer=tokenizer, **fields)
 
     def collect(self) -> tuple[list[Part], np.ndarray]:
         """All parts, sealed or not, and the tokens of each of their examples: uint32 [examples]."""
@@ -421,9 +429,7 @@ class PartWriter:
             np.save(file, lengths)
             size = file.tell()
         digest = lengths_module.digest(lengths)
-        manifest = dataclasses.replace(
-            self.manifest, parts=parts, lengths_digest=digest, lengths_bytes=size
-        )
+        manifest = self._with_tokenizer(parts=parts, lengths_digest=digest, lengths_bytes=size)
         manifest.write(self.directory / MANIFEST)
         self.log.remove()
 
