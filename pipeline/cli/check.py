@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.corpus.copies import duplicates, read_blocks
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.views import View
@@ -19,13 +20,15 @@ from pipeline.planning.planned import PlannedBatch
 def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
-    It checks both sides of pairs, the corpus of a view, and each of several corpora. `report` gets
-    a line for each thing that is right; an error names the first that is wrong.
+    It checks both sides of pairs, the corpus of a view or of groups, and each of several corpora.
+    `report` gets a line for each thing that is right; an error names the first that is wrong.
     """
     if isinstance(corpus, Corpora):
         parts = list(corpus.corpora.values())
     elif isinstance(corpus, Pairs):
         parts = [corpus.inputs, corpus.targets]
+    elif isinstance(corpus, Groups):
+        parts = [corpus.nodes]
     else:
         parts = [corpus.corpus] if isinstance(corpus, View) else []
     for part in parts:

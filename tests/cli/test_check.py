@@ -94,3 +94,19 @@ def test_a_plan_that_is_no_partition_is_found(altered, segments, wrong):
     else:
         with pytest.raises(ValueError, match=wrong):
             check_plan(plan, 0, told.append)
+
+
+def test_check_looks_into_groups(tmp_path):
+    groups = Corpus.from_groups([([1, 2], [[3, 4], [5]]), ([6], [[7, 8]])], tmp_path)
+    told = []
+    check_corpus(groups, told.append)
+    assert [line.split()[0] for line in told] == [
+        "files:",
+        "offsets:",
+        "fingerprint:",
+        "vocabulary",
+    ]
+    part = next(tmp_path.glob("part-*.arrow"))
+    part.write_bytes(part.read_bytes().replace(b"\x07\0\0\0\x08\0", b"\x07\0\0\0\x09\0"))
+    with pytest.raises(ValueError, match="digest differs"):
+        check_corpus(Corpus.open(tmp_path), told.append)
