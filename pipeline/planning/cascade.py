@@ -1,7 +1,6 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -21,6 +20,9 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Attention = Literal["dense", "segment"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
+# Rows less full than this share are packed again into longer ones, if these then cost less.
+FULL_ENOUGH = 0.9
+
 
 def pack(
     counts: np.ndarray,
@@ -36,9 +38,9 @@ def pack(
 
     Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
     a bucket's rows, shorter segments fill these rows, and the remaining ones go to the next
-    shorter bucket. Then, from the shortest bucket to the longest, surplus rows (too few for
-    another batch, or for tails) are packed again into a longer bucket. So at most one batch, of the
-    longest bucket, is not full.
+    shorter bucket. Then, from the shortest bucket to the longest, the emptiest rows are packed
+    again into a longer bucket: those with much room, if that costs less, and surplus rows (too few
+    for another batch, or for tails). So at most one batch, of the longest bucket, is not full.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
@@ -66,14 +68,22 @@ def pack(
     if fill:
         return _fill(placed, groups, len(counts), max_segments, surplus)
     for index, bucket in enumerate(buckets[:-1]):
-        rows = sum([pattern.rows for pattern in placed[index]])
-        many = surplus[index] if surplus else count_surplus(rows, groups[index])
-        placed[index], moving = _split_surplus(placed[index], many)
-        if moving:
-            moved = count_segments(moving, len(counts))
-            longer = range(index + 1, len(buckets))
-            to = next(i for i in longer if np.all(bucket.lengths <= np.array(buckets[i].lengths)))
-            placed[to] += search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
+        room = np.array(bucket.lengths)
+        to = next(n for n in range(index + 1, len(buckets)) if np.all(room <= buckets[n].lengths))
+
+        def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
+            moved = count_segments(rows, len(counts))
+            return search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
+
+        enough = FULL_ENOUGH * room.sum()
+        empty = [p for p in placed[index] if p.fill < enough and p.segments != max_segments]
+        spare = _count_rows(empty)
+        if _count_rows(repack(empty)) * row_cost(*buckets[to].lengths) >= spare * row_cost(*room):
+            spare = 0
+        rows = _count_rows(placed[index]) - spare
+        spare += surplus[index] if surplus else count_surplus(rows, groups[index])
+        placed[index], moving = _split_surplus(placed[index], spare, max_segments)
+        placed[to] += repack(moving)
     counts = counts.copy()
     counts[0] = 0
     return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
@@ -111,10 +121,16 @@ def _fill(
     )
 
 
-def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
-    """Splits off the emptiest `surplus` rows."""
+def _count_rows(patterns: Sequence[Pattern]) -> int:
+    return sum([pattern.rows for pattern in patterns])
+
+
+def _split_surplus(
+    patterns: list[Pattern], surplus: int, max_segments: int | None
+) -> tuple[list[Pattern], list[Pattern]]:
+    """Splits off the emptiest `surplus` rows; those that may have no further segment come last."""
     stay, go = [], []
-    for pattern in sorted(patterns, key=operator.attrgetter("fill")):
+    for pattern in sorted(patterns, key=lambda each: (each.segments == max_segments, each.fill)):
         if moved := min(surplus, pattern.rows):
             go.append(pattern._replace(rows=moved))
             pattern = pattern._replace(rows=pattern.rows - moved)

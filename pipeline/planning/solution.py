@@ -15,7 +15,7 @@ from pipeline.planning.patterns import Packed, Pattern
 from pipeline.planning.tails import group_tails
 
 # The version of the search and of its file. A plan does not use the file of another version.
-VERSION = 3
+VERSION = 4
 
 # With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
 # of the optimum. The search then takes best fit.

@@ -80,3 +80,13 @@ def test_buckets_partition_the_histogram_in_whole_batches(histogram, shorter, ro
         assert index + 1 == len(buckets) or packed.rows(index) % bucket.rows == 0
     np.testing.assert_array_equal(seen, packed.counts)
     np.testing.assert_array_equal(seen, counts)
+
+
+def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
+    def rows(length, **options):
+        packed = pack(np.bincount([length] * 6), [Bucket(1, 8), Bucket(1, 16)], **options)
+        return [packed.rows(index) for index in range(2)]
+
+    assert rows(5) == [0, 2]  # three of 5 in each row of 16
+    assert rows(7) == [6, 0]
+    assert rows(5, max_segments=1) == [6, 0]
