@@ -59,6 +59,23 @@ class Batch(TypedDict, Generic[Array]):
     of pairs are in batches of pairs alone, and an encoder's corpus has no targets. A type checker
     cannot know, and accepts each of them. It does not know the names of features; a function that
     takes them is one of `Mapping[str, Any]`, as `fields: Mapping[str, Any] = batch`.
+
+    All are int32, but for the weights; padding is 0.
+
+    Attributes:
+        inputs: token ids.
+        inputs_segment_ids: the segment of each position, from 1 in each row.
+        inputs_positions: from 0 in each example; a later piece of a split one continues them.
+        targets: the token id to predict at each position.
+        loss_weights: float32, what the loss of a position counts.
+        decoder_inputs: of pairs, the targets shifted to the right.
+        targets_segment_ids: of pairs, the segment of each target.
+        targets_positions: of pairs, from 0 in each example.
+        visible_until: of groups, the first later column that may no longer see this one.
+        inputs_branch_ids: of groups, the continuation of each position, counted from 1 over all
+            groups of a row; 0 in prefixes.
+        example_id: where `features=` asks for it, the number of the example of each segment,
+            `[rows, segments]`; -1 where there is none.
     """
 
     inputs: Array
@@ -66,14 +83,11 @@ class Batch(TypedDict, Generic[Array]):
     inputs_positions: Array
     targets: Array
     loss_weights: Array
-    # of pairs
     decoder_inputs: Array
     targets_segment_ids: Array
     targets_positions: Array
-    # of groups
     visible_until: Array
     inputs_branch_ids: Array
-    # where it is asked for, with `features=`
     example_id: Array
 
 
