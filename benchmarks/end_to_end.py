@@ -111,8 +111,8 @@ class Run:
 
         self._step, self._loss = jax.jit(train_step), jax.jit(mean_loss)
 
-    def step(self) -> None:
-        """Loads a batch and takes a step, start to end."""
+    def step(self) -> float | None:
+        """Loads a batch and takes a step; the seconds from start to end, None if it compiled."""
         log, begin = CompileLog(), time.perf_counter()
         batch = next(self._batches)
         self._params, self._moments = jax.block_until_ready(
@@ -124,8 +124,9 @@ class Run:
         self.tokens += tokens
         if any("train_step" in name for name in log.names):
             self.compiles, self.compiling = self.compiles + 1, self.compiling + spent
-        else:
-            self._seconds, self._counted = self._seconds + spent, self._counted + tokens
+            return None
+        self._seconds, self._counted = self._seconds + spent, self._counted + tokens
+        return spent
 
     @property
     def rate(self) -> float:

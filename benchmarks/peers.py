@@ -28,7 +28,7 @@ from pipeline.text.tokenizers import Bytes
 
 POSITIONS = 8_192  # of a batch
 DOCUMENTS = 3_000
-STEPS, ROUNDS = 12, 2  # different batches, and how often each is a step
+STEPS, ROUNDS = 12, 6  # different batches, and how often each is a step
 
 COLUMNS = (
     "input path",
@@ -78,9 +78,12 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
         # A step takes as long whatever its rows hold, and an epoch's last batch may be half empty.
         whole[name] = _trained_share(every) / _trained_share(some)
         runs[name] = Run(itertools.cycle(_readable(each, ids) for each in some), model)
-    for _ in range(STEPS * ROUNDS):
-        for run in runs.values():
-            run.step()
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(STEPS)] for name in runs}
+    for _ in range(ROUNDS):
+        for step in range(STEPS):
+            for name, run in runs.items():
+                if spent := run.step():  # None where it compiled
+                    seconds[name][step].append(spent)
     versions = {}
     for result in there.values():
         versions |= result["versions"]
@@ -89,14 +92,18 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
         f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
         "positions. Tokens of which a step trains the prediction, in a second of steps of a "
         f"decoder of {MODEL.num_layers} layers of width {MODEL.width} without compilation, all "
-        "paths in turns; and of making batches alone, each in its own process. Documents with a "
+        f"paths in turns, each of {STEPS} batches at the median of its {ROUNDS} steps; and of "
+        "making batches alone, each in its own process. Documents with a "
         "token that is trained to predict another document's, and that attend to another. "
         "In an epoch of two hosts, which ends with the host that ends first, and in one that two "
         "hosts begin and one ends: documents of which nothing is trained on, not all, or "
         f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
-    rates = {name: run.rate * whole[name] for name, run in runs.items()}
+    rates = {
+        name: run.tokens / ROUNDS / sum(map(np.median, seconds[name])) * whole[name]
+        for name, run in runs.items()
+    }
     lines = []
     for name, result in results.items():
         if name in runs:
