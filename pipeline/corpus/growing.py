@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.gather import Fields
-from pipeline.corpus.log import Entry, Log
+from pipeline.corpus.log import Damaged, Entry, Log
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
@@ -113,7 +113,10 @@ class Growing(Handles, Stored):
         """The parts that have these examples, and the numbers of the examples there."""
         numbers = np.asarray(examples, np.int64)
         if not numbers.size and self._run is None:  # any part has the columns of all
-            last = self.log.tail() or self.log.wait(0)
+            last = None
+            with contextlib.suppress(Damaged):  # records are removed when it is finished
+                last = self.log.tail()
+            last = last or self.log.wait(0)
             assert last is not None, "a finished corpus has a part"
             self._run = _Run(self, [last])
         least, most = int(numbers.min(initial=1 << 62)), int(numbers.max(initial=-1))

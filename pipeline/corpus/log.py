@@ -327,23 +327,23 @@ class Log(Handles):
 
     def _enter(self, start: int) -> None:
         """Reads the entries from `start` on, or from before it, wherever this object was before."""
-        if manifest := self._finished_manifest():
-            self._known, self._end = [], (0, 0, "")
-            self._number(manifest.parts)
-        else:
-            try:
+        manifest = self._finished_manifest()
+        try:
+            if manifest:
+                self._known, self._end = [], (0, 0, "")
+                self._number(manifest.parts)
+            else:
                 self._scan(start)
-            except Damaged:
-                if self._finished_manifest() is None:
-                    raise
-                return self._enter(start)  # its records were being deleted
-        if start > self._end[0]:
-            raise InvalidValue(
-                f"the log of {os.fspath(self.directory)} has {self._end[0]:,} parts, and part "
-                f"{start:,} was sealed when it was read before: another log is in its place. Give "
-                "back the directory as it was, or begin anew"
-            )
-        return None
+            if start > self._end[0]:
+                raise Damaged(
+                    f"the log of {os.fspath(self.directory)} has {self._end[0]:,} parts, and part "
+                    f"{start:,} was sealed when it was read before: another log is in its place. "
+                    "Give back the directory as it was, or begin anew"
+                )
+        except Damaged:
+            if manifest or self._finished_manifest() is None:
+                raise
+            self._enter(start)  # its records were being deleted
 
     def _scan(self, start: int) -> None:
         """Reads all records from that of part `start` on."""

@@ -31,8 +31,8 @@ class Start:
     """Where a stage begins.
 
     Attributes:
-        places: of each corpus by name, where its chapter begins; None if it is, or has become, one
-            that does not grow.
+        places: of each corpus by name, where its chapter begins, or where its last one ended; None
+            if it never grew.
         taken: what was taken since these chapters began.
     """
 
@@ -44,19 +44,17 @@ class Start:
         """The first step of the stage."""
         return self.taken.step
 
-    @classmethod
-    def after(cls, stage: Stage) -> "Start":
-        """Where the stage after one that has ended begins."""
-        (ended, taken), places = stage.schedule.ended, dict[str, Place | None]()
+    def after(self, stage: Stage) -> "Start":
+        """Where the next stage begins, after the one that began here has ended."""
+        ended, taken = stage.schedule.ended
         rows, owed, windows = taken.rows.copy(), [[*each] for each in taken.owed], [*taken.windows]
-        for number, stream in enumerate(stage.streams):
-            places[stream.name] = stream.begin if isinstance(stream, Chapter) else None
-            if isinstance(stream, Chapter) and number == ended:
-                places[stream.name] = stream.last(windows[number]).end
+        chapter = stage.streams[ended]
+        assert isinstance(chapter, Chapter), "no other stream ends a stage"
+        places = {**self.places, chapter.name: chapter.last(windows[ended]).end}
         rows[:, ended], windows[ended] = 0, 0
         for of_length in owed:
             of_length[ended] = 0
-        return cls(places, taken._replace(rows=rows, owed=owed, windows=windows))
+        return Start(places, taken._replace(rows=rows, owed=owed, windows=windows))
 
     def entry(self, ends: Mapping[str, Place]) -> dict[str, Any]:
         """Its part of the entry of a data state; `ends` are those of the windows in hand."""
@@ -194,7 +192,7 @@ class FollowedPlan(Plan):
             stages = self._cache.get((self.stages, start), 0, self._make, start, before)
             if stages[-1].schedule.has(step):
                 return start, stages
-            before, following = stages[-1], Start.after(stages[-1])
+            before, following = stages[-1], start.after(stages[-1])
             if begun is self._begun and start is begun[-1]:
                 self._begun = (*begun, following)
 

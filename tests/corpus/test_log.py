@@ -223,6 +223,28 @@ def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_p
     assert not (tmp_path / "a" / "log").exists()
 
 
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("start", [None, 0, 4, 5])
+def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_path, monkeypatch):
+    """Records that were listed are gone when they are read, or are gone before they are listed."""
+    corpus = Corpus.open(write(tmp_path), follow=True)
+    sizes, calls = corpus.log._sizes, []
+
+    def list_and_finish():
+        calls.append(sizes())
+        if len(calls) < (2 if start is None else 1):  # the first is for the number of the last
+            return calls[-1]
+        write(tmp_path, 24, finish=True)
+        return calls[-1] if listed else sizes()
+
+    monkeypatch.setattr(corpus.log, "_sizes", list_and_finish)
+    if start is None:
+        assert corpus.read([], [], [])["inputs"].tolist() == []
+    else:
+        found = corpus.log.entries(start) or corpus.log.entries(start)
+        assert [entry.number for entry in found] == [*range(start, 6)]
+
+
 def test_of_several_writers_of_a_record_one_succeeds(tmp_path):
     one, other = Log(write(tmp_path)), Log(tmp_path)
     last, _ = one.tail(), other.tail()

@@ -188,6 +188,21 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
         take(finished, ordinary)
 
 
+def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
+    documents, states = draw_documents(), []
+    write(tmp_path, documents[:200], finish=False)  # parts of 20, three to a window
+    with pipeline.load(tmp_path, wait_seconds=0.1, **OPTIONS) as loader:
+        with contextlib.suppress(TimeoutError):
+            for _ in loader:
+                states.append(loader.get_state())
+    for record in sorted((tmp_path / "log").glob("0*.json"))[-2:]:
+        record.unlink()
+    write(tmp_path, [*documents[:160], *draw_documents(seed=1)[160:]])
+    with pytest.raises(ValueError, match="the first 9 parts of the corpus are no longer what the"):
+        take(tmp_path, states[-1])
+    assert take(tmp_path, states[0])[0] == take(tmp_path)[0][1:]  # of what stayed as it was
+
+
 def test_options_that_need_the_whole_are_refused(finished):
     for options, message in [
         ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),

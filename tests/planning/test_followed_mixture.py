@@ -197,3 +197,20 @@ def test_what_is_not_possible_is_refused():
     state = mix(draw(0)).entries_at(40)
     with pytest.raises(ValueError, match="no longer what the state was trained on"):
         mix(draw(1)).resume(state)
+
+
+@pytest.mark.parametrize("step", [40, 80, 140])  # it grows; has just ended; ended chapters ago
+def test_a_corpus_that_ended_and_was_replaced_is_refused(step):
+    rng = np.random.default_rng(0)
+    corpora = {
+        "a": [rng.integers(0, 40, 8) for _ in range(20)],
+        "b": [rng.integers(0, 40, 8) for _ in range(60)],
+        "c": np.full(50, 9),
+    }
+    plan = mix(corpora)
+    state = plan.entries_at(step)
+    assert (step == 40) == (plan.parts["a"].asked <= 20)
+    mix(corpora).resume(state)
+    for name in "ab":
+        with pytest.raises(ValueError, match="no longer what the state was trained on"):
+            mix({**corpora, name: [*corpora[name][:5], *[[3] * 9] * 60]}).resume(state)

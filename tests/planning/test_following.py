@@ -224,6 +224,17 @@ def test_chapters_end_with_short_batches_and_windows_do_not():
     assert short == [5, 5, 2] * 25
 
 
+def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
+    sealed = SealedInMemory([[32, 32] + [5] * 18] + [[5] * 20] * 40)  # a window to each part
+    batches = first_epoch(follow(sealed, window=20))
+    (at,) = [n for n, batch in enumerate(batches) if {0, 1} & {*batch.segments[:, 1].tolist()}]
+    examples = {*batches[at].segments[:, 1].tolist()}
+    assert {0, 1} <= examples <= {*range(80)}  # beside others of the first chapter
+    sealed.asked = 0
+    follow(sealed, window=20).batch(at)
+    assert sealed.asked == 4  # the parts of the first chapter
+
+
 def test_windows_grow_with_the_corpus(monkeypatch):
     monkeypatch.setattr(growing, "LEAST_WINDOW", 10)
     plan = follow([[8]] * 400, [Bucket(1, 8)], window=60)
