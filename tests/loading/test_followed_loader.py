@@ -191,10 +191,10 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
 def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
     documents, states = draw_documents(), []
     write(tmp_path, documents[:200], finish=False)  # parts of 20, three to a window
-    with pipeline.load(tmp_path, wait_seconds=0.1, **OPTIONS) as loader:
-        with contextlib.suppress(TimeoutError):
-            for _ in loader:
-                states.append(loader.get_state())
+    loader = pipeline.load(tmp_path, wait_seconds=0.1, **OPTIONS)
+    with loader, contextlib.suppress(TimeoutError):
+        for _ in loader:
+            states.append(loader.get_state())
     for record in sorted((tmp_path / "log").glob("0*.json"))[-2:]:
         record.unlink()
     write(tmp_path, [*documents[:160], *draw_documents(seed=1)[160:]])
