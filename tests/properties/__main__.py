@@ -5,6 +5,7 @@
     python -m tests.properties kills --prepare 350 --train 150 --write 300
     python -m tests.properties kills --prepare 0 --train 0 --write 0 --train-in-storage 100
     python -m tests.properties takeovers --number 300        # of a lock in a bucket
+    python -m tests.properties histories --number 200        # of corpora that grow
     python -m tests.properties soak --batches 100000         # in constant memory
 
 Kills: `prepare`, `Writer` (on disk, and a third of them in a bucket) and `train.py` (on disk and in
@@ -15,6 +16,10 @@ inside checkpoints, evaluations and requests.
 
 Takeovers: four processes want a lock in a bucket; its holders are killed, or stopped for longer
 than it lasts.
+
+Histories: writers and readers of corpora that grow, alone and in mixtures, are killed and started
+again, readers on one host and on two; each batch and state is compared with those of a reader who
+opens the corpora after their end.
 """
 
 import argparse
@@ -100,7 +105,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("fuzz", "kills", "takeovers", "soak"))
+    parser.add_argument("what", choices=("fuzz", "kills", "takeovers", "histories", "soak"))
     parser.add_argument("--seed", type=int, default=0, help="of all but the soak (0)")
     parser.add_argument("--minutes", type=float, default=20, help="of fuzz (20)")
     parser.add_argument("--property", help="of fuzz: one round of this property alone")
@@ -111,7 +116,7 @@ def main() -> None:
         "--train-in-storage", type=int, default=100, help="kills of train.py in a bucket (100)"
     )
     parser.add_argument("--together", type=int, default=1, help="kills that go on at a time (1)")
-    parser.add_argument("--number", type=int, default=300, help="takeovers (300)")
+    parser.add_argument("--number", type=int, default=300, help="takeovers, or histories (300)")
     parser.add_argument("--batches", type=int, default=100_000, help="of the soak (100000)")
     asked = parser.parse_args()
     if asked.what == "fuzz":
@@ -123,6 +128,11 @@ def main() -> None:
         kill(*counts, asked.seed, asked.together)
     elif asked.what == "takeovers":
         print(take_over(asked.number, asked.seed))
+    elif asked.what == "histories":
+        from tests.properties.histories import tell  # which imports JAX, as kills must not
+
+        for place, seen in tell(asked.number, asked.seed).items():
+            print(f"{place}: {seen}")
     else:
         load(asked.batches)
 
