@@ -191,9 +191,9 @@ class Reader:
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
             open_part(self._directory, part, pa.py_buffer(content))
-            self._offsets[number] = np.frombuffer(
-                head, np.int64, offset=part.columns["offsets"].at
-            ).copy()
+            offsets = np.frombuffer(head, np.int64, offset=part.columns["offsets"].at).copy()
+            # Another thread may have joined the memory of those that it has fetched meanwhile.
+            self._offsets.setdefault(number, offsets)
 
     def _fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
         """Bytes of parts, from each of `begins` to each of `ends`."""

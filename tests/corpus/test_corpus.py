@@ -5,6 +5,7 @@ import pickle
 import sys
 import textwrap
 import tracemalloc
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -168,6 +169,17 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
     pieces = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
     require_same(corpus.read(*pieces), Corpus.open(directory).read(*pieces))
     assert len({place[0] for place in fetched}) == len(fetched) == 2
+
+
+def test_the_offsets_of_a_part_are_never_replaced(directory):
+    """Another thread may be reading memory that is joined by address, and so kept by nobody."""
+    corpus = Corpus.open(directory, memory_map=False)
+    corpus.read([1, 7], [0, 0], [1, 1])
+    (reader,) = corpus._readers
+    known = {number: weakref.ref(each) for number, each in reader._offsets.items()}
+    assert [*known] == [0, 1]
+    reader._load([0, 1])  # as a thread does that touches both parts at the same time
+    assert all(reader._offsets[number] is each() for number, each in known.items())
 
 
 def test_a_corpus_pickles_as_its_directory(corpus):
