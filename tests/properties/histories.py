@@ -154,9 +154,13 @@ class History:
         self.loads = [draw.random() < LOADS for _ in self.pauses]
         self.states: list[Any] = [None for _ in self.pauses]
         self.notes: list[list[Path]] = [[] for _ in self.pauses]
-        # Of each of them, after how many seconds it is killed.
+        # Of each of them, when it is killed: so many seconds after so many seals or batches.
+        moments = [(0, 1.0), (20, 0.05), (40, 0.05)]
         self.lives = {
-            name: [draw.uniform(0.05, 1) for _ in range(draw.randint(0, 4))]
+            name: [
+                (draw.randint(0, most), draw.uniform(0, seconds))
+                for most, seconds in draw.choices(moments, k=draw.randint(0, 4))
+            ]
             for name in [*self.growing, *range(len(self.pauses))]
         }
 
@@ -204,19 +208,28 @@ class History:
                 time.sleep(0.002)
 
     def _live(
-        self, name: str, lives: Sequence[float], begin: Callable[[int], Sequence[Callable]]
+        self,
+        name: str,
+        lives: Sequence[tuple[int, float]],
+        begin: Callable[[int], Sequence[Callable]],
     ) -> Iterator[None]:
-        """Starts processes, kills them after so many seconds and starts others; the last ones end.
+        """Starts processes, kills them and starts others; the last ones end.
 
-        `begin` gives what the processes of a life do, by its number.
+        `begin` gives what the processes of a life do, by its number; `lives`, how many bytes one of
+        them prints before the seconds begin after which all are killed.
         """
-        for life, seconds in enumerate([*lives, STUCK]):
-            log, last, codes = self.folder / f"log of {name}", life == len(lives), set[int]()
-            pids = [fork(work, log.with_suffix(f".{n}")) for n, work in enumerate(begin(life))]
-            end = time.monotonic() + seconds
+        for life, (due, seconds) in enumerate([*lives, (0, STUCK)]):
+            tasks, codes, last = begin(life), set[int](), life == len(lives)
+            logs = [self.folder / f"log of {name}, {life}.{n}" for n in range(len(tasks))]
+            end = time.monotonic() + STUCK
+            for log in logs:
+                log.touch()
+            pids = [fork(task, log) for task, log in zip(tasks, logs, strict=True)]
             try:
                 while pids:
                     yield
+                    if max(log.stat().st_size for log in logs) >= due:
+                        due, end = 1 << 62, time.monotonic() + seconds
                     if time.monotonic() > end:
                         for pid in pids:
                             os.kill(pid, signal.SIGKILL)
@@ -230,8 +243,8 @@ class History:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             if codes - {0, -signal.SIGKILL} or (last and codes != {0}):
-                logs = [path.read_text()[-3000:] for path in self.folder.glob(f"{log.name}.*")]
-                raise Wrong("\n".join([f"{name} ended with {codes}", *logs]))
+                said = [log.read_text()[-3000:] for log in logs]
+                raise Wrong("\n".join([f"{name} ended with {codes}", *said]))
             if codes == {0}:
                 return
             self._seen.add(**{f"{name.split()[0]}_kills": 1})
@@ -276,6 +289,7 @@ class History:
                 if (time.monotonic() - last if every < 1 else number - sealed) >= every:
                     writer.seal(cursor=number)
                     os.truncate(note, number)
+                    print(end=".", flush=True)
                     sealed, last = number, time.monotonic()
             writer.finish()
 
@@ -301,6 +315,7 @@ class History:
         with note.open("w", buffering=1) as file:
             for batch in steps:
                 print(json.dumps([steps.get_state(), digest(batch)]), file=file)
+                print(end=".", flush=True)
                 time.sleep(self.pauses[reader])
             print(json.dumps([{"step": END}, ""]), file=file)
 
