@@ -56,7 +56,8 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
         dict.fromkeys(plan.names, 0.0),
     )
     for stage, begin, end in plan.stages_between(first, last):
-        counts, rows = zip(*map(stage.schedule.before, (begin, end)), strict=True)
+        begun, over = map(stage.schedule.taken, (begin, end))
+        rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
         of_length = np.zeros((len(stage.options.groups), 2))  # rows and real positions
         for number, stream in enumerate(stage.streams):
             for each, start in zip(stream.passes, stream.starts, strict=True):
@@ -67,7 +68,7 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
                 found.tokens[stream.name] += float(real.sum())
                 found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
                 of_length += np.stack([taken, real], axis=1)
-        number_of = dict(zip(stage.options.buckets, (counts[1] - counts[0]).tolist(), strict=True))
+        number_of = dict(zip(stage.options.buckets, counts, strict=True))
         for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
             fill, left = real / max(taken, 1), taken
             for bucket in group:  # only the last batch, of the fewest rows, has empty ones

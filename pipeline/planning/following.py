@@ -340,7 +340,7 @@ def _ends(stage: Stage, step: int) -> dict[str, Place]:
     """The end of the last window in hand before a step, of each chapter of a stage, by name."""
     if all(stream.passes for stream in stage.streams):
         return {}
-    windows = zip(stage.streams, stage.schedule.windows(step), strict=True)
+    windows = zip(stage.streams, stage.schedule.taken(step).windows, strict=True)
     return {each.name: each.last(n).end for each, n in windows if isinstance(each, Chapter)}
 
 

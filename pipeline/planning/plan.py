@@ -371,7 +371,7 @@ class Plan:
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.before(begin)[1].T
+        rows = stage.schedule.taken(begin).rows.T
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
@@ -456,7 +456,7 @@ class Plan:
         """Batches of each bucket in the steps `first` to `last`."""
         counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
         for stage, begin, end in self.stages_between(first, last):
-            before, after = (stage.schedule.before(at)[0] for at in (begin, end))
+            before, after = (stage.schedule.taken(at).batches for at in (begin, end))
             for bucket, count in zip(stage.options.buckets, after - before, strict=True):
                 counts[bucket] += int(count)
         return counts

@@ -214,7 +214,7 @@ class Schedule:
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
-            too_many = first_step(lambda at: bool((self.before(at)[1] > stock).any()), start)
+            too_many = first_step(lambda at: bool((self.taken(at).rows > stock).any()), start)
             self.end = too_many - 1
 
     # ---- one stream: an interval for each pass, for each whole epoch, and for each window
@@ -451,17 +451,9 @@ class Schedule:
             return self._interval_of_epoch(step)
         return _at(self._reach(step), step)
 
-    def _interval_up_to(self, step: int) -> Interval:
-        """The interval of the step before, or the first."""
-        return self._interval(max(step - 1, self.start))
-
     def taken(self, step: int) -> Taken:
         """What was taken before a step."""
         return self._begin if step == self.start else self._interval(step - 1).taken(step)
-
-    def windows(self, step: int) -> Sequence[int]:
-        """Of each stream, the windows in hand before a step, or at the first one."""
-        return self._interval_up_to(step).begin.windows
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
@@ -470,13 +462,6 @@ class Schedule:
         with empty rows.
         """
         return self._interval(step).at(step)
-
-    def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batches of each bucket, and the rows of each stream, that come before a step.
-
-        int64 [buckets] and [lengths, streams].
-        """
-        return self._interval_up_to(step).before(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
@@ -487,13 +472,13 @@ class Schedule:
             return np.ones(len(self._rows), bool)
         last = self.end if last is None else last
         if last is not None:
-            return self.before(max(last, first))[0] > self.before(first)[0]
+            return self.taken(max(last, first)).batches > self.taken(first).batches
         weighted = [
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
         found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
         if self._whole is not None and first < self._whole.step:
-            found |= self._whole.batches > self.before(first)[0]
+            found |= self._whole.batches > self.taken(first).batches
         return found
 
     def epoch_of(self, step: int) -> int:
@@ -530,7 +515,8 @@ class Schedule:
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""
-        return self._progress.epochs(self.before(step)[1]).tolist()
+        _, rows = self._interval(max(step - 1, self.start)).before(step)  # what is owed takes time
+        return self._progress.epochs(rows).tolist()
 
     def _epoch_at(self, step: int) -> int:
         if self.end is not None or self._growing:  # it is one epoch

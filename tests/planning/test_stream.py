@@ -154,7 +154,7 @@ def test_small_shares_are_not_starved_by_many_intervals():
     corpora = {f"c{n}": ANY[: 100 + 7 * n] for n in range(40)} | {"small": EQUAL}
     weights = {name: 0.02 if name == "small" else 1 for name in corpora}
     plan = Plan(corpora, [Bucket(4, 32)], weights=weights).after(50, seed=2)
-    rows = plan.stages[1].schedule.before(2000)[1][0]
+    rows = plan.stages[1].schedule.taken(2000).rows[0]
     due = 2000 * 4 * 0.02 / 40.02
     assert len(plan.stages[1].schedule._intervals) > 20
     assert abs(int(rows[-1]) - due) < 2
