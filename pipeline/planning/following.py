@@ -19,7 +19,7 @@ from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
 from pipeline.planning.plan import Plan
 from pipeline.planning.schedule import Schedule, Taken
-from pipeline.planning.stage import Stage, check_options, options_as_json, share_window
+from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
 from pipeline.planning.stream import Stream
 
 # The pieces of windows that are kept, if no more are needed at a time.
@@ -138,8 +138,8 @@ class FollowedPlan(Plan):
     def _stream(self, number: int, place: Place | None, options: Options) -> Stream:
         """The stream of a corpus: of a chapter, or of all of one that does not grow any more."""
         name, given = list(self._given.items())[number]
-        options = share_window(options, len(self._given))
-        own: Any = {"name": name, "first": number * APART, "by_row": bool(name)}
+        options = options_of_streams(options, self._given)
+        own: Any = {"name": name, "first": number * APART}
         if place is not None and name in self.parts:
             return Chapter(given, options, self._cache, begin=place, **own)
         grew = name in self.parts

@@ -22,7 +22,6 @@ from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
 from pipeline.planning.stream import Pass, Stream, make_packer, pack_into
-from pipeline.planning.tails import group_tails
 
 # Windows in a chapter.
 CHAPTER = 64
@@ -131,14 +130,10 @@ class Chapter(Stream, Handles):
         *,
         name: str = "",
         first: int = 0,
-        by_row: bool = False,
         begin: Place | None = None,
     ):
-        self._parts, self.options, self._cache, self._by_row = parts, options, cache, by_row
+        self._parts, self.options, self._cache = parts, options, cache
         self.name, self.first, self.begin = name, first, begin or Place()
-        self._buckets = options.buckets
-        if by_row:
-            self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
         self.__setstate__({})
 
     def restart(self) -> None:
@@ -210,7 +205,7 @@ class Chapter(Stream, Handles):
         return self._cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        options, every = self.options, self._buckets
+        options, every = self.options, self.options.buckets
         numbers = range(window.begin.part, window.end.part)
         lengths = [self._parts.lengths(number) for number in numbers]
         assert all(each is not None for each in lengths), "its parts are sealed"
@@ -219,7 +214,7 @@ class Chapter(Stream, Handles):
         layout = Layout(
             pieces,
             functools.partial(pack_into, search, every, every, options),
-            group_tails(every),
+            options.groups,
             key=None,
             window=max(len(pieces), 1),
             rows_before=window.rows_before,
@@ -230,7 +225,7 @@ class Chapter(Stream, Handles):
             options,
             random_key(options.seed, self.name, "part", window.begin.part),
             first_epoch=0,
-            by_row=self._by_row,
+            by_row=bool(self.name),
             first=window.begin.example,
             repeats=False,
         )

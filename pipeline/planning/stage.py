@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import gc
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -251,7 +251,7 @@ def _make_streams(
         rows: int64 [buckets, streams], the rows that were taken of them, if the rest of their
             epochs is to be planned again.
     """
-    own = share_window(options, len(members))
+    own = options_of_streams(options, members)
     streams: list[Stream] = []
     first = 0
     for number, (name, lengths) in enumerate(members.items()):
@@ -259,7 +259,7 @@ def _make_streams(
         try:
             if number >= len(before):
                 without = lengths.exclude(mine)
-                stream = Stream(without, own, name=name, first=first, by_row=bool(name))
+                stream = Stream(without, own, name=name, first=first)
             elif rows is None:
                 stream = before[number]
             else:
@@ -278,10 +278,13 @@ def _make_streams(
     return tuple(streams)
 
 
-def share_window(options: Options, corpora: int) -> Options:
-    """The options of the stream of each of so many corpora, which share the window."""
-    window = min(options.window, max(options.window // corpora, LEAST_WINDOW))
-    return dataclasses.replace(options, window=window)
+def options_of_streams(options: Options, names: Collection[str]) -> Options:
+    """The options of the stream of each corpus; several share the window, and have single rows."""
+    if "" in names:
+        return options
+    window = min(options.window, max(options.window // len(names), LEAST_WINDOW))
+    buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+    return dataclasses.replace(options, window=window, buckets=buckets)
 
 
 def check_options(options: Options, *, several: bool) -> None:

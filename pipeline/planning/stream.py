@@ -38,7 +38,6 @@ from pipeline.planning.pieces import (
 )
 from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
-from pipeline.planning.tails import group_tails
 
 # The orders of windows that are kept: readers are in two epochs at a time.
 ORDERS = 4
@@ -258,8 +257,8 @@ class Pass:
 class Stream:
     """The rows of one corpus, pass after pass, by random access.
 
-    A plan of several streams takes single rows (`by_row`). Otherwise it takes whole batches, and
-    rows that make no whole batch move to a longer bucket.
+    A plan of several streams, which have names, takes single rows: their `options` have buckets of
+    one row. Otherwise it takes whole batches, and rows that make none move to a longer bucket.
 
     Attributes:
         name: the name of the corpus; empty if it is the only one.
@@ -280,23 +279,19 @@ class Stream:
         *,
         name: str = "",
         first: int = 0,
-        by_row: bool = False,
         number: int = 0,
         epoch: int = 0,
         rest: np.ndarray | None = None,
     ):
         """`number` counts the streams of this corpus before; `rest` are spans of open epochs."""
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
-        self._by_row, self._number, self.epoch = by_row, number, epoch
-        self._buckets = options.buckets
-        if by_row:
-            self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+        self._number, self.epoch = number, epoch
         longest = options.buckets[-1]
         if lengths.array.ndim != len(longest.lengths):
             raise InvalidValue(
-                f"lengths has shape {lengths.array.shape} and the longest bucket is {longest!r}; "
-                "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
-                "and others with one"
+                f"lengths has shape {lengths.array.shape} and the longest bucket has length "
+                f"{longest.length}; pairs need buckets with two lengths, Bucket(rows=…, "
+                "length=(inputs, targets)), and others with one"
             )
         if options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
@@ -305,9 +300,9 @@ class Stream:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
-                f"than the longest bucket ({longest})"
+                f"than the longest bucket ({longest.length})"
             )
-        self.whole, self.solution = self._make_pass(pieces, self._buckets, lengths.files)
+        self.whole, self.solution = self._make_pass(pieces, options.buckets, lengths.files)
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
@@ -328,19 +323,20 @@ class Stream:
         spans: np.ndarray | None = None,
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options, every = self.options, self._buckets
+        options, every = self.options, self.options.buckets
         search, solution = make_packer(pieces, buckets, options, self.lengths.store)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
             functools.partial(pack_into, search, every, buckets, options),
-            group_tails(self._buckets),
+            options.groups,
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
         )
         first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
-        made = Pass(layout, options, key, first_epoch=first_epoch, by_row=self._by_row, spans=spans)
+        by_row = bool(self.name)
+        made = Pass(layout, options, key, first_epoch=first_epoch, by_row=by_row, spans=spans)
         return made, solution
 
     def _plan_rest(self, spans: np.ndarray) -> Pass | None:
@@ -373,11 +369,11 @@ class Stream:
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
         pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow, trees)
-        if not self._by_row:
-            return pieces, self._buckets
+        if not self.name:
+            return pieces, self.options.buckets
         # Only buckets with rows in whole epochs, which follow in every bucket. A span that these do
         # not hold is split; a pair or a group cannot be split and is dropped.
-        buckets = tuple(self._buckets[n] for n in np.flatnonzero(self.whole.rows))
+        buckets = tuple(self.options.buckets[n] for n in np.flatnonzero(self.whole.rows))
         sizes = pieces.positions_per_example()
         holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
@@ -477,7 +473,6 @@ class Stream:
             options,
             name=self.name,
             first=self.first,
-            by_row=self._by_row,
             number=self._number + 1,
             epoch=epoch,
             rest=spans,
