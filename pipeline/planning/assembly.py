@@ -43,7 +43,6 @@ class Assembly:
     ):
         self._streams, self._schedule = streams, schedule
         self._options, self._cache = options, cache
-        self._first_examples = np.array([stream.first for stream in streams])
         # The number of the length of each bucket.
         self._lengths = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
@@ -161,7 +160,6 @@ class Assembly:
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
         numbers = rows.streams[order].repeat(times)
-        segments[:, 1] += self._first_examples[numbers]
         tokens = np.bincount(numbers, segments[:, 3:].sum(axis=1))
         sources = {
             self._streams[number].name: int(tokens[number])

@@ -226,7 +226,7 @@ class Chapter(Stream, Handles):
             random_key(options.seed, self.name, "part", window.begin.part),
             first_epoch=0,
             by_row=bool(self.name),
-            first=window.begin.example,
+            first=self.first + window.begin.example,
             repeats=False,
         )
 

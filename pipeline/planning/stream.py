@@ -64,8 +64,8 @@ class Rows:
     def segments(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments of each row; and the segments, as in `PlannedBatch`.
 
-        But the first column has the epoch instead of the row, and examples are numbered within the
-        corpus. `order` has numbers of rows, from 0; None takes all.
+        But the first column has the epoch instead of the row. `order` has numbers of rows, from 0;
+        None takes all.
         """
         times, numbers, sizes, begins = self.in_window.take(self.begin, self.end, order)
         pieces, spans = self.of_pass.layout.pieces, self.of_pass.spans
@@ -73,14 +73,13 @@ class Rows:
         if begins is not None:
             starts = starts + begins
         epoch: np.ndarray | int = self.epoch
-        if first := self.of_pass.first:
-            examples = examples + first
         if spans is not None:
             chosen = spans[examples]
             epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
         positions = pieces.positions(sizes)
         segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
         segments[:, 0], segments[:, 1] = epoch, examples
+        segments[:, 1] += self.of_pass.first
         segments[:, 2], segments[:, 3:] = starts, positions
         return times, segments
 
@@ -93,7 +92,7 @@ class Pass:
         first_epoch: the epoch of its first rows.
         spans: what the pieces of the layout are cut from, as for `merge_spans`; None: from whole
             examples.
-        first: the number of the first of these examples.
+        first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [buckets], the rows of one time.
     """
@@ -106,12 +105,12 @@ class Pass:
         *,
         first_epoch: int,
         by_row: bool,
+        first: int,
+        repeats: bool,
         spans: np.ndarray | None = None,
-        first: int = 0,
-        repeats: bool = True,
     ):
         self.layout, self.first_epoch, self.first = layout, first_epoch, first
-        self.spans, self.repeats = spans, repeats and spans is None
+        self.spans, self.repeats = spans, repeats
         self._shuffle, self._by_row = options.shuffle, by_row
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
@@ -335,8 +334,16 @@ class Stream:
             files=files,
         )
         first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
-        by_row = bool(self.name)
-        made = Pass(layout, options, key, first_epoch=first_epoch, by_row=by_row, spans=spans)
+        made = Pass(
+            layout,
+            options,
+            key,
+            first_epoch=first_epoch,
+            by_row=bool(self.name),
+            first=self.first,
+            repeats=spans is None,
+            spans=spans,
+        )
         return made, solution
 
     def _plan_rest(self, spans: np.ndarray) -> Pass | None:

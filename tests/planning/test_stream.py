@@ -240,7 +240,8 @@ def segments_of(batches):
 
 
 def make_pass(options, layout, spans):
-    return Pass(layout, options, len(spans), first_epoch=0, by_row=False, spans=spans)
+    once = {"first_epoch": 0, "by_row": False, "first": 0, "repeats": False}
+    return Pass(layout, options, len(spans), **once, spans=spans)
 
 
 def layout_of(pieces, options):
