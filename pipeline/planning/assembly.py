@@ -44,7 +44,7 @@ class Assembly:
         self._streams, self._schedule = streams, schedule
         self._options, self._cache = options, cache
         # The number of the length of each bucket.
-        self._lengths = [n for n, group in enumerate(options.groups) for _ in group]
+        self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
 
     def block(self, step: int) -> range:
@@ -117,7 +117,7 @@ class Assembly:
         self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
     ) -> "_Gathered":
         """Rows of a bucket in some ranges, as those of a step in the schedule."""
-        length = self._lengths[bucket]
+        length = self._length_of[bucket]
         return _Gathered(
             [
                 (number, rows)

@@ -170,10 +170,10 @@ class Chapter(Stream, Handles):
         none = np.zeros(len(self.options.groups), np.int64)
         return Window(self.begin, self.begin, False, none, none)
 
-    def locate(self, bucket: int, row: int) -> tuple[Pass, int, int]:
+    def locate(self, length: int, row: int) -> tuple[Pass, int, int]:
         """As `Stream.locate`, with the pass of a window."""
-        window = next(each for each in reversed(self.windows) if row >= each.rows_before[bucket])
-        return self._pass(window), 0, row - int(window.rows_before[bucket])
+        window = next(each for each in reversed(self.windows) if row >= each.rows_before[length])
+        return self._pass(window), 0, row - int(window.rows_before[length])
 
     def _plan_window(self, before: Window) -> Window | None:
         """The window after another one; None at the end of the chapter or the corpus."""

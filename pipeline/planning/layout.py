@@ -35,17 +35,17 @@ class Layout:
     follow each other: so all windows have much the same lengths, and which blocks they have is
     random. Without a key of random bits, blocks are in windows in their order.
 
-    Rows of a bucket run on from window to window, so only the last batch of a bucket could lack
+    Rows of a length run on from window to window, so only the last batch of a length could lack
     rows: rows that fill no batch move to longer buckets, up to the longest.
 
     Attributes:
         pieces: the pieces.
         counts: int64 [longest + 1], the pieces of each size.
-        rows, real: int64 [buckets, windows], the rows of each window, and real positions in them.
-        rows_before: int64 [buckets], the rows of others before.
+        rows, real: int64 [lengths, windows], the rows of each window, and real positions in them.
+        rows_before: int64 [lengths], the rows of others before.
         most_pieces: the most pieces in a window.
-        most_segments: the most segments in a row of each bucket; at least 1.
-        most_continuations: the most continuations of groups in a row of each bucket.
+        most_segments: the most segments in a row of each length; at least 1.
+        most_continuations: the most continuations of groups in a row of each length.
         cuts: int64 [2, windows], the pieces that are cut to fill rows, and how many must be.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
@@ -85,25 +85,25 @@ class Layout:
 
         def measure(window: int, packed: Packed) -> None:
             self.cuts[:, window] = packed.num_cuts
-            for bucket in range(len(groups)):
-                self.rows[bucket, window] = packed.rows(bucket)
-                self.real[bucket, window] = packed.real(bucket)
-                segments[bucket, window] = packed.most_segments(bucket)
+            for length in range(len(groups)):
+                self.rows[length, window] = packed.rows(length)
+                self.real[length, window] = packed.real(length)
+                segments[length, window] = packed.most_segments(length)
                 if pieces.trees is not None:
-                    most = packed.most_continuations(bucket, pieces.most_continuations)
-                    continuations[bucket, window] = most
+                    most = packed.most_continuations(length, pieces.most_continuations)
+                    continuations[length, window] = most
 
         for window in range(len(self)):
             counts = self._count(window)
             self.counts += counts
             measure(window, self.packed(window, counts))
-        for bucket, group in enumerate(groups[:-1] if ends and not single else ()):
-            every = int(self.rows_before[bucket] + self.rows[bucket].sum())
+        for length, group in enumerate(groups[:-1] if ends and not single else ()):
+            every = int(self.rows_before[length] + self.rows[length].sum())
             missing = count_surplus(every, group)
             for window in reversed(range(len(self))):
-                if moved := min(missing, int(self.rows[bucket, window])):
+                if moved := min(missing, int(self.rows[length, window])):
                     surplus = list(self._surplus[window] or none)
-                    surplus[bucket], missing = moved, missing - moved
+                    surplus[length], missing = moved, missing - moved
                     self._surplus[window] = tuple(surplus)
                     self._packed.pop(window, None)
                     measure(window, self.packed(window))
@@ -205,13 +205,13 @@ def _cut_blocks(
 class Slots:
     """The slots of a packed histogram, as arrays: rows → patterns → slots.
 
-    A slot is a place for one piece in a row. Row `r` of a bucket is copy `r − row_start[p]` of its
+    A slot is a place for one piece in a row. Row `r` of a length is copy `r − row_start[p]` of its
     pattern `p`. The pieces of a window are sorted by size. The slot of the first copy takes piece
     number `slot_piece` in that order, the slot of the next copy the next piece. With packing="fill"
     a slot may take a part of its piece, from position `slot_begin` on; both parts of a piece have a
     slot, and of each size the last pieces are cut.
 
-    Attributes, for each bucket:
+    Attributes, for each length:
         row_start, slot_start: the first row and the first slot of each pattern, and the end;
             patterns ascend by their number of segments.
         slot_piece: the piece of each slot in the first copy of the pattern.
@@ -285,30 +285,30 @@ class Slots:
         base -= number.cumsum() - number
         return begins[size], lengths[size], first + base[size]
 
-    def segments(self, bucket: int) -> np.ndarray:
-        """The number of segments of each row of bucket number `bucket`, ascending: int32 [rows]."""
-        return np.diff(self.slot_start[bucket]).astype(np.int32)[self.pattern[bucket]]
+    def segments(self, length: int) -> np.ndarray:
+        """The number of segments of each row of length number `length`, ascending: int32 [rows]."""
+        return np.diff(self.slot_start[length]).astype(np.int32)[self.pattern[length]]
 
-    def first_piece(self, bucket: int) -> np.ndarray:
-        """The piece in the first slot of every row of bucket number `bucket`."""
-        rows, start = np.diff(self.row_start[bucket]), self.slot_start[bucket][:-1]
-        return ranges(self.slot_piece[bucket][start], rows)
+    def first_piece(self, length: int) -> np.ndarray:
+        """The piece in the first slot of every row of length number `length`."""
+        rows, start = np.diff(self.row_start[length]), self.slot_start[length][:-1]
+        return ranges(self.slot_piece[length][start], rows)
 
     def of_rows(
-        self, bucket: int, rows: np.ndarray
+        self, length: int, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
         """The number of slots of each of `rows`; the piece, size and begin of each slot."""
-        pattern = self.pattern[bucket][rows]
-        first, times = self.slot_start[bucket][pattern], self._times[bucket][pattern]
+        pattern = self.pattern[length][rows]
+        first, times = self.slot_start[length][pattern], self._times[length][pattern]
         slot = ranges(first, times)
-        copy = (rows - self.row_start[bucket][pattern]).repeat(times)
-        begin = self.slot_begin[bucket]
+        copy = (rows - self.row_start[length][pattern]).repeat(times)
+        begin = self.slot_begin[length]
         begin = None if begin is None else begin[slot]
-        return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot], begin
+        return times, self.slot_piece[length][slot] + copy, self.slot_size[length][slot], begin
 
 
 class WindowRows:
-    """The rows of a bucket in a window, in the order in which batches take them.
+    """The rows of a length in a window, in the order in which batches take them.
 
     `order` has the rows in `slots`, and `pieces` those of the window, sorted by size, of `every`.
     If any number of rows are taken at a time (`flat`), all slots are looked up at once.
@@ -317,15 +317,15 @@ class WindowRows:
     def __init__(
         self,
         slots: Slots,
-        bucket: int,
+        length: int,
         order: np.ndarray,
         pieces: np.ndarray,
         every: Pieces,
         *,
         flat: bool,
     ):
-        self._slots, self._bucket, self._order, self._pieces = slots, bucket, order, pieces
-        self.costs = slots.cost[bucket][slots.pattern[bucket][order]]  # int64 [rows]
+        self._slots, self._length, self._order, self._pieces = slots, length, order, pieces
+        self.costs = slots.cost[length][slots.pattern[length][order]]  # int64 [rows]
         self._flat: tuple[Any, ...] | None = None
         if flat:
             times, *parts = self.take(0, len(order))
@@ -346,7 +346,7 @@ class WindowRows:
         if self._flat is None:
             rows = self._order[begin:end]
             rows = rows if order is None else rows[order]
-            times, pieces, sizes, begins = self._slots.of_rows(self._bucket, rows)
+            times, pieces, sizes, begins = self._slots.of_rows(self._length, rows)
             return times, self._pieces[pieces], sizes, begins
         starts, times, pieces, sizes, begins = self._flat
         if order is None:

@@ -169,7 +169,7 @@ class Schedule:
         self._progress = _Progress(streams)
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
-        self._first = np.cumsum([0, *map(len, self._groups[:-1])])  # the bucket of each length
+        self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
         # Of one stream, what is taken before whole epochs; and the intervals of the latest epoch.
@@ -255,15 +255,15 @@ class Schedule:
             quotas: of several streams, as `stream_quotas`.
             due: of several streams, what each is newly due in all of them, in `UNIT`s.
         """
-        whole, rotation, (name, epoch) = counts[self._first], 0, of_rotation
+        whole, rotation, (name, epoch) = counts[self._bucket_of], 0, of_rotation
         if self._options.shuffle and whole.any():
             key = random_key(self._options.seed, "buckets", name)
             bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
             rotation = bits % int(whole.sum())
-        parts = [(self._first, whole, rotation)]
+        parts = [(self._bucket_of, whole, rotation)]
         for length, group in enumerate(self._groups):
             for place in range(1, len(group)):
-                buckets, steps = self._first.copy(), 0 * self._first
+                buckets, steps = self._bucket_of.copy(), 0 * self._bucket_of
                 buckets[length] += place
                 steps[length] = counts[buckets[length]]
                 parts.append((buckets, steps, 0))
@@ -344,7 +344,7 @@ class Schedule:
         ]
         interval = Interval(
             taken,
-            self._first,
+            self._bucket_of,
             self._rows,
             Quota(in_batches[0], in_batches[1], UNIT),
             [Quota(each, had, UNIT) for each, had in zip(shares, taken.owed, strict=True)],
@@ -390,20 +390,20 @@ class Schedule:
         They have whole batches. If that is none, the stream gains a window; at the end of its
         chapter, they have its last rows, with rows that others are due, and may be short.
         """
-        windows, per_batch = [*taken.windows], self._rows[self._first].tolist()
+        windows, per_batch = [*taken.windows], self._rows[self._bucket_of].tolist()
         stops = self._until is not None and taken.step >= self._until
         batches = 0 * self._rows
         while True:
             first, due = self._run_out(taken, windows)
             rows = [[max(each, 0) for each in of_length] for of_length in due]
             sums = zip(map(sum, rows), per_batch, strict=True)
-            batches[self._first] = [total // (UNIT * count) for total, count in sums]
+            batches[self._bucket_of] = [total // (UNIT * count) for total, count in sums]
             if batches.any() or stops or self._growing[first].window(windows[first]) is None:
                 break
             windows[first] += 1
         most = np.full_like(taken.rows, NEVER)
         if batches.any():
-            numbers = (batches[self._first] * per_batch).tolist()
+            numbers = (batches[self._bucket_of] * per_batch).tolist()
             places = [_share_out(each, number) for each, number in zip(rows, numbers, strict=True)]
         else:
             most[:, first] = self._growing[first].last(windows[first]).rows_after

@@ -248,7 +248,7 @@ def _make_streams(
         excluded: the examples to leave out in addition, numbered over all corpora.
         cache: the windows of the plan.
         before: the streams of the first corpora, which continue.
-        rows: int64 [buckets, streams], the rows that were taken of them, if the rest of their
+        rows: int64 [lengths, streams], the rows that were taken of them, if the rest of their
             epochs is to be planned again.
     """
     own = options_of_streams(options, members)

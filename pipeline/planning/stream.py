@@ -1,7 +1,9 @@
-"""Streams: a stream is one corpus under given options, as endless rows of each bucket.
+"""Streams: a stream is one corpus under given options, as endless rows of each length.
 
 A stream is a list of passes. A pass takes the rows of a layout window by window, in a seeded order:
 once for the rest of an epoch when options change, and for ever for whole epochs.
+
+A length goes by its number here; its bucket and the tails of that take the same rows.
 """
 
 import dataclasses
@@ -45,7 +47,7 @@ ORDERS = 4
 
 @dataclasses.dataclass
 class Rows:
-    """Some rows of a stream, which follow each other in a bucket of one window."""
+    """Some rows of a stream: of one length, which follow each other in one window."""
 
     of_pass: "Pass"
     epoch: int
@@ -94,7 +96,7 @@ class Pass:
             examples.
         first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
-        rows: int64 [buckets], the rows of one time.
+        rows: int64 [lengths], the rows of one time.
     """
 
     def __init__(
@@ -126,13 +128,13 @@ class Pass:
         begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
         begun = np.searchsorted(np.sort(begins), ends, side="left")
         live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
-        # Those of which buckets take rows at a time, the next one and the last one; and slots.
+        # Those of which batches take rows at a time, the next one and the last one; and slots.
         return 2 * (live + 2) * self.layout.most_pieces
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The windows in their order in an epoch, and the rows of each bucket before each one.
+        """The windows in their order in an epoch, and the rows of each length before each one.
 
-        int64 [windows] and [buckets, windows + 1], which ends with all rows.
+        int64 [windows] and [lengths, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
         if (found := self._orders.get(epoch)) is None:
@@ -146,7 +148,7 @@ class Pass:
         return found
 
     def take(
-        self, cache: WindowCache, epoch: int, bucket: int, first: int, count: int, last_epoch: float
+        self, cache: WindowCache, epoch: int, length: int, first: int, count: int, last_epoch: float
     ) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
@@ -154,10 +156,10 @@ class Pass:
         epoch after `last_epoch`.
         """
         windows, edges = self.order(epoch)
-        place = int(edges[bucket].searchsorted(first, side="right")) - 1
-        begin, end = edges[bucket, place : place + 2].tolist()
+        place = int(edges[length].searchsorted(first, side="right")) - 1
+        begin, end = edges[length, place : place + 2].tolist()
         last = min(first + count, end)
-        filled = self._window(cache.get, cache, epoch, place)[bucket]
+        filled = self._window(cache.get, cache, epoch, place)[length]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
             if not more or (self.repeats and epoch < last_epoch):
@@ -165,12 +167,12 @@ class Pass:
         return Rows(self, epoch, filled, first - begin, last - begin)
 
     def _window(self, get: Callable, cache: WindowCache, epoch: int, place: int) -> Any:
-        """The rows of each bucket in the window at `place` in an epoch's order, by the cache."""
+        """The rows of each length in the window at `place` in an epoch's order, by the cache."""
         epoch = epoch if self._shuffle else 0
         return get((self, epoch, place), self.layout.most_pieces, self._fill, cache, epoch, place)
 
     def _fill(self, cache: WindowCache, epoch: int, place: int) -> list[WindowRows]:
-        """The rows of each bucket in the window at `place` in an epoch's order."""
+        """The rows of each length in the window at `place` in an epoch's order."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
         slots: Slots = cache.get(
@@ -188,21 +190,21 @@ class Pass:
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
         filled = []
-        for bucket, rows_per_batch in enumerate(self._rows_per_batch):
+        for length, rows_per_batch in enumerate(self._rows_per_batch):
             if not self._shuffle:
-                order = sort_by_group(pieces[slots.first_piece(bucket)], None)
+                order = sort_by_group(pieces[slots.first_piece(length)], None)
             else:
                 dealt = None if self._by_row else rows_per_batch
-                before = int(edges[bucket, place] + layout.rows_before[bucket])
+                before = int(edges[length, place] + layout.rows_before[length])
                 missing = -before % rows_per_batch  # in a batch that has begun
-                of_bucket = functools.partial(draw, bucket=bucket)
-                order = deal(slots.segments(bucket), dealt, of_bucket, missing)
+                of_length = functools.partial(draw, bucket=length)
+                order = deal(slots.segments(length), dealt, of_length, missing)
             every = layout.pieces
-            filled.append(WindowRows(slots, bucket, order, pieces, every, flat=self._by_row))
+            filled.append(WindowRows(slots, length, order, pieces, every, flat=self._by_row))
         return filled
 
     def rest(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
-        """The spans that remain of an epoch after some rows of each bucket.
+        """The spans that remain of an epoch after some rows of each length.
 
         Fills only windows of which some rows, but not all, are before.
         """
@@ -217,9 +219,9 @@ class Pass:
                 window = int(windows[place])
                 found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
                 continue
-            for bucket, filled in enumerate(self._window(cache.get, cache, epoch, place)):
+            for length, filled in enumerate(self._window(cache.get, cache, epoch, place)):
                 rows = len(filled.costs)
-                first = min(max(int(rows_before[bucket] - begins[bucket, place]), 0), rows)
+                first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
                 _, pieces, sizes, cut_at = filled.take(first, rows)
                 if cut_at is not None:
                     is_part = sizes != self.layout.pieces.positions_of(pieces)[:, 0]
@@ -267,7 +269,7 @@ class Stream:
         epoch: the number of the first whole epoch.
         open_epochs: the epochs before it of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
-        starts: int64 [passes, buckets], the rows before each pass.
+        starts: int64 [passes, lengths], the rows before each pass.
         solution: the patterns of whole epochs with packing="optimal"; else None.
     """
 
@@ -409,32 +411,32 @@ class Stream:
 
     # ---- rows
 
-    def locate(self, bucket: int, row: int) -> tuple[Pass, int, int]:
-        """The pass of a row of a bucket, its epoch, and the number of the row in that epoch."""
+    def locate(self, length: int, row: int) -> tuple[Pass, int, int]:
+        """The pass of a row of a length, its epoch, and the number of the row in that epoch."""
         number = len(self.passes) - 1
-        while number and row < self.starts[number, bucket]:
+        while number and row < self.starts[number, length]:
             number -= 1
-        found, row = self.passes[number], row - int(self.starts[number, bucket])
+        found, row = self.passes[number], row - int(self.starts[number, length])
         if not found.repeats:
             return found, found.first_epoch, row
-        epochs, row = divmod(row, int(found.rows[bucket]))
+        epochs, row = divmod(row, int(found.rows[length]))
         return found, found.first_epoch + epochs, row
 
     def take(
         self,
         cache: WindowCache,
-        bucket: int,
+        length: int,
         first: int,
         count: int,
         last_epoch: float = float("inf"),
     ) -> Iterator[Rows]:
-        """Rows `first` to `first + count` of a bucket, divided by window."""
+        """Rows `first` to `first + count` of a length, divided by window."""
         while count:
-            found, epoch, row = self.locate(bucket, first)
+            found, epoch, row = self.locate(length, first)
             most = count
             if not found.repeats:
-                most = min(count, int(found.rows[bucket]) - row)
-            rows = found.take(cache, epoch, bucket, row, most, last_epoch)
+                most = min(count, int(found.rows[length]) - row)
+            rows = found.take(cache, epoch, length, row, most, last_epoch)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
