@@ -137,15 +137,15 @@ class Schedule:
     """Steps from `start` on; with several streams, each has its share of the batches of any few.
 
     Rows of a length are numbered over the whole stream. The epoch of a step is the least of the
-    epochs of all streams that have a share; one that gets a share later counts its epochs from that
-    of the step.
+    epochs of all streams that have a weight; one that gets one later counts its epochs from that of
+    the step.
 
     Where a corpus grows, the schedule ends with a chapter, whose last batches may be short.
 
     Attributes:
         start: the first step.
         end: one past the last step; None if steps never end, or while their end is not known.
-        offsets: for each stream, how many more its epochs are in the plan; None without a share.
+        offsets: for each stream, how many more its epochs are in the plan; None without a weight.
         ended: the number of the stream whose chapter ends it, and what is taken then.
     """
 
@@ -154,7 +154,7 @@ class Schedule:
         start: int,
         streams: Sequence[Stream],
         options: Options,
-        shares: Mapping[str, Fraction] | None = None,
+        weights: Mapping[str, Fraction] | None = None,
         before: "Schedule | None" = None,
         *,
         taken: Taken | None = None,
@@ -173,37 +173,37 @@ class Schedule:
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
         # Of one stream, what is taken before whole epochs; and the intervals of the latest epoch.
-        self._whole: Taken | None = None
-        self._whole_epoch: list[Interval] = []
+        self._before_epochs: Taken | None = None
+        self._intervals_of_epoch: list[Interval] = []
         self.end: int | None = None
         self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
         rows = np.zeros((len(self._groups), len(streams)), np.int64)
         owed, windows = [[0] * len(streams) for _ in rows], [0] * len(streams)
-        if taken is not None and shares is not None:
+        if taken is not None and weights is not None:
             joined = len(streams) - len(taken.windows)
             rows = np.pad(taken.rows, ((0, 0), (0, joined)))
             owed = [[*each, *[0] * joined] for each in taken.owed]
             windows = [*taken.windows, *[0] * joined]
         self._begin = Taken(start, 0 * self._rows, rows, owed, windows)
         self.ended = 0, self._begin
-        self._shares = [Fraction(1) if shares is None else shares[each.name] for each in streams]
+        self._weights = [Fraction(1) if weights is None else weights[each.name] for each in streams]
         self._growing = {
             number: stream
-            for number, (stream, share) in enumerate(zip(streams, self._shares, strict=True))
-            if share and isinstance(stream, Chapter)
+            for number, (stream, weight) in enumerate(zip(streams, self._weights, strict=True))
+            if weight and isinstance(stream, Chapter)
         }
-        if shares is None:
+        if weights is None:
             if not self._growing:
                 self._add_passes()
             return
         nothing = (0,) * len(streams)
         epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
         self.offsets = tuple(
-            (epoch - begun if had is None else had) if share else None
-            for share, begun, had in itertools.zip_longest(
-                self._shares, self._progress.epochs(rows).tolist(), offsets
+            (epoch - begun if had is None else had) if weight else None
+            for weight, begun, had in itertools.zip_longest(
+                self._weights, self._progress.epochs(rows).tolist(), offsets
             )
         )
         self._sizes = [
@@ -224,7 +224,7 @@ class Schedule:
         for found in stream.passes[:-1]:
             self._intervals += (*self._intervals_of(found, found.first_epoch, taken),)
             taken = self.taken(self._intervals[-1].end or 0)
-        self._whole = taken
+        self._before_epochs = taken
 
     def _count_batches(self, rows: np.ndarray) -> np.ndarray:
         """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
@@ -287,10 +287,10 @@ class Schedule:
 
     def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
-        assert self._whole is not None, "there is one stream"
-        latest = self._whole_epoch
+        assert self._before_epochs is not None, "there is one stream"
+        latest = self._intervals_of_epoch
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            (stream,), begin = self._streams, self._whole
+            (stream,), begin = self._streams, self._before_epochs
             per_epoch = self._count_batches(stream.whole.rows)
             steps = int(per_epoch.sum())
             epochs = (step - begin.step) // steps
@@ -300,12 +300,12 @@ class Schedule:
                 rows=begin.rows + epochs * stream.whole.rows[:, None],
             )
             epoch = stream.epoch + epochs
-            latest = self._whole_epoch = [*self._intervals_of(stream.whole, epoch, begin)]
+            latest = self._intervals_of_epoch = [*self._intervals_of(stream.whole, epoch, begin)]
         return _at(latest, step)
 
     # ---- several streams
 
-    def _share(
+    def _find_shares(
         self, taken: Taken, windows: Sequence[int]
     ) -> tuple[list[list[int]], dict[int, np.ndarray]]:
         """For each length, the rows of each stream in some time, in their present passes.
@@ -317,18 +317,18 @@ class Schedule:
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
         present = self._progress.count_passes(taken.rows).tolist()
-        for number, (stream, share) in enumerate(zip(self._streams, self._shares, strict=True)):
+        for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if isinstance(stream, Chapter):
                 last = stream.last(windows[number])
                 rows, size = last.rows, last.real
             else:
                 at = present[number]
                 rows, size = stream.passes[at].rows, self._sizes[number][at]
-                if share and not stream.passes[at].repeats:
+                if weight and not stream.passes[at].repeats:
                     waiting[number] = stream.starts[at + 1]
-            pace = self._unit * share.numerator // (share.denominator * size)
-            for of_bucket, count in zip(shares, rows.tolist(), strict=True):
-                of_bucket.append(pace * count)
+            pace = self._unit * weight.numerator // (weight.denominator * size)
+            for of_length, count in zip(shares, rows.tolist(), strict=True):
+                of_length.append(pace * count)
         return shares, waiting
 
     def _interval_in_shares(self, taken: Taken) -> Interval:
@@ -337,7 +337,7 @@ class Schedule:
         What streams are owed is kept from interval to interval: a small share of a short one would
         never have a row.
         """
-        shares, waiting = self._share(taken, taken.windows)
+        shares, waiting = self._find_shares(taken, taken.windows)
         in_batches = [
             [sum(each) // n for each, n in zip(of_rows, self._rows.tolist(), strict=True)]
             for of_rows in (shares, taken.owed)
@@ -361,7 +361,7 @@ class Schedule:
 
         The first stream by name, if there are several; the rows of each length, in `UNIT`s.
         """
-        shares, _ = self._share(taken, windows)
+        shares, _ = self._find_shares(taken, windows)
         left, times = {}, {}
         for number, chapter in self._growing.items():
             known = chapter.last(windows[number]).rows_after
@@ -447,7 +447,7 @@ class Schedule:
         return self.end is None or step < self.end
 
     def _interval(self, step: int) -> Interval:
-        if self._whole is not None and step >= self._whole.step:
+        if self._before_epochs is not None and step >= self._before_epochs.step:
             return self._interval_of_epoch(step)
         return _at(self._reach(step), step)
 
@@ -477,8 +477,8 @@ class Schedule:
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
         found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
-        if self._whole is not None and first < self._whole.step:
-            found |= self._whole.batches > self.taken(first).batches
+        if self._before_epochs is not None and first < self._before_epochs.step:
+            found |= self._before_epochs.batches > self.taken(first).batches
         return found
 
     def epoch_of(self, step: int) -> int:
@@ -606,9 +606,9 @@ def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | No
     missing = (ends - interval.begin.rows[:, streams]).T.tolist()
     near = min(
         max(
-            rows * interval.per_step // of_bucket[stream]
-            for rows, of_bucket in zip(of_stream, interval.shares, strict=True)
-            if of_bucket[stream]
+            rows * interval.per_step // of_length[stream]
+            for rows, of_length in zip(of_stream, interval.shares, strict=True)
+            if of_length[stream]
         )
         for stream, of_stream in zip(streams, missing, strict=True)
     )
