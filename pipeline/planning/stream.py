@@ -309,12 +309,11 @@ class Stream:
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
         self._files_of_rest = NO_EXAMPLES  # the file of each run of its spans
         self._solution_of_rest: Solution | None = None
-        planned = None if rest is None or not len(rest) else self._plan_rest(rest)
         self.passes: tuple[Pass, ...] = (self.whole,)
-        if planned is not None:
-            self.passes = planned, self.whole
-        rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes[:-1])])
-        self.starts = rows.cumsum(axis=0)
+        if rest is not None and len(rest):
+            self._plan_rest(rest)
+        rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes)])
+        self.starts = rows.cumsum(axis=0)[:-1]
 
     def _make_pass(
         self,
@@ -348,8 +347,8 @@ class Stream:
         )
         return made, solution
 
-    def _plan_rest(self, spans: np.ndarray) -> Pass | None:
-        """The pass of the rest of open epochs; None if that has no position."""
+    def _plan_rest(self, spans: np.ndarray) -> None:
+        """Puts the pass of the rest of open epochs first, if that has a position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
@@ -367,11 +366,10 @@ class Stream:
             there &= trees[:, 1:2] == 0
         last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
         self.max_position = max(self.max_position, last, pieces.max_position)
-        if not pieces.longest:
-            return None
-        self._files_of_rest, files = file_runs(spans, self.lengths.files)
-        planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
-        return planned
+        if pieces.longest:
+            self._files_of_rest, files = file_runs(spans, self.lengths.files)
+            planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
+            self.passes = planned, self.whole
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
