@@ -49,27 +49,19 @@ class Assembly:
 
     def block(self, step: int) -> range:
         """The steps of the plan that share their rows with `step`; none if the stage ends there."""
-        count, schedule = self._options.tiers, self._schedule
+        schedule = self._schedule
         if schedule.end is not None and step >= schedule.end:
             return range(step, step)
-        if count == 1:
+        if self._options.tiers == 1:
             return range(step, step + 1)
-        block, epoch = self._range(step, count), schedule.epoch_around(step)
-        return range(max(block.start, epoch.start), min(block.stop, epoch.stop))
-
-    def _range(self, step: int, count: int) -> range:
-        """The steps around `step` that are dealt, or assembled, together."""
-        schedule, first = self._schedule, step // count * count
-        end = first + count if schedule.end is None else min(first + count, schedule.end)
-        return range(max(first, schedule.start), end)
+        return _block_within(schedule.epoch_around(step), step, self._options.tiers)
 
     def batch(self, step: int, last_epoch: float) -> PlannedBatch:
         """The batch of a step of the plan; no window after `last_epoch` is prepared."""
         steps = self.block(step)
         together = self._options.tiers == 1 and len(self._streams) > 1
         if together and 0 <= step - self._asked <= TOGETHER // 2:
-            steps, known = self._range(step, TOGETHER), self._schedule.interval_around(step)
-            steps = range(max(steps.start, known.start), min(steps.stop, known.stop))
+            steps = _block_within(self._schedule.interval_around(step), step, TOGETHER)
         self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
@@ -200,3 +192,9 @@ class _Gathered:
         each = zip(*(rows.segments() for _, rows in self._parts), strict=True)
         times, segments = map(np.concatenate, each)
         return times, times.cumsum() - times, segments
+
+
+def _block_within(steps: range, step: int, size: int) -> range:
+    """The part of `steps` in the block of a step; blocks of this size are counted from step 0."""
+    first = step // size * size
+    return range(max(first, steps.start), min(first + size, steps.stop))

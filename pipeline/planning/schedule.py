@@ -496,9 +496,10 @@ class Schedule:
         return epoch
 
     def interval_around(self, step: int) -> range:
-        """The steps of the interval of a step, which are known as soon as it is."""
+        """The steps of the interval of a step, as far as they are steps of the schedule."""
         interval = self._interval(step)
-        return range(interval.start, sys.maxsize if interval.end is None else interval.end)
+        ends = [end for end in (interval.end, self.end) if end is not None]
+        return range(interval.start, min(ends, default=sys.maxsize))
 
     def epoch_around(self, step: int) -> range:
         """The steps of the epoch of a step, as far as they are steps of the schedule.
