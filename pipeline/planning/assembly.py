@@ -144,13 +144,11 @@ class Assembly:
         shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
-        times, segments = rows.segments(order)
-        epoch = self._schedule.epoch_of(step)
-        if not self._streams[0].name:
-            segments[:, 0] = places.repeat(times)
-            return PlannedBatch(shape, segments, epoch, align=self._options.align)
-        epochs = segments[:, 0].copy()
+        times, segments = rows.spans(order)
+        epoch, epochs = self._schedule.epoch_of(step), segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
+        if not self._streams[0].name:
+            return PlannedBatch(shape, segments, epoch, align=self._options.align)
         numbers = rows.streams[order].repeat(times)
         tokens = np.bincount(numbers, segments[:, 3:].sum(axis=1))
         sources = {
@@ -178,20 +176,20 @@ class _Gathered:
             [number for number, _ in self._parts], [len(rows) for _, rows in self._parts]
         )
 
-    def segments(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of some rows; the segments, as those of `Rows`."""
+    def spans(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The number of segments of each of some rows; and their spans, as those of `Rows`."""
         if len(self._parts) == 1:  # looked up in this order
-            return self._parts[0][1].segments(order)
-        times, starts, segments = self._every
+            return self._parts[0][1].spans(order)
+        times, starts, spans = self._every
         times = times[order]
-        return times, segments[ranges(starts[order], times)]
+        return times, spans[ranges(starts[order], times)]
 
     @functools.cached_property
     def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of segments of each row, the first of each, and the segments."""
-        each = zip(*(rows.segments() for _, rows in self._parts), strict=True)
-        times, segments = map(np.concatenate, each)
-        return times, times.cumsum() - times, segments
+        """The number of segments of each row, the first of each, and the spans."""
+        each = zip(*(rows.spans() for _, rows in self._parts), strict=True)
+        times, spans = map(np.concatenate, each)
+        return times, times.cumsum() - times, spans
 
 
 def _block_within(steps: range, step: int, size: int) -> range:

@@ -63,27 +63,16 @@ class Rows:
         """What the segments of each row cost: int64 [rows]."""
         return self.in_window.costs[self.begin : self.end]
 
-    def segments(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of each row; and the segments, as in `PlannedBatch`.
+    def spans(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The number of segments of each row; and their spans, of examples as the plan counts them.
 
-        But the first column has the epoch instead of the row. `order` has numbers of rows, from 0;
-        None takes all.
+        `order` has numbers of rows, from 0; None takes all.
         """
-        times, numbers, sizes, begins = self.in_window.take(self.begin, self.end, order)
-        pieces, spans = self.of_pass.layout.pieces, self.of_pass.spans
-        examples, starts = pieces.locate(numbers)
-        if begins is not None:
-            starts = starts + begins
-        epoch: np.ndarray | int = self.epoch
-        if spans is not None:
-            chosen = spans[examples]
-            epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
-        positions = pieces.positions(sizes)
-        segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
-        segments[:, 0], segments[:, 1] = epoch, examples
-        segments[:, 1] += self.of_pass.first
-        segments[:, 2], segments[:, 3:] = starts, positions
-        return times, segments
+        times, pieces, sizes, begins = self.in_window.take(self.begin, self.end, order)
+        starts, positions = 0 if begins is None else begins, self.of_pass.layout.pieces.positions
+        spans = self.of_pass.as_spans(self.epoch, pieces, starts, positions(sizes))
+        spans[:, 1] += self.of_pass.first
+        return times, spans
 
 
 class Pass:
@@ -229,13 +218,13 @@ class Pass:
                     pieces = pieces[~is_part]
                 found.append(pieces)
         pieces = np.sort(np.concatenate(found))
-        whole = self._as_spans(epoch, pieces, 0, self.layout.pieces.positions_of(pieces))
+        whole = self.as_spans(epoch, pieces, 0, self.layout.pieces.positions_of(pieces))
         pieces, cut_at, sizes = np.concatenate(parts, axis=1)
         if not len(pieces):
             return whole
-        return np.concatenate([whole, self._as_spans(epoch, pieces, cut_at, sizes[:, None])])
+        return np.concatenate([whole, self.as_spans(epoch, pieces, cut_at, sizes[:, None])])
 
-    def _as_spans(
+    def as_spans(
         self, epoch: int, pieces: np.ndarray, begins: np.ndarray | int, sizes: np.ndarray
     ) -> np.ndarray:
         """The spans of some positions of pieces, from `begins` on."""

@@ -257,15 +257,15 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, au
     )
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
-    code, segments_of = plan.stages[1].streams[1], Rows.segments
+    code, spans_of = plan.stages[1].streams[1], Rows.spans
 
     def losing(self, order=None):
-        times, segments = segments_of(self, order)
+        times, spans = spans_of(self, order)
         if self.of_pass is code.passes[0]:
-            segments[:, 3] -= 1
-        return times, segments
+            spans[:, 3] -= 1
+        return times, spans
 
-    monkeypatch.setattr(Rows, "segments", losing)
+    monkeypatch.setattr(Rows, "spans", losing)
     monkeypatch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
     audited(tmp_path, lines_of(plan, 200), "of code of the plan does not have each")
 

@@ -80,8 +80,8 @@ def test_the_cost_of_a_row_is_that_of_its_positions(lengths):
     stage = Plan(lengths, buckets, align=16).stages[0]
     (stream,) = stage.streams
     for rows in stream.take(stage.cache, 1, 0, 8):
-        times, segments = rows.segments()
-        squares = (segments[:, 3:] ** 2).sum(axis=1)
+        times, spans = rows.spans()
+        squares = (spans[:, 3:] ** 2).sum(axis=1)
         assert (
             rows.costs.tolist()
             == np.bincount(np.arange(len(times)).repeat(times), squares).tolist()

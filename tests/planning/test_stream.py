@@ -279,4 +279,4 @@ def test_pieces_may_have_costs_of_their_own():
     options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
     every = all_of(Alike(ANY, longest=32), options)
     rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
-    assert rows.costs.tolist() == rows.segments()[0].tolist()
+    assert rows.costs.tolist() == rows.spans()[0].tolist()
