@@ -420,10 +420,7 @@ class Stream:
         """Rows `first` to `first + count` of a length, divided by window."""
         while count:
             found, epoch, row = self.locate(length, first)
-            most = count
-            if not found.repeats:
-                most = min(count, int(found.rows[length]) - row)
-            rows = found.take(cache, epoch, length, row, most, last_epoch)
+            rows = found.take(cache, epoch, length, row, count, last_epoch)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
