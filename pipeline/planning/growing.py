@@ -8,7 +8,6 @@ Nothing depends on which parts are sealed by now: a window that is asked for is 
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from pipeline.planning.layout import Layout
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
-from pipeline.planning.stream import Pass, Stream, make_packer, pack_into
+from pipeline.planning.stream import Pass, Stream, make_packer
 
 # Windows in a chapter.
 CHAPTER = 64
@@ -205,15 +204,15 @@ class Chapter(Stream, Handles):
         return self._cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        options, every = self.options, self.options.buckets
+        options = self.options
         numbers = range(window.begin.part, window.end.part)
         lengths = [self._parts.lengths(number) for number in numbers]
         assert all(each is not None for each in lengths), "its parts are sealed"
         pieces = self._cut(np.concatenate(lengths))  # type: ignore[arg-type]
-        search, _ = make_packer(pieces, every, options, lambda name, make: make())
+        pack_window, _ = make_packer(pieces, options.buckets, options, lambda name, make: make())
         layout = Layout(
             pieces,
-            functools.partial(pack_into, search, every, every, options),
+            pack_window,
             options.groups,
             key=None,
             window=max(len(pieces), 1),

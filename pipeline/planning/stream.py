@@ -312,12 +312,12 @@ class Stream:
         spans: np.ndarray | None = None,
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options, every = self.options, self.options.buckets
-        search, solution = make_packer(pieces, buckets, options, self.lengths.store)
+        options = self.options
+        pack_window, solution = make_packer(pieces, buckets, options, self.lengths.store)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
-            functools.partial(pack_into, search, every, buckets, options),
+            pack_window,
             options.groups,
             key=key if options.shuffle else None,
             window=options.window,
@@ -492,7 +492,7 @@ def make_packer(
     options: Options,
     store: Callable[[str, Callable[[], bytes]], bytes],
 ) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function that packs histograms of some pieces, as `cascade.pack`.
+    """The function with which a `Layout` of some pieces packs histograms into some of the buckets.
 
     With packing="optimal", it uses the solution of all pieces, which `store` keeps.
     """
@@ -512,12 +512,11 @@ def make_packer(
         search = solution.pack
     if places is not None:
         search = functools.partial(places.pack, search)
-    return search, solution
+    return functools.partial(_pack_into, search, buckets, options), solution
 
 
-def pack_into(
+def _pack_into(
     search: Callable[..., Packed],
-    every: tuple[Bucket, ...],
     used: tuple[Bucket, ...],
     options: Options,
     counts: np.ndarray,
@@ -526,12 +525,12 @@ def pack_into(
 ) -> Packed:
     """Packs a histogram into those of all buckets that are `used`; see `cascade.pack`."""
     most = 1 if options.packing == "none" else options.max_segments
-    if used == every:
+    if used == options.buckets:
         return search(counts, used, max_segments=most, surplus=surplus)
     packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
-    every_pattern = tuple(patterns.get(bucket, ()) for bucket in every)
-    return dataclasses.replace(packed, buckets=every, patterns=every_pattern)
+    every = tuple(patterns.get(bucket, ()) for bucket in options.buckets)
+    return dataclasses.replace(packed, buckets=options.buckets, patterns=every)
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
