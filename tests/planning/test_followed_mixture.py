@@ -161,7 +161,7 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
 
 def test_the_last_rows_of_a_chapter_are_in_a_short_batch_with_what_others_are_due():
     parts = [[32, 32, 5, 5, 5, 5]] + [[5] * 10] * 40  # two long rows, of a batch of four
-    plan = mix({"a": parts, "c": np.full(100, 6)}, (1, 1), window=20)
+    plan = mix({"a": parts, "c": np.full(100, 8)}, (1, 1), window=20)
     batches = [plan.batch(step) for step in range(40)]
     (short,) = [batch for batch in batches if {0, 1} & {*batch.segments[:, 1].tolist()}]
     assert short.segments[:, 1].tolist() == [0, 1]  # no other has rows of this length
@@ -199,7 +199,7 @@ def test_what_is_not_possible_is_refused():
         mix(draw(1)).resume(state)
 
 
-@pytest.mark.parametrize("step", [40, 80, 140])  # it grows; has just ended; ended chapters ago
+@pytest.mark.parametrize("step", [30, 80, 140])  # it grows; has just ended; ended chapters ago
 def test_a_corpus_that_ended_and_was_replaced_is_refused(step):
     rng = np.random.default_rng(0)
     corpora = {
@@ -209,7 +209,7 @@ def test_a_corpus_that_ended_and_was_replaced_is_refused(step):
     }
     plan = mix(corpora)
     state = plan.entries_at(step)
-    assert (step == 40) == (plan.parts["a"].asked <= 20)
+    assert (step == 30) == (plan.parts["a"].asked <= 20)
     mix(corpora).resume(state)
     for name in "ab":
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
