@@ -81,10 +81,10 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     An error names the first batch or example that is wrong.
     """
     last = plan.first_step(epoch + 1)
-    first, first_epoch = plan.first_step(epoch), epoch
+    first, first_epochs = plan.first_step(epoch), {"": epoch}
     if plan.stages[0].weights is not None:
-        first = first_epoch = 0
-    ledger = Ledger(plan, lambda said: report(f"plan: {said}"), first_epoch)
+        first, first_epochs = 0, {}
+    ledger = Ledger(plan, lambda said: report(f"plan: {said}"), first_epochs)
     for step in range(first, last):
         planned = plan.batch(step)
         for side in planned.sides:

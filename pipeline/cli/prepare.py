@@ -39,7 +39,8 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     if "get_config" not in module:
         raise InvalidValue(f"{path} has no function get_config(), which a config must have")
     config = module["get_config"]()
-    corpus, _ = prepare_corpora(config, as_path(workdir or f"runs/{file.stem}") / "corpus")
+    directory = as_path(workdir or f"runs/{file.stem}") / "corpus"
+    corpus, _ = prepare_corpora(config, directory, whole=True)
     batches = {name: value for name, value in config.batches.items() if name != "tune"}
     return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
 

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.corpus.gather import Fields, gather_feature
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
+from pipeline.corpus.log import Log
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 from pipeline.planning.growing import APART
@@ -29,8 +30,8 @@ class Corpora(AnyCorpus):
 
     Attributes:
         corpora: as given.
-        first: the number of the first example of each, and of all: int64 [corpora + 1].
-        grows: whether one of them grows; `first` then leaves room for any number of examples.
+        first: the number of the first example of each, and of all: int64 [corpora + 1]. Where one
+            grows, it leaves room for any number of examples.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
@@ -38,7 +39,7 @@ class Corpora(AnyCorpus):
             raise InvalidValue("corpora is empty; give at least one, as {'name': corpus}")
         self.corpora = dict(corpora)
         self.members = tuple(self.corpora.values())
-        self.grows = any(isinstance(member, Growing) for member in self.members)
+        self.grows = any(member.grows for member in self.members)
         self.first = _number(self.members)
         first, expected = next(iter(self.corpora)), _traits(self.members[0])
         for name, corpus in self.corpora.items():
@@ -102,6 +103,20 @@ class Corpora(AnyCorpus):
 
     def __str__(self) -> str:
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
+
+
+def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
+    """What a `FollowedPlan` of a corpus is of: its parts; of several by name, also others as given.
+
+    They wait as long as the corpus says, or `wait_seconds`. None, if no corpus grows.
+    """
+    if isinstance(corpus, Growing):
+        wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
+        return Log(corpus.directory, wait)
+    if not getattr(corpus, "grows", False):
+        return None
+    each = corpus.corpora.items()
+    return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
 
 
 def _number(members: Sequence[Any]) -> np.ndarray:

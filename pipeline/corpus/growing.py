@@ -46,6 +46,8 @@ class Growing(Handles, Stored):
         num_learnt, text_bytes: None; nobody knows them before the end.
     """
 
+    grows = True
+
     def __init__(
         self,
         directory: epath.PathLike,

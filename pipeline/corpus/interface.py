@@ -179,6 +179,7 @@ class AnyCorpus:
         in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
+        grows: whether it, or one of its members, gains examples.
     """
 
     members: tuple["AnyCorpus", ...] = ()
@@ -189,6 +190,7 @@ class AnyCorpus:
     num_learnt: int | None = None
     text_bytes: int | None = None
     files: np.ndarray | None = None
+    grows: bool = False
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +36,7 @@ from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
+from pipeline.text.tokenizers import Tokenizer
 
 # What a corpus is made from, where nobody says.
 ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
@@ -62,7 +64,9 @@ class Writer:
         directory: a local path, or one of object storage. Where a writer was killed, this one goes
             on after what that has sealed.
         features: what examples carry beside their tokens, by name.
-        vocab_size: if given, ids must be below it.
+        vocab_size: if given, ids must be below it. None: that of the tokenizer, if there is one.
+        tokenizer: what made the ids; it is stored with the corpus, which can then be decoded, and
+            mixed with others of this tokenizer.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         keep_parts: if given, sealing deletes parts that no reader needs any more, but for as many
             of the last ones: those before all that readers hold (`Log.hold`), of which there must
@@ -82,6 +86,7 @@ class Writer:
         *,
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
+        tokenizer: Tokenizer | None = None,
         task: Task = CAUSAL,
         keep_parts: int | None = None,
     ):
@@ -90,6 +95,11 @@ class Writer:
             keep_parts = require_whole("keep_parts", keep_parts, 1)
         known = task.check(features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        origin, more = ARRAYS, dict[str, Any]()
+        if tokenizer is not None:
+            origin = ARRAYS | {"tokenizer": tokenizer.fingerprint}
+            vocab_size = vocab_size or tokenizer.vocab_size
+            more["save_tokenizer"] = functools.partial(tokenizer.save, self.directory)
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
             log = Log(self.directory)
@@ -100,8 +110,8 @@ class Writer:
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
                 )
-            manifest = Manifest(task=task.name, origin=ARRAYS, vocab_size=vocab_size)
-            self._parts = PartWriter(self.directory, manifest, keep_parts=keep_parts)
+            manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
+            self._parts = PartWriter(self.directory, manifest, keep_parts=keep_parts, **more)
             self._buffer = Buffer(self._resume(known), vocab_size)
             self._stack = stack.pop_all()
         self._closed = False

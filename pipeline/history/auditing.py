@@ -5,9 +5,12 @@ planned again and compared. That each epoch of the plan has each position once i
 batches here, and not taken from the plan.
 """
 
+import dataclasses
 import json
 import os
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -31,25 +34,30 @@ class NotAsPlanned(InvalidValue):
 class Ledger:
     """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
 
-    The plan may change on the way. `report` is called with a line for each epoch from the first on.
+    The plan may change on the way. `report` is called with a line for each epoch, from the first of
+    its corpus on: 0, or that of `first_epochs`, by name.
     """
 
-    def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
-        self._plan, self._report, self._first_epoch = plan, report, first_epoch
-        self._streams = plan.stages[-1].streams
+    def __init__(
+        self,
+        plan: Plan,
+        report: Callable[[str], None],
+        first_epochs: Mapping[str, int] = types.MappingProxyType({}),
+    ):
+        self.plan, self._report, self._first_epochs = plan, report, first_epochs
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
-        number = find_corpora(self._plan, planned.segments[:, 1])
-        owner = planned.epoch_of_segments * len(self._streams) + number
+        number, several = find_corpora(self.plan, planned.segments[:, 1]), len(self.plan.names)
+        owner = planned.epoch_of_segments * several + number
         for each in np.unique(owner).tolist():
-            epoch, which = divmod(each, len(self._streams))
+            epoch, which = divmod(each, several)
             key, pieces = (which, epoch), planned.segments[owner == each, 1:]
             if key not in self._left:
-                due = expected_positions(self._plan.streams_of(which), epoch)
+                due = expected_positions(self.plan.streams_of(which), epoch)
                 self._left[key] = int(due.sum())
             self._pieces.setdefault(key, []).append(pieces)
             self._left[key] -= int(pieces[:, 2:].sum())
@@ -58,17 +66,17 @@ class Ledger:
 
     def finish(self, steps: int) -> None:
         """Checks the epochs in progress, after so many batches; raises as `add`."""
-        for which, whole in enumerate(figures.whole_epochs(self._plan, steps).values()):
-            epochs = range(self._first_epoch, whole)
+        for which, (name, whole) in enumerate(figures.whole_epochs(self.plan, steps).items()):
+            epochs = range(self._first_epochs.get(name, 0), whole)
             due = {epoch for epoch in epochs if self._left.get((which, epoch), 1)}
             for epoch in sorted(due | {epoch for at, epoch in self._pieces if at == which}):
                 self._close(which, epoch, over=epoch < whole)
 
     def _close(self, which: int, epoch: int, *, over: bool) -> None:
         """Checks an epoch: each position at most once and, if it is over, all that are due."""
-        stream = self._streams[which]
+        stream = self.plan.stages[-1].streams[which]
         name = f"epoch {epoch}{f' of {stream.name}' if stream.name else ''}"
-        due = expected_positions(self._plan.streams_of(which), epoch)
+        due = expected_positions(self.plan.streams_of(which), epoch)
         lengths = as_lengths(stream.lengths.given).reshape(due.shape)
         if (which, epoch) not in self._pieces and not due.any():  # it joins later
             return
@@ -89,61 +97,71 @@ class Ledger:
             self._report(f"{name}, not over: {total:,} positions, none twice")
             return
         there = int(
-            lengths[: count_examples(self._plan.streams_of(which), epoch)].sum(dtype=np.int64)
+            lengths[: count_examples(self.plan.streams_of(which), epoch)].sum(dtype=np.int64)
         )
         lost = f"; {there - total:,} in no batch" * (total < there)
         self._report(f"{name}: {total:,} positions, each once{lost}")
 
 
 class FollowedLedger:
-    """Counts the positions of a corpus that grows, batch by batch; see `Ledger`.
+    """Counts the positions of corpora of which some grow, batch by batch; see `Ledger`.
 
-    The first epoch has each position of what was sealed at most once; a chapter that is over has
-    each of its own. Later epochs are those of a `Ledger`.
+    The first epoch of one that grows has each position of what was sealed at most once; a chapter
+    that is over has each of its own. Later epochs, and other corpora, are those of a `Ledger`.
     """
 
     def __init__(self, plan: FollowedPlan, report: Callable[[str], None]):
         self._plan, self._report, self._steps = plan, report, 0
-        self._pieces: list[np.ndarray] = []
-        self._later: Ledger | None = None
+        self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in plan.parts}
+        self._others = Ledger(plan, report, dict.fromkeys(plan.parts, 1))
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; raises as `Ledger.add`."""
-        if planned.epoch:
-            if self._later is None:
-                later = self._plan.later_epochs(self._steps)
-                self._later = Ledger(later, self._report, first_epoch=1)
-            self._later.add(planned)
-        else:
-            self._pieces.append(planned.segments[:, 1:])
+        owner, epochs = find_corpora(self._plan, planned.segments[:, 1]), planned.epoch_of_segments
+        others = np.ones(len(owner), bool)
+        for name, found in self._pieces.items():
+            mine = (owner == self._plan.names.index(name)) & (epochs == 0)
+            found.append(planned.segments[mine, 1:])
+            others &= ~mine
+        self._others.plan = self._plan.plan_of(self._steps)
+        segments = planned.segments[others]
+        self._others.add(dataclasses.replace(planned, segments=segments, epochs=epochs[others]))
         self._steps += 1
 
     def finish(self, steps: int) -> None:
-        """Checks the first epoch, and later ones, after so many batches; raises as `add`."""
+        """Checks the first epochs, and others, after so many batches; raises as `add`."""
         if not steps:
             return
-        place, parts = self._plan.entries_at(steps)[0]["places"][""], self._plan.parts[""]
+        places = self._plan.entries_at(steps)[0]["places"]
+        for name, pieces in self._pieces.items():
+            self._finish_first(name, places[name], np.concatenate(pieces))
+        self._others.finish(steps)
+
+    def _finish_first(self, name: str, place: Mapping[str, Any], pieces: np.ndarray) -> None:
+        """Checks the first epoch of a corpus, of which the chapters before `place` are over."""
+        parts, which = self._plan.parts[name], self._plan.names.index(name)
         found = [parts.lengths(number) for number in range(place["last"][0])]
-        room, overflow = self._plan.options.buckets[-1].lengths, self._plan.options.overflow
+        if not found:
+            return
         lengths = np.concatenate([each for each in found if each is not None])
+        over = place["example"]
+        room, overflow = self._plan.options.buckets[-1].lengths, self._plan.options.overflow
         due = cut(lengths, room, overflow).positions_per_example()
-        covered, wrong = _cover(np.concatenate(self._pieces), lengths.reshape(due.shape))
-        over = place["example"]  # of these, chapters are over
+        pieces[:, 0] -= self._plan.stages[-1].streams[which].first
+        covered, wrong = _cover(pieces, lengths.reshape(due.shape))
         wrong |= (covered > due).any(axis=1)
         if len(self._plan.changes) == 1:  # else others may have been dropped before
             wrong[:over] |= (covered[:over] != due[:over]).any(axis=1)
         if wrong.any():
             raise NotAsPlanned(
-                f"the first epoch of the plan does not have each position of example "
-                f"{int(wrong.argmax()):,} once ({np.count_nonzero(wrong):,} such examples). This "
-                "is a defect of Lockstep: please report it"
+                f"the first epoch of the plan{f' of {name}' * bool(name)} does not have each "
+                f"position of example {int(wrong.argmax()):,} once ({np.count_nonzero(wrong):,} "
+                "such examples). This is a defect of Lockstep: please report it"
             )
         self._report(
-            f"epoch 0, of a corpus that grows: {covered.sum():,} positions, none twice; of the "
-            f"first {over:,} examples, whose chapters are over, each once"
+            f"epoch 0, of {name or 'a corpus'} that grows: {covered.sum():,} positions, none "
+            f"twice; of the first {over:,} examples, whose chapters are over, each once"
         )
-        if self._later is not None:
-            self._later.finish(steps)
 
 
 def _cover(pieces: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

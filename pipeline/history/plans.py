@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidValue, Missing, name_some
@@ -86,7 +85,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         opened: dict[str, Any] = {}
         for name, place in places.items():
             if place.get("follow"):
-                opened[name] = Growing(workdir / place["directory"])
+                opened[name] = Growing(workdir / place["directory"], wait_seconds=0)
                 opened[name].refresh(0)
                 continue
             added: Any = {name: each for name, each in place.items() if name == "features"}
@@ -104,10 +103,8 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
             f"{'; '.join(others)}. Put the corpus of the run back there to plan its batches again"
         )
     try:
-        if isinstance(corpus, Growing):
-            plan = FollowedPlan.replay(Log(corpus.directory, wait_seconds=0), changes)
-        else:
-            plan = Plan.replay(corpus, changes)
+        parts = sealed_parts(corpus)
+        plan = (FollowedPlan if parts else Plan).replay(parts or corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
     for then, now in zip(identities, plan.entries, strict=True):

@@ -12,7 +12,6 @@ import grain
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
@@ -160,7 +159,7 @@ class Batches(StepDataset):
         features: Iterable[str] | None = None,
     ):
         if plan.follows:
-            if not isinstance(corpus, Growing) and not getattr(corpus, "grows", False):
+            if not corpus.grows:
                 raise InvalidValue(
                     f"the plan is of a corpus that grows, and corpus is {corpus!r:.80}; give "
                     "Corpus.open(directory, follow=True)"

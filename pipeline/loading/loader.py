@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import grain
 import numpy as np
 
-from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.groups import truncate_groups
-from pipeline.corpus.growing import Growing, open_growing
+from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
@@ -321,21 +321,8 @@ def load(
         )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_growing(corpus, wait_seconds) if follow else open_corpus(corpus)
-    parts: Any = None
-    if isinstance(corpus, Growing):
-        parts = Log(corpus.directory, wait_seconds)
-    elif isinstance(corpus, Corpora) and corpus.grows:
-        parts = {
-            name: Log(each.directory, wait_seconds) if isinstance(each, Growing) else each
-            for name, each in corpus.corpora.items()
-        }
-    if parts is not None:
-        if buckets is None and options.get("max_length") is None:
-            raise InvalidValue(
-                "neither max_length nor buckets is given, and nobody knows how long the examples "
-                "of a corpus that grows will be; give one of them"
-            )
-    elif follow or wait_seconds is not None:
+    parts = sealed_parts(corpus, wait_seconds)
+    if parts is None and (follow or wait_seconds is not None):
         raise InvalidValue(
             f"follow is {follow}, wait_seconds is {wait_seconds}, and corpus is {corpus!r:.80}; "
             "both are for a corpus that grows: give its directory and follow=True"
@@ -353,7 +340,7 @@ def load(
         several = math.lcm(128, length) if length > 1 else None
         multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
-        lengths = corpus if parts is None else _begin(parts, options)
+        lengths = corpus if parts is None else begin_lengths(parts, options)
         buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
     overflow = options.get("overflow")
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
@@ -371,16 +358,6 @@ def load(
         features=features,
     )
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)
-
-
-def _begin(parts: Any, options: Mapping[str, Any]) -> Any:
-    """The lengths that buckets are fitted to: of what grows, those of the first window."""
-    if isinstance(parts, Log):
-        return begin_lengths(parts, options)
-    return {
-        name: begin_lengths(each, options) if isinstance(each, Log) else each
-        for name, each in parts.items()
-    }
 
 
 def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> FollowedPlan:

@@ -98,8 +98,9 @@ def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     """Epochs of each corpus that are over before `step`, by name."""
     found = dict.fromkeys(plan.names, 0)
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
-    block = stage.assembly.block(step)  # in the middle of it, epochs that end in it are not over
-    epochs = stage.schedule.epochs(block.start)
+    # In the middle of a block, epochs that end in it are not over. Nothing after `step` is asked.
+    block = stage.assembly.block(max(step - 1, 0))
+    epochs = stage.schedule.epochs(block.start if step < block.stop else step)
     return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
 

@@ -234,8 +234,8 @@ class FollowedPlan(Plan):
         plan._set([*self.stages, new])
         return plan
 
-    def later_epochs(self, step: int) -> Plan:
-        """The plan of whole epochs that has a step, of a corpus that is finished."""
+    def plan_of(self, step: int) -> Plan:
+        """The plan of the stage of a step, and of those of whole epochs after it."""
         return Plan._from_stages(self._stages_at(step)[1])
 
     def parts_of(self, step: int) -> dict[str, range]:

@@ -51,11 +51,20 @@ class Parts(Protocol):
         ...
 
 
-def begin_lengths(parts: Parts, options: Mapping[str, Any]) -> np.ndarray:
+def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The lengths of the first window of a corpus that grows, to fit buckets to.
 
-    `options` may have a `window` and a `max_length`, as for `fit_buckets`.
+    Of several by name, those of each, and others as they are. `options` may have a `window`, and
+    have a `max_length`, as for `fit_buckets`.
     """
+    if isinstance(parts, Mapping):
+        growing = {name: each for name, each in parts.items() if hasattr(each, "digest")}
+        return {**parts, **{n: begin_lengths(each, options) for n, each in growing.items()}}
+    if options.get("max_length") is None:
+        raise InvalidValue(
+            "neither max_length nor buckets is given, and nobody knows how long the examples of a "
+            "corpus that grows will be; give one of them, such as max_length=1024"
+        )
     most = min(options.get("window", WINDOW), LEAST_WINDOW)
     room = tuple(np.ravel(options["max_length"]).tolist())
     found, pieces = list[np.ndarray](), 0

@@ -251,22 +251,24 @@ def prepare_corpora(
 ) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they are not yet there.
 
-    With `config.train.follow`, that for training is prepared in a thread meanwhile, by the process
-    that `writes`, and is there once its first part is sealed.
+    A corpus to train on that has `follow` is prepared in a thread meanwhile, by the process that
+    `writes`, and is there once its first part is sealed.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
             read); of a mixture, `sources` in place of `train`, such fields by name, and `mixture`
             with their `weights`; where others may join `train` later on, `added`, by name;
+            `follow` and `wait_seconds`, as for `load`, of each corpus to train on, which another
+            program writes if it has no source;
             `template`, which a source may have of its own; `task`, with the fields of `open_view`;
             `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
             without a model the `vocab_size` of one to be trained on the text that training begins
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: where to keep them.
-        writes: whether this process writes a corpus that is followed.
-        whole: whether a corpus that is followed must be finished; it is prepared to its end, or if
-            another program writes it, refused where it is not.
+        writes: whether this process writes corpora that are followed.
+        whole: whether corpora that are followed must be finished; they are prepared to their end,
+            or if another program writes them, refused where they are not.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
@@ -293,16 +295,12 @@ def prepare_corpora(
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         sections = {"train": ("train", config.train)}
         sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
+    training = [*sections]
+    followed = {place: fields for place, (_, fields) in sections.items() if fields.get("follow")}
+    for place, fields in followed.items():
+        if not any(fields.get(key) for key in ("source", "files", "tfds")):
+            del sections[place]  # another program writes it
     sections["eval"] = "eval", config.eval
-    follow = "train" in config and config.train.get("follow", False)
-    if follow and (mixture or len(names) > 1 or config.task.kind != "causal"):
-        raise InvalidValue(
-            "config.train.follow is True, which is for one corpus and task.kind 'causal'; leave "
-            "out sources, added and other tasks, or set it to False"
-        )
-    external = follow and not any(config.train.get(key) for key in ("source", "files", "tfds"))
-    if external:
-        del sections["train"]  # another program writes it
     parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
         fields = ", ".join(str(part.field) for part in parts.values())
@@ -310,33 +308,42 @@ def prepare_corpora(
             f"the corpora of the config have the fields {fields}; give each of them one name, or "
             "for pairs each of them two"
         )
+    pairs = not isinstance(parts["eval"].field, str)
+    if followed and (pairs or config.task.kind != "causal" or config.get("added")):
+        raise InvalidValue(
+            f"follow is True of {', '.join(followed)}, which is for task.kind 'causal', one field "
+            "of text, and no corpora that are added; set it to False, or leave out the others"
+        )
     view = open_view(config.task, config.seed)
     task = CAUSAL if config.task.kind == "causal" else INPUTS
     tokenizer = open_tokenizer(config.tokenizer)
     if tokenizer is None:
-        of_training = list(parts.values())[:begin]
+        of_training = [parts[place] for place in training[:begin] if place in parts]
+        if not of_training:
+            raise InvalidValue(
+                "other programs write what training begins with, so there is no text to train a "
+                "tokenizer on; give the one that they use, as in --config.tokenizer.model=PATH"
+            )
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
-    if follow and not whole:
-        place, held_out = (
-            directory / "train",
-            parts["eval"].prepare(tokenizer, directory / "eval", task),
-        )
-        if writes and "train" in parts:
-            _prepare_meanwhile(parts["train"], tokenizer, place, task)
-        return open_growing(place, config.train.get("wait_seconds")), view(held_out)
-    corpora = {
-        place: part.prepare(tokenizer, directory / place, task) for place, part in parts.items()
-    }
-    if external:
-        corpora = {"train": open_corpus(directory / "train"), **corpora}
     kept = config.get("cache") or {}
     cache: Any = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
-    if any(cache.values()):
-        corpora = {place: open_corpus(directory / place, **cache) for place in corpora}
-    *training, held_out = map(view, corpora.values())
-    if mixture or len(training) > 1:
-        return Corpora(dict(zip(names, training, strict=True))), held_out
-    return training[0], held_out
+    corpora: dict[str, Any] = {}
+    for place in (*training, "eval"):
+        if whole or place not in followed:
+            if place in parts:
+                corpora[place] = parts[place].prepare(tokenizer, directory / place, task)
+            if place not in parts or any(cache.values()):
+                corpora[place] = open_corpus(directory / place, **cache)
+    growing = [place for place in followed if place not in corpora]
+    for place in growing if writes else ():
+        if place in parts:
+            _prepare_meanwhile(parts[place], tokenizer, directory / place, task)
+    for place in growing:
+        corpora[place] = open_growing(directory / place, followed[place].get("wait_seconds"))
+    first, *others = (view(corpora[place]) for place in training)
+    if mixture or others:
+        first = Corpora(dict(zip(names, (first, *others), strict=True)))
+    return first, view(corpora["eval"])
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:

@@ -13,9 +13,7 @@ import jax
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.log import Log
 from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
@@ -198,19 +196,16 @@ class Run(contextlib.ExitStack):
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
-            if isinstance(corpus, Growing):
+            if corpus.grows:
                 raise InvalidValue(
                     "config.batches.tune measures buckets for a whole corpus, and this one grows; "
-                    "leave out config.batches.tune, or config.train.follow"
+                    "leave out config.batches.tune, or follow"
                 )
             with self.log.clock("tune"):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
         with self.log.clock("plan"):
-            given: Any = corpus
-            if isinstance(corpus, Growing):
-                given = Log(corpus.directory, self.config.train.get("wait_seconds"))
-            self._plan = self._schedule.plan(given, mixture, row_multiple=rows, tuned=tuned)
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "
@@ -252,8 +247,8 @@ class Run(contextlib.ExitStack):
         self._loader, self._flops = loader, flops
         logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
-        # Where the chapters of the latest checkpoints begin.
-        self._held: collections.deque[int] = collections.deque(maxlen=self.config.keep)
+        # Where the chapters of the latest checkpoints begin, by name.
+        self._held: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
         self._keep_parts(loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
@@ -358,10 +353,14 @@ class Run(contextlib.ExitStack):
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
 
     def _keep_parts(self, data: Mapping[str, Any]) -> None:
-        """Tells the writer of a corpus that grows which parts the checkpoints need."""
+        """Tells the writers of corpora that grow which parts the checkpoints need."""
+        if self._plan.follows:
+            self._held.append(data["plans"][0]["places"])
         for name, parts in self._plan.parts.items() if self._leads else ():
-            self._held.append(data["plans"][0]["places"][name]["part"])
-            parts.hold(fingerprint_of(os.path.abspath(self.workdir)), min(self._held))
+            # Checkpoints of an earlier start may still need what that held.
+            if not self.first_step or len(self._held) == self._held.maxlen:
+                needed = min(places[name]["part"] for places in self._held)
+                parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.log import Log
+from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
@@ -201,8 +200,7 @@ class Schedule:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
         Args:
-            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora. Or
-                the sealed parts of one that grows.
+            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora.
             mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
             row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
                 options at step 0, so that a run keeps its batches on other devices.
@@ -216,8 +214,10 @@ class Schedule:
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         known: Any = corpus
         replay: Callable[..., Plan] = Plan.replay
-        if isinstance(corpus, Log):
-            known, replay = self._begin_lengths(corpus, new), FollowedPlan.replay
+        if (parts := sealed_parts(corpus)) is not None:
+            corpus, known, replay = parts, None, FollowedPlan.replay
+            if any("buckets" not in self.entries[number].options for number in new):
+                known = begin_lengths(parts, self.options())
         for number in new:
             self._resolve(number, known, mixture or {})
         if tuned is not None:
@@ -237,19 +237,6 @@ class Schedule:
             step, options = self.entries[number].step, self.entries[number].options
             logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan
-
-    def _begin_lengths(self, parts: Log, new: Sequence[int]) -> Any:
-        """The lengths that new entries fit buckets to: those of the first window."""
-        if not any("buckets" not in self.entries[number].options for number in new):
-            return None
-        force = self.options()
-        if force.get("max_length") is None:
-            raise InvalidValue(
-                "batches have neither max_length nor buckets, and nobody knows how long the "
-                "examples of a corpus that grows will be; give one of them, as in "
-                "--config.batches.max_length=1024"
-            )
-        return begin_lengths(parts, force)
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]

@@ -1,16 +1,24 @@
 """Runs on a corpus that another program writes meanwhile, with a model that is next to nothing."""
 
+import contextlib
+import io
+import json
 import logging
+import shutil
 import threading
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 import pipeline
 import train
-from pipeline import Corpus, Writer
+from pipeline import Corpus, Writer, tokenizers
+from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
+from pipeline.planning import growing
 from pipeline.scoring import open_table
+from pipeline.trainer import prepare_corpora
 from tests.runs.runs import audit, messages, run, steps, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
@@ -38,10 +46,10 @@ class WaitsFor(threading.Event):
         return True
 
 
-def write(directory, first, last, *, finish):
+def write(directory, first, last, *, finish, tokenizer=None):
     """Writes the examples of these numbers after those that are there."""
     rng = np.random.default_rng(first)
-    with Writer(directory) as writer:
+    with Writer(directory, tokenizer=tokenizer) as writer:
         for _ in range(first, last):
             writer.append(rng.integers(3, 99, rng.integers(2, 120)))
         writer.seal()
@@ -72,6 +80,73 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     assert "120 documents: loss 8.0000" in str(said)
     table = open_table(as_path(tmp_path) / "scores" / "8" / "scores.arrow")
     assert table["weight"].to_pylist() == Corpus.open(place).lengths.tolist()
+
+
+def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+
+    def train_on(name, **fields):
+        config = tiny(text, "mixture_config", checkpoint_every=10, eval_every=60, **fields)
+        sources = config.sources.to_dict()
+        sources = {"library": sources["first"], "prepared": sources["second"]}
+        sources["prepared"]["follow"] = True
+        sources["written"] = {**sources["prepared"], "files": "", "wait_seconds": 60.0}
+        config.sources = ConfigDict(sources)
+        config.mixture.weights = ((0, {"library": 1, "prepared": 2, "written": 3}),)
+        with config.batches.unlocked():
+            config.batches.window = 20
+        run(config, tmp_path / name)
+        assert audit(tmp_path / name)[0] == 0
+        return tmp_path / name
+
+    def held(workdir):
+        (path,) = (workdir / "corpus" / "train" / "written" / "log").glob("reader-*.json")
+        return json.loads(path.read_text())["number"]
+
+    live, later = (tmp_path / name / "corpus/train/written" for name in ("live", "later"))
+    made = {"tokenizer": tokenizers.Bytes(begin=True, end=True)}
+    for first in range(0, 400, 40):
+        write(live, first, first + 40, finish=False, **made)
+    workdir = train_on("live", steps=10)
+    assert held(workdir) == 0
+    train_on("live", steps=40)
+    assert held(workdir) == 3  # step 20, of three checkpoints, is in the second chapter
+    train_on("live", steps=50)
+    assert held(workdir) == 3  # the two that this start knows need less
+    write(live, 400, 440, finish=True, **made)
+    train_on("live", steps=60)
+    shutil.copytree(live, later)
+    train_on("later", steps=60)
+    digests = [[line["batch"] for line in steps(tmp_path / name)] for name in ("live", "later")]
+    assert digests[0] == digests[1]
+    said = audit(workdir)[1]
+    for line in (
+        "epoch 0 of library: ",
+        "epoch 0, of prepared that grows: ",
+        "epoch 2 of prepared: ",
+        "440 examples, whose chapters are over",
+        "epoch 1 of written, not over: ",
+    ):
+        assert line in said
+    for command in (["show", f"{workdir}", "--step=3"], ["why", f"{workdir}", "--step=40"]):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(command) == 0
+        assert "written" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task.kind": "masked"}, "follow is True of train, which is for task.kind 'causal'"),
+        ({"eval.field": ("a", "b")}, "follow is True of train, which is for"),
+        ({"tokenizer.kind": "sentencepiece"}, "no text to train a tokenizer on"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(config, tmp_path, fields, message):
+    with config.ignore_type():
+        config.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=message):
+        prepare_corpora(config, as_path(tmp_path))
 
 
 def test_a_corpus_that_still_grows_is_not_scored(tmp_path):
