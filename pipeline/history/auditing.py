@@ -195,7 +195,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     _, plan = read_history(workdir)
     for step, changes in plan.changes:
         report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned again'}")
-    digests, without_update = _read_log(workdir)
+    digests, without_update, said = _read_log(workdir)
     ledger: Ledger | FollowedLedger
     if isinstance(plan, FollowedPlan):
         ledger = FollowedLedger(plan, report)
@@ -214,14 +214,16 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
             )
         ledger.add(planned)
     ledger.finish(len(digests))
+    for text in said:
+        report(text)
     if without_update:
         report(f"without an update: steps {name_some(without_update)}")
     report(f"all {len(digests):,} batches are those that were planned, each once and in order")
 
 
-def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
-    """The digests of all batches; the steps that were left out, or not finite."""
-    digests, without_update = list[str](), list[int]()
+def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[str]]:
+    """The digests of all batches; steps that were left out, or not finite; words on buckets."""
+    digests, without_update, said = list[str](), list[int](), list[str]()
     path = workdir / "metrics.jsonl"
     if not path.exists():
         raise Missing(
@@ -238,7 +240,8 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
             loss = values["loss"] if "batch" in values else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValue(f"line {number} of {path} cannot be read: {error!r}") from error
-        if digest is None:  # an evaluation
+        if digest is None:  # an evaluation, or words on buckets
+            said += [f"step {step:,}: {values['refit']}"] if "refit" in values else []
             continue
         due = len(digests)
         if step != due:
@@ -255,4 +258,4 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
             f"step {len(digests):,} is missing: the log ends there, and the last checkpoint is of "
             f"step {saved:,}"
         )
-    return digests, without_update
+    return digests, without_update, said

@@ -40,6 +40,10 @@ LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 # are then compared by packing about SAMPLE evenly spaced pairs.
 CELLS, SAMPLE = 256, 5_000
 
+# Other buckets than those of a plan that follows a corpus are worth a word if they save this share,
+# beside what each further bucket must save: a change ends a chapter, and compiles the step again.
+WORTH_REFIT = 0.02
+
 # The changes of a side of a bucket that the search tries, in multiples of `length_multiple`.
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
@@ -118,7 +122,7 @@ def fit_buckets(
     width = require_whole("width", width, 1)
     if weights is not None:
         each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
-        lengths = _typical_lengths(each, weights, by)
+        lengths = typical_lengths(each, weights, by)
     attention = "segment" if packing == "none" else attention
     search = make_search(
         lengths,
@@ -134,6 +138,64 @@ def fit_buckets(
     found = search.find(max_buckets)
     logger.info("buckets %s; %s", ", ".join(map(str, found)), search.comparison)
     return tuple(search.bucket(each) for each in found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refit:
+    """Buckets fitted to some lengths, beside those that a plan has.
+
+    Attributes:
+        present: the buckets of the plan.
+        fitted: the others.
+        costs: of a position, in those that are present and in the fitted ones.
+        padding: the share of padding in both.
+    """
+
+    present: tuple[Bucket, ...]
+    fitted: tuple[Bucket, ...]
+    costs: tuple[float, float]
+    padding: tuple[float, float]
+
+    @property
+    def saves(self) -> float:
+        """The share of the cost that the fitted buckets save."""
+        return 1 - self.costs[1] / self.costs[0]
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether they save enough to change the plan: 2%, and 5% more for each further bucket."""
+        further = max(len(self.fitted) - len(self.present), 0)
+        return self.saves > WORTH_REFIT + WORTH_PACKED * further
+
+    def __str__(self) -> str:
+        now, then = (", ".join(map(str, each)) for each in (self.present, self.fitted))
+        return (
+            f"buckets {then} would cost {self.saves:.1%} less a token than {now}, with "
+            f"{self.padding[1]:.2%} padding instead of {self.padding[0]:.2%}"
+        )
+
+
+def refit(
+    buckets: Sequence[Bucket],
+    lengths: AnyLengths,
+    *,
+    packing: Packing = "best_fit",
+    attention: Attention = "dense",
+    width: int = 1024,
+    **options: Any,
+) -> Refit:
+    """What `fit_buckets` would choose for lengths that `buckets` hold; options are its own."""
+    attention = "segment" if packing == "none" else attention
+    price = functools.partial(row_cost, attention=attention, width=width)
+    search = make_search(lengths, packing=packing, price=price, **options)
+    present = tuple(dict.fromkeys(bucket.lengths for bucket in buckets))
+    found = search.find(options["max_buckets"])
+    return Refit(
+        present=tuple(buckets),
+        fitted=tuple(map(search.bucket, found)),
+        costs=(search.cost(present), search.cost(found)),
+        padding=(search.padding(present), search.padding(found)),
+    )
 
 
 def make_search(
@@ -493,7 +555,7 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndar
     return sizes[:, None], found[sizes]
 
 
-def _typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
+def typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 
     Each corpus has its share over the phases, of examples spread evenly over it (perhaps several

@@ -178,6 +178,13 @@ class Chapter(Stream, Handles):
         none = np.zeros(len(self.options.groups), np.int64)
         return Window(self.begin, self.begin, False, none, none)
 
+    def window_lengths(self, window: Window) -> np.ndarray:
+        """The lengths of the examples of a window."""
+        numbers = range(window.begin.part, window.end.part)
+        lengths = [self._parts.lengths(number) for number in numbers]
+        assert all(each is not None for each in lengths), "its parts are sealed"
+        return np.concatenate(lengths)  # type: ignore[arg-type]
+
     def locate(self, length: int, row: int) -> tuple[Pass, int, int]:
         """As `Stream.locate`, with the pass of a window."""
         window = next(each for each in reversed(self.windows) if row >= each.rows_before[length])
@@ -214,10 +221,7 @@ class Chapter(Stream, Handles):
 
     def _pack(self, window: Window) -> Pass:
         options = self.options
-        numbers = range(window.begin.part, window.end.part)
-        lengths = [self._parts.lengths(number) for number in numbers]
-        assert all(each is not None for each in lengths), "its parts are sealed"
-        pieces = self._cut(np.concatenate(lengths))  # type: ignore[arg-type]
+        pieces = self._cut(self.window_lengths(window))
         pack_window, _ = make_packer(pieces, options.buckets, options, lambda name, make: make())
         layout = Layout(
             pieces,

@@ -21,6 +21,7 @@ from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -249,7 +250,8 @@ class Run(contextlib.ExitStack):
         state = self._restore(initialise, key)
         # Where the chapters of the latest checkpoints begin, by name.
         self._held: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
-        self._keep_parts(loader.get_state())
+        self._keep_parts(data := loader.get_state())
+        self._looked = _doublings(data) if self.first_step else None
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, loader.corpus, self._plan)
@@ -339,8 +341,9 @@ class Run(contextlib.ExitStack):
             stats.other_compiles = self._guard.others
             stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
-            run["record"] = self.log.save()
             data = self._loader.get_state()
+            self._look_at_buckets(data)
+            run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
         if done == self.config.steps and stats.unapplied:
@@ -362,6 +365,28 @@ class Run(contextlib.ExitStack):
                 needed = min(places[name]["part"] for places in self._held)
                 parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
+    def _look_at_buckets(self, data: Mapping[str, Any]) -> None:
+        """Says where a corpus that grows has shifted so far that other buckets are worth a change.
+
+        At a checkpoint, which takes its time anyway, if a chapter has begun or has twice as many
+        parts as at the last look: words that come with every window are not read.
+        """
+        before, self._looked = self._looked, _doublings(data)
+        if before in (None, self._looked) or not self._leads:
+            return
+        assert isinstance(self._plan, FollowedPlan), "others have no chapters"
+        step = data["step"] - 1
+        found = self._plan.refit(step, **self._schedule.fitting(step))
+        if found is None or not found.is_worth:
+            return
+        change = json.dumps({"buckets": [bucket.as_json for bucket in found.fitted]})
+        how = f"to change, run again with --change='{change}'"
+        if self._plan.names != ("",):
+            how = "a mixture in which corpora grow cannot change, but another run can start_from it"
+        said = f"in the latest windows of the corpus, {found}; {how}"
+        logger.warning("step %s: %s", f"{step:,}", said)
+        self.log.write({"step": step, "refit": said})
+
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
@@ -370,3 +395,13 @@ class Run(contextlib.ExitStack):
             with self.log.clock("save"):
                 self.checkpoints.close()
         self.log.write_summary(self._done)
+
+
+def _doublings(data: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Of each corpus that grows, the chapter of a data state, and how often its parts doubled."""
+    places = data["plans"][0].get("places", {})
+    return {
+        name: (place["part"], (place["last"][0] - place["part"]).bit_length())
+        for name, place in places.items()
+        if place
+    }

@@ -183,6 +183,12 @@ class Schedule:
             return there.get(first, corpus)
         return Corpora({name: there[name] for name in (first, *names)})
 
+    def fitting(self, step: int) -> dict[str, Any]:
+        """The options of `fit_buckets` at a step; where buckets are given, those of the model."""
+        force = self.options(step)
+        given = "buckets" in force
+        return select_options(("attention", "width"), force) if given else _fitting(force)
+
     @property
     def tunes(self) -> bool:
         """Whether the buckets at step 0 are to be measured, and have not been yet."""
@@ -250,8 +256,7 @@ class Schedule:
                 entry.plan["examples"] = count
         fits = number == 0 or select_options(FITTING, entry.options)
         if "buckets" not in entry.options and fits:
-            fitting: dict[str, Any] = {"max_buckets": 4, "length_multiple": None}
-            fitting |= select_options(FITTING, force)
+            fitting = _fitting(force)
             fitting |= select_options(("weights", "by"), mixture)
             if "tokens_per_batch" not in fitting:
                 raise InvalidValue(
@@ -259,6 +264,10 @@ class Schedule:
                     "--config.batches.tokens_per_batch=16384"
                 )
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
+
+
+def _fitting(force: Mapping[str, Any]) -> dict[str, Any]:
+    return {"max_buckets": 4, "length_multiple": None} | select_options(FITTING, force)
 
 
 def _parse_change(change: str) -> dict[str, Any]:

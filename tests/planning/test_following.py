@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Plan
+from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import growing
+from pipeline.planning.cascade import row_cost
+from pipeline.planning.fit import Refit
 from pipeline.planning.following import FollowedPlan
 from tests.planning.sealed_parts import SealedInMemory
 
@@ -319,6 +321,31 @@ def test_what_needs_the_whole_is_refused():
         follow([[1]], overflow="error")
     with pytest.raises(ValueError, match="weights cannot change while a corpus grows"):
         follow([[1]]).after(3, weights={"a": 1})
+
+
+def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
+    rng, options = np.random.default_rng(0), {"tokens_per_batch": 128, "max_buckets": 2}
+    options |= {"length_multiple": 4, "row_multiple": 1}
+    early = [rng.integers(1, 33, 60) for _ in range(4)]
+    plan = follow([*early, *[[17] * 60] * 4], [Bucket(4, 32)])
+    found = [plan.refit(step, **options) for step in range(80)]
+    (begins,) = np.flatnonzero(np.diff([each.is_worth for each in found])).tolist()
+    assert not found[begins].is_worth
+    later = found[begins + 1]
+    assert plan.batch(begins + 1).segments[:, 1].max() >= 4 * 60
+    assert later.fitted == fit_buckets([17] * 60, max_length=32, **options)
+    assert later.padding == (1 - 17 / 32, 1 - 17 / 20)
+    assert later.saves == pytest.approx(1 - row_cost(20) / row_cost(32))
+    assert "20 would cost 37.6% less a token than 4x32, with 15.00% padding instead" in str(later)
+    assert plan.refit(len(first_epoch(plan)) + 3) is None  # an ordinary epoch
+    fresh = follow([*early, *[[17] * 60] * 4], [Bucket(4, 32)])
+    assert digests(first_epoch(plan)) == digests(first_epoch(fresh))
+
+
+def test_a_further_bucket_must_save_more():
+    costs, both = {"costs": (1.0, 0.95), "padding": (0.0, 0.0)}, tuple(BUCKETS)
+    assert Refit(both, both, **costs).is_worth
+    assert not Refit(both[:1], both, **costs).is_worth
 
 
 def test_followed_batches_stay_what_they_are():

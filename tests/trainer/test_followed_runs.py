@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import shutil
 import threading
 
@@ -132,6 +133,29 @@ def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, 
         with contextlib.redirect_stdout(io.StringIO()) as out:
             assert main(command) == 0
         assert "written" in out.getvalue()
+
+
+def test_a_run_and_its_audit_say_that_the_corpus_has_shifted(config, tmp_path):
+    place = tmp_path / "corpus" / "train"
+    write(place, 0, 60, finish=False)
+    with Writer(place) as writer:
+        for number in range(200):
+            writer.append(np.full(71, 7))  # 70 positions: one in a row of 128
+            if number % 20 == 19:
+                writer.seal()
+        writer.finish()
+    config.update(checkpoint_every=2, steps=12)
+    said = run(config, tmp_path)
+    sentence = "in the latest windows of the corpus, buckets 12x80 would cost"
+    assert said.count(sentence) == 2  # when its parts had doubled, and again
+    change = re.search(r"--change='(.*)'", said)[1]
+    assert change == '{"buckets": [[12, 80]]}'
+    config.steps = 30
+    assert sentence not in run(config, tmp_path, change=change)
+    assert {line["bucket"] for line in steps(tmp_path)} == {"8x128", "12x80"}
+    code, audited = audit(tmp_path)
+    assert code == 0
+    assert audited.count(sentence) == 2
 
 
 @pytest.mark.parametrize(
