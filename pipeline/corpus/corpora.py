@@ -112,7 +112,7 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
     """
     if isinstance(corpus, Growing):
         wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
-        return Log(corpus.directory, wait)
+        return Log(corpus.directory, wait, corpus.hold_out)
     if not getattr(corpus, "grows", False):
         return None
     each = corpus.corpora.items()

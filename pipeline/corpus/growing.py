@@ -9,11 +9,12 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.gather import Fields
+from pipeline.corpus.interface import Split
 from pipeline.corpus.log import Damaged, Entry, Log
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
-from pipeline.errors import InvalidState, InvalidValue, Missing
+from pipeline.errors import InvalidState, InvalidValue, Missing, require_share
 from pipeline.fs.atomic import is_local
 from pipeline.fs.fork import Handles
 
@@ -41,6 +42,7 @@ class Growing(Handles, Stored):
     Attributes:
         directory: where it is.
         log: the sealed parts in order; `FollowedPlan(corpus.log, …)` plans them.
+        hold_out: the share of examples that its plans leave out; see `split`.
         identity: says which corpus this is, by its first part, tokenizer and task. What was read of
             it is in the digests of the log.
         num_learnt, text_bytes: None; nobody knows them before the end.
@@ -54,8 +56,9 @@ class Growing(Handles, Stored):
         memory_map: bool | None = None,
         entries: Sequence[Entry] = (),
         wait_seconds: float | None = None,
+        hold_out: float = 0.0,
     ):
-        self.log = Log(directory, wait_seconds)
+        self.log, self.hold_out = Log(directory, wait_seconds, hold_out), hold_out
         place, about = self.log.directory, self.log.about()
         if TASKS[about.task] == GROUPS:
             raise InvalidValue(
@@ -65,6 +68,9 @@ class Growing(Handles, Stored):
         mapped = is_local(place) if memory_map is None else memory_map
         first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
         super().__init__(place, about, mapped, first)
+        if hold_out:
+            split = {"hold_out": hold_out, "held_out": False}
+            self.identity = {**self.identity, Split.kind: split}
         self._held = range(0)
         self._run = _Run(self, list(entries)) if entries else None
         self.__setstate__({})
@@ -91,6 +97,22 @@ class Growing(Handles, Stored):
             elif start is not None:
                 self._run = None
             return new
+
+    def split(self, hold_out: float = 0.01) -> tuple["Growing", Split]:
+        """The corpus to train on, and the examples that are held out of what is sealed by now.
+
+        A hash of its number decides, as in `AnyCorpus.split`, so what is held out stays so as the
+        corpus grows. Examples that are held out keep their numbers in the first one, and its plans
+        leave them out. The second one does not grow.
+
+        Args:
+            hold_out: the share of examples that are held out, above 0 and below 1.
+        """
+        if self.hold_out:
+            raise InvalidValue(f"{self!r} is split already; split the corpus itself")
+        hold_out, mapped = require_share("hold_out", hold_out), self.in_memory
+        train = Growing(self.directory, mapped, (), self.log.wait_seconds, hold_out)
+        return train, Split(Growing(self.directory, mapped), hold_out=hold_out, held_out=True)
 
     def hold(self, parts: range) -> None:
         """Makes these parts readable, and those held before if they are next to them, alone.
@@ -172,7 +194,8 @@ class Growing(Handles, Stored):
 
     def __reduce__(self) -> tuple[Any, ...]:
         place = os.fspath(self.directory)
-        return Growing, (place, self.in_memory, tuple(self.entries), self.log.wait_seconds)
+        own = self.log.wait_seconds, self.hold_out
+        return Growing, (place, self.in_memory, tuple(self.entries), *own)
 
     def __str__(self) -> str:
         vocabulary = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"

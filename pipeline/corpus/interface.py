@@ -408,8 +408,8 @@ class Split(View):
     def __init__(self, corpus: AnyCorpus, *, hold_out: float, held_out: bool):
         super().__init__(corpus)
         self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
-        bits = prng.mix(np.arange(1, len(corpus) + 1, dtype=np.uint64) * prng.GAMMA)
-        self.numbers = np.flatnonzero((bits < prng.threshold(self.hold_out)) == self.held_out)
+        found = prng.is_held_out(np.arange(len(corpus)), self.hold_out)
+        self.numbers = np.flatnonzero(found == self.held_out)
         if not len(self.numbers):
             raise InvalidValue(
                 f"hold_out is {self.hold_out}, and that leaves none of the {len(corpus):,} "

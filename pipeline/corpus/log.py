@@ -32,6 +32,7 @@ from pipeline.corpus.manifest import (
     write_entries,
 )
 from pipeline.corpus.parts import Part
+from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidState, InvalidValue, Missing, NotSealed
 from pipeline.fs import objects
@@ -115,17 +116,24 @@ class Log(Handles):
     Args:
         directory: a local path, or one of object storage.
         wait_seconds: the longest wait for a part, in seconds; None: as long as it takes.
+        hold_out: the share of examples that plans leave out, as for `AnyCorpus.split`.
     """
 
     handles = ("_known", "_end", "_manifest", "_closed", "_waited")
 
-    def __init__(self, directory: epath.PathLike, wait_seconds: float | None = None):
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        wait_seconds: float | None = None,
+        hold_out: float = 0.0,
+    ):
         if wait_seconds is not None and not wait_seconds >= 0:
             raise InvalidValue(
                 f"wait_seconds is {wait_seconds!r}; it must be a number of seconds from 0 up, or "
                 "None to wait as long as it takes"
             )
         self.directory, self.wait_seconds = as_path(directory), wait_seconds
+        self.hold_out = hold_out
         self._place = self.directory / LOG
         self.__setstate__({})
 
@@ -200,8 +208,11 @@ class Log(Handles):
             NotSealed: no part was sealed within `wait_seconds`.
             InvalidState: `close` was called.
         """
-        entry = self.wait(number)
-        return None if entry is None else self.read_lengths([entry.part])[0]
+        if (entry := self.wait(number)) is None:
+            return None
+        (lengths,) = self.read_lengths([entry.part])
+        lengths[is_held_out(entry.first + np.arange(entry.examples), self.hold_out)] = 0
+        return lengths
 
     def digest(self, number: int) -> str | None:
         """See `pipeline.planning.growing.Parts`."""
@@ -212,10 +223,14 @@ class Log(Handles):
             return self._end[2] if entry is None else entry.before
 
     def whole(self) -> Any:
-        """The finished corpus."""
+        """See `pipeline.planning.growing.Parts`."""
         from pipeline.corpus.corpus import Corpus  # it opens corpora that grow
 
-        return Corpus.open(self.directory)
+        corpus = Corpus.open(self.directory)
+        if not self.hold_out:
+            return corpus
+        left_out = np.flatnonzero(is_held_out(np.arange(len(corpus)), self.hold_out))
+        return lengths_module.Lengths(corpus, left_out)
 
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""

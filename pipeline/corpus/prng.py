@@ -45,6 +45,15 @@ def draw(
     return mix(places)
 
 
+def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
+    """Whether examples of these numbers are of the share that is held out: bool; see `split`.
+
+    >>> np.flatnonzero(is_held_out(np.arange(20), 0.3)).tolist()
+    [2, 4, 6, 8, 18]
+    """
+    return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
+
+
 def below(bits: np.ndarray, limit: int) -> np.ndarray:
     """Random whole numbers below `limit` (at most 2**32), from random bits: int64."""
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

@@ -47,7 +47,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         view = one.description if isinstance(one, View) else None
         places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
         if isinstance(one, Growing):
-            places[name]["follow"] = True
+            places[name] |= {"follow": True, "hold_out": one.hold_out}
         if one.added:
             places[name]["features"] = one.added
     content = {
@@ -85,7 +85,8 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         opened: dict[str, Any] = {}
         for name, place in places.items():
             if place.get("follow"):
-                opened[name] = Growing(workdir / place["directory"], wait_seconds=0)
+                options = {"wait_seconds": 0, "hold_out": place["hold_out"]}
+                opened[name] = Growing(workdir / place["directory"], **options)
                 opened[name].refresh(0)
                 continue
             added: Any = {name: each for name, each in place.items() if name == "features"}

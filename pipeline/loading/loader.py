@@ -365,8 +365,8 @@ def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -
     mixture = isinstance(parts, dict)
     if options.get("exclude") or (options.get("weights") is None) == mixture:
         raise InvalidValue(
-            "exclude is for corpora that do not grow; and weights= must be given for Corpora of "
-            "which some grow, and not for a single corpus"
+            "exclude is for corpora that do not grow, of which corpus.split() holds out a share; "
+            "and weights= must be given for Corpora of which some grow, and not for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
     return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)

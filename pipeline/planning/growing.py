@@ -47,7 +47,7 @@ class Parts(Protocol):
         ...
 
     def whole(self) -> Any:
-        """The lengths of all examples of a finished corpus, or the corpus, as for `Plan`."""
+        """The lengths of all examples of a finished corpus, or the corpus, as for `Lengths.of`."""
         ...
 
 

@@ -28,7 +28,7 @@ def run(tmp_path):
             if number % 20 == 19:
                 writer.seal()
         writer.finish()
-    corpus = Corpus.open(tmp_path / "corpus" / "train", follow=True)
+    corpus, _ = Corpus.open(tmp_path / "corpus" / "train", follow=True).split(0.1)
     plan = FollowedPlan(corpus.log, [Bucket(4, 64)], window=50)
     plan = plan.after(12, buckets=[Bucket(2, 64)])
     write_history(tmp_path, corpus, plan)

@@ -243,6 +243,37 @@ def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
     assert [digest for _, digest in mix(state, 20)[0]] == [digest for _, digest in live[31:51]]
 
 
+def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path, finished):
+    documents, wait = draw_documents(), {"wait_seconds": 0.1}
+    write(tmp_path, documents[:200], finish=False)
+    held_out = Corpus.open(finished).split(0.2)[1].numbers
+    train, evaluation = Corpus.open(tmp_path, follow=True).split(0.2)
+    assert evaluation.numbers.tolist() == held_out[held_out < 200].tolist()
+    at = held_out.tolist().index(evaluation.numbers[-1])
+    assert evaluation[at]["inputs"].tolist() == documents[held_out[at]][:-1].tolist()
+    write(tmp_path, documents)
+    options = {"buckets": BUCKETS, "window": 60, "features": ["example_id"]}
+    had = np.zeros((2, len(documents)), np.int64)
+    with pipeline.load(train, num_epochs=2, **options, **wait) as loader:
+        batches = [loader.planned for _ in loader]
+        states = loader.get_state()
+    for batch in batches:
+        np.add.at(had[batch.epoch], batch.segments[:, 1], batch.segments[:, 3])
+    due = np.array([len(tokens) - 1 for tokens in documents])
+    due[held_out] = 0
+    assert had.tolist() == [due.tolist()] * 2
+    again = Corpus.open(finished, follow=True).split(0.2)[0]
+    with pipeline.load(again, num_epochs=2, **options) as loader:
+        assert [loader.planned.digest for _ in loader] == [batch.digest for batch in batches]
+    with (
+        pipeline.load(Corpus.open(tmp_path, follow=True).split(0.3)[0], **options) as loader,
+        pytest.raises(ValueError, match=r"hold_out of split was 0\.2 and is now 0\.3"),
+    ):
+        loader.set_state(states)
+    with pytest.raises(ValueError, match="is split already"):
+        train.split(0.2)
+
+
 @pytest.mark.parametrize(
     "change",
     [
