@@ -16,7 +16,7 @@ from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.values import CONTINUATION, OTHERS, POSITIONS, Value, continuations_of
+from pipeline.scoring.values import Value, continuations_of, shape_of_records
 from pipeline.steps import hosts
 
 # As many steps as any update has: the rows of all of them are sorted by cost and dealt together.
@@ -191,12 +191,16 @@ def _unpack(
     combine: str | None,
 ) -> list[np.ndarray]:
     """One of the values as a list of arrays, one for each of the examples."""
-    require_one_of(f"per of {name}", per, (*POSITIONS, *OTHERS))
     count, continuations = len(examples), continuations_of(name, per, examples.trees)
     records, segments, value = [], [], cast(Any, None)
     for batch, given in zip(planned, arrays, strict=True):
         array = _as_whole(name, given)
-        value = _make_value(name, array, batch, per, continuations)
+        weights = None if continuations is None else continuations[batch.segments[:, 1]]
+        most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
+        shape = shape_of_records(name, array, per, batch.bucket, most)
+        value = Value(
+            per=per, shape=shape, dtype=array.dtype, reduce=None, continuations=continuations
+        )
         records.append(value.cut(array, batch))
         segments.append(batch.segments)
     found, pieces = np.concatenate(records), np.concatenate(segments)
@@ -243,38 +247,6 @@ def _as_whole(name: str, given: Any) -> np.ndarray:
         )
     array = np.asarray(given)
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
-
-
-def _make_value(
-    name: str,
-    array: np.ndarray,
-    batch: PlannedBatch,
-    per: str,
-    continuations: np.ndarray | None,
-) -> Value:
-    """What an array holds, after checking its shape."""
-    of_row, thing = np.bincount(batch.segments[:, 0]), "segment"
-    if continuations is not None:
-        each = continuations[batch.segments[:, 1]]
-        of_row, thing = np.bincount(batch.segments[:, 0], each), "continuation"
-    rows, most = batch.bucket.rows, int(of_row.max(initial=0))
-    side = POSITIONS.get(per)
-    if side is not None and side >= len(batch.bucket.lengths):
-        raise InvalidValue(f"per of {name} is {per!r}, and that is of pairs; give per='position'")
-    expected: tuple[int, ...] = (rows,) if per == "row" else (rows, most)
-    if side is not None:
-        expected = rows, batch.bucket.lengths[side]
-    seen = array.shape[: len(expected)]
-    wrong = seen != expected
-    if per in ("segment", CONTINUATION):
-        wrong = seen[:1] != (rows,) or [*seen, 0][1] < most
-    if wrong or (per == "row" and most > 1):
-        raise InvalidValue(
-            f"{name} has shape {array.shape}, and per={per!r} needs {[*expected, '…']} of bucket "
-            f"{batch.bucket}, whose rows hold up to {counted(most, thing)}"
-        )
-    shape = array.shape[len(expected) :]
-    return Value(per=per, shape=shape, dtype=array.dtype, reduce=None, continuations=continuations)
 
 
 def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, count: int) -> None:

@@ -146,9 +146,6 @@ def find_values(
             f"per has {', '.join(each)}, and the step returns {', '.join(names)}; give per= "
             "for each of these"
         )
-    positions = ("inputs", "targets") if len(plan.buckets[0].lengths) > 1 else ("position",)
-    for name, kind in each.items():
-        require_one_of(f"per of {name}", kind, (*positions, *OTHERS))
     return {name: _find(name, each[name], outputs, reduce, plan, trees) for name in names}
 
 
@@ -163,6 +160,31 @@ def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarra
     return trees[:, 1]
 
 
+def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int) -> tuple[int, ...]:
+    """The shape of a record in an array of a batch, after checking the others of its axes.
+
+    `most` are the segments, or the continuations, that a row may have.
+    """
+    positions = ("inputs", "targets") if len(bucket.lengths) > 1 else ("position",)
+    require_one_of(f"per of {name}", per, (*positions, *OTHERS))
+    side = POSITIONS.get(per)
+    if per == "row" and most > 1:
+        raise InvalidValue(
+            f"{name} has one record a row, and rows hold up to {most} examples; give "
+            "max_segments=1 or packing='none', or return a record for each segment"
+        )
+    what = CONTINUATION if per == CONTINUATION else "segment" if side is None else "position"
+    needed = most if side is None else bucket.lengths[side]
+    room = 1 if per == "row" else [*array.shape, 0, 0][1]
+    if array.shape[:1] != (bucket.rows,) or room < needed or (side is not None and room > needed):
+        raise InvalidValue(
+            f"{name} has shape {array.shape}, and per={per!r} needs {counted(needed, what)} in "
+            f"each row of bucket {bucket}; return that, or say in per= what it has a record of, or "
+            "in max_segments= how many segments a row may have"
+        )
+    return array.shape[1 if per == "row" else 2 :]
+
+
 def _find(
     name: str,
     per: str,
@@ -172,42 +194,23 @@ def _find(
     trees: np.ndarray | None,
 ) -> Value:
     continuations = continuations_of(name, per, trees)
-    arrays = {bucket: values[name] for bucket, values in outputs.items()}
-    side, axes = POSITIONS.get(per), 1 if per == "row" else 2
-    if continuations is not None:
-        what, needed = CONTINUATION, plan.most_continuations()
-    elif side is None:
-        what, needed = "segment", plan.most_segments()
-    else:
-        what, needed = "position", {bucket: bucket.lengths[side] for bucket in arrays}
-    if per == "row" and max(needed.values()) > 1:
-        raise InvalidValue(
-            f"{name} has one record a row, and rows hold up to {max(needed.values())} examples; "
-            "give max_segments=1 or packing='none', or return a record for each segment"
-        )
-    for bucket, array in arrays.items():
-        room = 1 if per == "row" else [*array.shape, 0, 0][1]
-        fits = room == needed[bucket] or (side is None and room > needed[bucket])
-        if array.shape[:1] != (bucket.rows,) or not fits:
-            raise InvalidValue(
-                f"{name} has shape {array.shape}, and per={per!r} needs "
-                f"{counted(needed[bucket], what)} in each row of bucket {bucket}; return that, or "
-                "say in per= what it has a record of, or in max_segments= how many segments a row "
-                "may have"
-            )
-    shapes = {array.shape[axes:] for array in arrays.values()}
+    most = plan.most_segments() if continuations is None else plan.most_continuations()
+    shapes = {
+        shape_of_records(name, values[name], per, bucket, most[bucket])
+        for bucket, values in outputs.items()
+    }
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise InvalidValue(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
-    single = side is None and reduce is None and continuations is None
+    single = per not in POSITIONS and reduce is None and continuations is None
     if single and plan.max_position >= max(plan.buckets[-1].lengths):
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
             "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, or "
             "overflow='truncate'"
         )
-    dtype = next(iter(arrays.values())).dtype
+    dtype = next(iter(outputs.values()))[name].dtype
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:
         dtype = np.dtype(np.float32)
     if getattr(dtype, "kind", "V") not in "biuf":  # a key of JAX has none

@@ -80,7 +80,7 @@ def test_an_update_gives_the_values_of_continuations_back_in_order():
     for one, other in zip(found["sum"], sums_of(groups, table), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
     np.testing.assert_allclose(np.array(found["advantage"]), columns["advantage"], rtol=1e-6)
-    with pytest.raises(ValueError, match="rows hold up to 12 continuations"):
+    with pytest.raises(ValueError, match="needs 12 continuations in each row"):
         unpack([(p, each["sum"][:, :3]) for p, each in results], examples, per="continuation")
     with pytest.raises(ValueError, match="the corpus has no groups; give per='segment'"):
         unpack(results, Examples([[1, 2]]), per="continuation")
