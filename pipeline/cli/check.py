@@ -5,12 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pipeline.corpus.copies import duplicates, read_blocks
-from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import Pairs
-from pipeline.corpus.views import View
 from pipeline.errors import InvalidValue, counted
 from pipeline.history.auditing import Ledger
 from pipeline.planning.plan import Plan
@@ -23,16 +19,8 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     It checks both sides of pairs, the corpus of a view or of groups, and each of several corpora.
     `report` gets a line for each thing that is right; an error names the first that is wrong.
     """
-    if isinstance(corpus, Corpora):
-        parts = list(corpus.corpora.values())
-    elif isinstance(corpus, Pairs):
-        parts = [corpus.inputs, corpus.targets]
-    elif isinstance(corpus, Groups):
-        parts = [corpus.nodes]
-    else:
-        parts = [corpus.corpus] if isinstance(corpus, View) else []
-    for part in parts:
-        check_corpus(part, report)
+    for member in corpus.members:
+        check_corpus(member, report)
     if not isinstance(corpus, Corpus):
         return
     corpus.verify()

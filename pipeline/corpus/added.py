@@ -75,7 +75,7 @@ def add_features(
         for number, examples in enumerate(_make_parts(counts, columns, known)):
             if there is None:
                 parts.append(write_features(place / part_name(number), examples).part)
-            elif examples.features_digest != there[number].sha256:
+            elif examples.digest != there[number].sha256:
                 raise InvalidValue(
                     f"{os.fspath(place)} holds other values of {', '.join(known)}; add them "
                     "under another name, or delete that directory"

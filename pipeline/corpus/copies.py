@@ -3,12 +3,10 @@
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.interface import AnyCorpus, Readable, Split
+from pipeline.corpus.interface import AnyCorpus, Readable
 
 # Tokens to read at a time.
 READ = 1 << 22
@@ -26,7 +24,8 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
     Args:
         corpus: a corpus, pairs, or several as one; of a view, its corpus is compared.
     """
-    corpus = _as_stored(corpus)
+    # The fields of views are drawn at random.
+    corpus = corpus.with_each(lambda each: getattr(each, "corpus", each))
     lengths = np.reshape(corpus.lengths, (len(corpus), -1))
     some = np.flatnonzero(lengths[:, -1])
     # The rows of this table are equal where examples are.
@@ -51,16 +50,6 @@ def read_blocks(
         mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
         starts = np.zeros_like(examples[mine])
         yield mine, side.read(examples[mine], starts, lengths[mine], features=())
-
-
-def _as_stored(corpus: Any) -> AnyCorpus:
-    """The corpus of a view, whose own fields are drawn at random."""
-    if isinstance(corpus, Corpora):
-        return Corpora({name: _as_stored(each) for name, each in corpus.corpora.items()})
-    if isinstance(corpus, Split):
-        stored = _as_stored(corpus.corpus)
-        return Split(stored, hold_out=corpus.hold_out, held_out=corpus.held_out)
-    return getattr(corpus, "corpus", corpus)
 
 
 def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -1,15 +1,15 @@
 """Corpora: several corpora read as one, their examples numbered one after another."""
 
 import functools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather_feature
+from pipeline.corpus.columns import Pieces
+from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.growing import Growing
-from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
+from pipeline.corpus.interface import AnyCorpus, Readable, Split
 from pipeline.corpus.log import Log
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
@@ -91,6 +91,10 @@ class Corpora(AnyCorpus):
     @functools.cached_property
     def _lengths(self) -> np.ndarray:
         return np.concatenate([corpus.lengths for corpus in self.members])
+
+    def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "Corpora":
+        """See `AnyCorpus`."""
+        return Corpora({name: each.with_each(change) for name, each in self.corpora.items()})
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
@@ -184,70 +188,47 @@ class CorporaSide(Readable):
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def read(
-        self,
-        examples: Any,
-        starts: Any,
-        lengths: Any,
-        reach: Any = None,
-        epoch: Any = 0,
-        features: Iterable[str] | None = None,
-    ) -> Fields:
-        """Pieces of examples, one after another: see `Readable.read`.
+    def _require_positions(self, pieces: Pieces) -> None:
+        """Each of the corpora does."""
 
-        A corpus without weights has the weight 1 where others have weights, and one without a
-        feature has its `fill`.
-        """
-        names = self._names(features, "inputs", "targets")
-        epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        member = np.searchsorted(self._first, examples, side="right") - 1
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        # A corpus without weights has the weight 1, and one without a feature has its `fill`.
         wanted = {name: self.features[name] for name in names}
         wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
         # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
-        key = member + len(self._sides) * epochs
+        member = np.searchsorted(self._first, pieces.examples, side="right") - 1
+        key = member + len(self._sides) * pieces.epoch
         order = np.argsort(key, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
         read = []
         for mine in groups:
-            which, now = (int(member[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
-            numbers, sizes = examples[mine] - self._first[which], reach[mine]
-            side = self._sides[which]
+            epoch, which = divmod(int(key[mine[0]]), len(self._sides)) if len(mine) else (0, 0)
+            side, taken = self._sides[which], pieces.take(mine)
             here = [name for name in names if name in side.features]
-            fields = side.read(numbers, starts[mine], lengths[mine], sizes, now, here)
+            fields = side.read(taken.examples - self._first[which], *taken[1:4], epoch, here)
             for name, feature in wanted.items():
                 if name not in fields:
-                    fields[name] = feature.filled(int(sizes.sum()))
+                    fields[name] = feature.filled(int(taken.reach.sum()))
             read.append(fields)
         if len(groups) == 1:
             return read[0]
-        first = np.empty_like(reach)
+        first, reach = np.empty_like(order), pieces.reach
         first[order] = np.cumsum(reach[order]) - reach[order]
-        joined = {}
-        for name in read[0]:
-            values = np.concatenate([fields[name] for fields in read])
-            shape, flat = values.shape[1:], values.reshape(-1)
-            size = math.prod(shape)
-            joined[name] = gather_feature(flat, first * size, reach, reach, shape)
-        return joined
+        return {
+            name: gather(np.concatenate([fields[name] for fields in read]), first, reach)
+            for name in read[0]
+        }
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        found = {name: self.features[name].filled(len(examples)) for name in names}
+        ones = np.ones(len(examples), np.int64)
+        several = 0 * ones if self.trees is None else self.trees[examples, 1]
+        counts = {name: ones if self.features[name].of == "example" else several for name in names}
+        found = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
         for side, mine, numbers in self._members_of(examples):
             here = [name for name in names if name in side.features]
             for name, values in side.read_examples(numbers, here).items():
-                found[name][mine] = values
-        return found
-
-    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        count = np.zeros(len(examples), np.int64) if self.trees is None else self.trees[examples, 1]
-        first = np.cumsum(count) - count
-        found = {name: self.features[name].filled(int(count.sum())) for name in names}
-        for side, mine, numbers in self._members_of(examples):
-            here = [name for name in names if name in side.features]
-            places = ranges(first[mine], count[mine])
-            for name, values in side.read_continuations(numbers, here).items():
-                found[name][places] = values
+                count = counts[name]
+                found[name][ranges((np.cumsum(count) - count)[mine], count[mine])] = values
         return found
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:

@@ -4,7 +4,7 @@ import errno
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -23,7 +23,7 @@ from pipeline.corpus.manifest import (
     read_lengths,
     require_same_origin,
 )
-from pipeline.corpus.reader import Reader
+from pipeline.corpus.reader import PartFiles, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.corpus.writer import ARRAYS, PartWriter
@@ -187,7 +187,7 @@ class Corpus(Stored):
         for name in self.task.check(features):
             if name in self.features:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; take another name")
-        add_features(self._stores[0], self._readers[0].count_tokens(), columns, features)
+        add_features(self._stores[0], self._stored.count_tokens(), columns, features)
         names = [*self.added, *features]
         return Corpus(self.directory, **{**self._options, "features": names})
 
@@ -294,12 +294,13 @@ class Corpus(Stored):
         return Groups(nodes)
 
     @functools.cached_property
-    def _readers(self) -> Sequence[Reader]:  # type: ignore[override]  # made when first read
-        """The reader of the tokens, and those of features that were added."""
-        return [
-            Reader(place, each.parts, each.features, self.in_memory, cache)
+    def _stored(self) -> Reader:  # type: ignore[override]  # made when it is first read
+        """The reader of the tokens, and of features that were added."""
+        files = [
+            PartFiles(place, each.parts, each.features, self.in_memory, cache)
             for (place, each), cache in zip(self._stores, self._caches, strict=True)
         ]
+        return Reader(self.task, self.lengths, files)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:

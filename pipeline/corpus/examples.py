@@ -1,12 +1,10 @@
 """Examples: a corpus in memory, for what was made a moment ago and is used once."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from pipeline.corpus.gather import Fields, gather, gather_feature
+from pipeline.corpus.columns import Memory
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
@@ -57,13 +55,11 @@ class Examples(SingleCorpus):
         if not parts:
             raise InvalidValue("examples are empty; a corpus holds at least one example")
         self._ragged = Ragged.concatenate(parts)
-        given = {name: each.feature for name, each in self._ragged.columns.items()}
-        self.weighted = given.pop(WEIGHTS, None) is not None
-        self.features = given
-        counts = self._ragged.counts
-        self._begins, self.lengths = np.cumsum(counts) - counts, task.lengths(counts)
+        self.features = self._ragged.features
+        self.weighted = self.features.pop(WEIGHTS, None) is not None
+        self.lengths = task.lengths(self._ragged.counts)
         self.lengths.flags.writeable = False
-        self.num_learnt = task.count_learnt(counts, self._ragged.weights)
+        self.num_learnt = task.count_learnt(self._ragged.counts, self._ragged.weights)
 
     @classmethod
     def from_groups(
@@ -83,25 +79,18 @@ class Examples(SingleCorpus):
         return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
 
     @functools.cached_property
+    def _stored(self) -> Memory:  # type: ignore[override]  # others have an attribute
+        return Memory.of(self.task, self._ragged)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not its memory a second time.
+        return {name: each for name, each in vars(self).items() if name != "_stored"}
+
+    @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute
         """Says which tokens and features these are."""
         digest = self._ragged.digest[:12]
         return {"tokens": digest, "tokenizer": "none", "task": self.task.name}
-
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        first = self._begins[examples] + starts
-        fields = gather(self._ragged.flat, first, lengths, reach, self.task.shifts)
-        read = {"loss_weights": WEIGHTS} if self.weighted else {}
-        for field, name in {**read, **{name: name for name in names}}.items():
-            feature, values = self._ragged.columns[name]
-            at = (first + self.task.shift_of(feature)) * feature.size
-            fields[field] = gather_feature(values.reshape(-1), at, lengths, reach, feature.shape)
-        return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return {name: self._ragged.columns[name].values[examples] for name in names}
 
     def __repr__(self) -> str:
         return f"Examples of {len(self):,} examples, {self.fingerprint}"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.gather import Fields, gather, gather_feature
-from pipeline.corpus.interface import AnyCorpus, SingleCorpus, Split
+from pipeline.corpus.columns import Pieces
+from pipeline.corpus.gather import Fields, gather
+from pipeline.corpus.interface import AnyCorpus, SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
@@ -153,9 +153,8 @@ class Groups(SingleCorpus):
         which = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
         return which, Tree(self._above[which])
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        examples, starts, lengths, reach, _ = pieces
         which, tree = self._tree(examples)
         piece = np.arange(len(examples)).repeat(tree.counts)
         size = np.asarray(self._sizes[which], np.int64)
@@ -178,32 +177,28 @@ class Groups(SingleCorpus):
             np.append(count[some], none),
             features=names,
         )
-        tokens, _ = read.pop("inputs"), read.pop("targets")
         if "loss_weights" not in read:
             leaves = tree.sum_leaves(tree.branch.astype(np.float32))
             flat = leaves[some].repeat(count[some])
             read["loss_weights"] = np.append(flat, none.astype(np.float32))
         ends = np.cumsum(lengths + 1)
         at = ends - lengths - 1
-        fields = gather(tokens, at, lengths, reach, CAUSAL.shifts)
-        fields["inputs"][places] = tokens[len(tokens) - len(copies) :]
+        later = {"targets", "loss_weights", *(n for n in names if self.features[n].of == "targets")}
+        fields = {}
         for name, values in read.items():
-            feature = LOSS_WEIGHTS if name == "loss_weights" else self.features[name]
-            shift = CAUSAL.shift_of(feature)
-            first_value = (at + shift) * feature.size
-            shape = feature.shape
-            fields[name] = gather_feature(values.reshape(-1), first_value, lengths, reach, shape)
-            if not shift:
+            fields[name] = gather(values, at + (name in later), reach)
+            if name not in later:
                 fields[name][places] = values[len(values) - len(copies) :]
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self.nodes.read_examples(self._edges[examples], names)
-
-    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        # To the corpus of the nodes, these are features of its examples.
-        which, tree = self._tree(examples)
-        return self.nodes._read_examples(which[tree.branch], names)
+        of_groups = [name for name in names if self.features[name].of == "example"]
+        fields = self.nodes.read_examples(self._edges[examples], of_groups)
+        if more := [name for name in names if name not in of_groups]:
+            # To the corpus of the nodes, these are features of its examples.
+            which, tree = self._tree(examples)
+            fields |= self.nodes.read_examples(which[tree.branch], more)
+        return fields
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
@@ -279,7 +274,7 @@ class _Shape:
             )
         tokens, above = [], []
         for content, number, name in _unnest(group, what):
-            tokens.append(validate_tokens(content, name, vocab_size))
+            tokens.append(validate_tokens([as_array(content, name)], name, vocab_size))
             above.append(number)
             if not len(tokens[-1]):
                 raise InvalidValue(
@@ -294,9 +289,9 @@ class _Shape:
             return list(self._of_leaves(given, feature, what))
         if feature.of == "example":
             none = np.zeros(feature.shape, feature.dtype)
-            return [feature.convert(given, what, 0)] + [none] * (len(self.sizes) - 1)
+            return [*feature.convert([given], what, [0])] + [none] * (len(self.sizes) - 1)
         return [
-            feature.convert(content, name, size)
+            feature.convert([content], name, [size])
             for (content, _, name), size in zip(
                 _unnest(given, what, self._below), self.sizes, strict=True
             )
@@ -383,15 +378,14 @@ def divide_groups(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
     """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
-    groups, weights, given = split_columns(columns, features)
-    known = {name: feature for name, (feature, _) in given.items()}
+    given, known = split_columns(columns, features)
+    known.pop(WEIGHTS, None)
     shapes = (
-        _Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(groups)
+        _Shape.of(group, f"group {number}", vocab_size)
+        for number, group in enumerate(given[TOKENS])
     )
-    every = {TOKENS: shapes, **{name: column for name, (_, column) in given.items()}}
-    every |= {} if weights is None else {WEIGHTS: weights}
     known = add_parents(known)
-    return _divide(every, known), known
+    return _divide({**given, TOKENS: shapes}, known), known
 
 
 def _divide(
@@ -424,12 +418,6 @@ def _divide(
 
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
     """The corpus with its groups cut as by `Groups.truncate`, wherever they are in it."""
-    if isinstance(corpus, Groups):
-        return corpus.truncate(max_length)
-    if isinstance(corpus, Corpora):
-        members = corpus.corpora.items()
-        return Corpora({name: truncate_groups(each, max_length) for name, each in members})
-    if isinstance(corpus, Split):
-        viewed = truncate_groups(corpus.corpus, max_length)
-        return Split(viewed, hold_out=corpus.hold_out, held_out=corpus.held_out)
-    return corpus
+    return corpus.with_each(
+        lambda each: each.truncate(max_length) if isinstance(each, Groups) else each
+    )

@@ -11,7 +11,7 @@ from etils import epath
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Split
 from pipeline.corpus.log import Damaged, Entry, Log
-from pipeline.corpus.reader import Reader
+from pipeline.corpus.reader import PartFiles, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
 from pipeline.errors import InvalidState, InvalidValue, Missing, require_share
@@ -225,5 +225,6 @@ class _Run(Stored):
         self._lengths = {entry.file: known[entry.file] for entry in entries}
         self.lengths = np.concatenate([*self._lengths.values()])
         parts = [entry.part for entry in entries]
-        opened = None if before is None else before._readers[0]
-        self._readers = [Reader(self.directory, parts, self.features, self.in_memory, None, opened)]
+        opened = None if before is None else before._stored.store
+        files = PartFiles(self.directory, parts, self.features, self.in_memory, opened=opened)
+        self._stored = Reader(self.task, self.lengths, [files])

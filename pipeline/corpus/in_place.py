@@ -3,38 +3,18 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import Fields, gather, gather_feature, join_memory
+from pipeline.corpus.columns import Lists, Memory
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
-from pipeline.text.features import Feature, check_features
+from pipeline.text.features import TOKEN_IDS, TOKENS, Feature, check_features
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
-
-# Values of some lists, where each list begins in them, and how many it holds.
-Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-class _Values:
-    """Lists of several files, each with the values of an example, where they are in memory."""
-
-    def __init__(self, lists: Sequence[Lists]):
-        self._held, begins, counts = zip(*lists, strict=True)
-        self.counts = np.concatenate(counts)
-        self.flat, places = join_memory(self._held)
-        self._ends = places + [len(each) for each in self._held]
-        self._first = np.cumsum([0, *map(len, counts)])
-        self.begins = np.concatenate([at + each for at, each in zip(places, begins, strict=True)])
-
-    def locate(self, examples: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Where the values of each example begin, and where those of its file end."""
-        ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
-        return self.begins[examples], ends
 
 
 class InPlace(SingleCorpus):
@@ -53,21 +33,21 @@ class InPlace(SingleCorpus):
         features: Mapping[str, tuple[Feature, Sequence[Lists]]] | None = None,
     ):
         self._make, self.task = make, make.keywords["task"]
-        self._tokens = _Values(lists)
-        self.lengths = self.task.lengths(self._tokens.counts)
+        columns = {TOKENS: (TOKEN_IDS, lists), **(features or {})}
+        self._stored = Memory(self.task, columns, owner=f"{self!r}")
+        tokens = np.concatenate([counts for _, _, counts in lists])
+        self.lengths = self.task.lengths(tokens)
         self.lengths.flags.writeable = False
         self.vocab_size = make.keywords["vocab_size"]
         self.identity = {"tokens": fingerprint, "tokenizer": "none", "task": self.task.name}
-        self._columns = {name: _Values(lists) for name, (_, lists) in (features or {}).items()}
         self.features = {name: feature for name, (feature, _) in (features or {}).items()}
         for name, feature in self.task.check(self.features).items():
-            counts = 1 if feature.per_example else self._tokens.counts
-            wrong = np.flatnonzero(self._columns[name].counts != counts * feature.size)
-            if len(wrong):
-                count = self._columns[name].counts[wrong[0]]
+            found = np.concatenate([counts for _, _, counts in columns[name][1]])
+            due = (1 if feature.per_example else tokens) * feature.size
+            for wrong in np.flatnonzero(found != due)[:1]:
                 raise InvalidValue(
-                    f"{name} of example {wrong[0]:,} of {self!r} has {count:,} numbers, and "
-                    f"{self._tokens.counts[wrong[0]]:,} tokens; it is {feature}"
+                    f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers, and "
+                    f"{tokens[wrong]:,} tokens; it is {feature}"
                 )
 
     @classmethod
@@ -90,10 +70,8 @@ class InPlace(SingleCorpus):
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
             vocab_size: ids are below this; None: unknown.
         """
-        known = check_features(features)
-        options: dict[str, Any] = {"features": known, "task": task, "vocab_size": vocab_size}
-        make = functools.partial(cls.arrow, paths, column, **options)
-        return cls._of_columns(ArrowFiles(paths, columns=[column, *known]), make)
+        options: dict[str, Any] = {"features": features, "task": task, "vocab_size": vocab_size}
+        return cls._of_columns(ArrowFiles, functools.partial(cls.arrow, paths, column, **options))
 
     @classmethod
     def parquet(
@@ -110,10 +88,9 @@ class InPlace(SingleCorpus):
         Parquet cannot be read at random; what does not fit into memory is better prepared, or
         converted to Arrow. Arguments are those of `arrow`.
         """
-        known = check_features(features)
-        options: dict[str, Any] = {"features": known, "task": task, "vocab_size": vocab_size}
+        options: dict[str, Any] = {"features": features, "task": task, "vocab_size": vocab_size}
         make = functools.partial(cls.parquet, paths, column, **options)
-        return cls._of_columns(ParquetFiles(paths, columns=[column, *known]), make)
+        return cls._of_columns(ParquetFiles, make)
 
     @classmethod
     def npy(
@@ -147,9 +124,10 @@ class InPlace(SingleCorpus):
 
     @classmethod
     def _of_columns(
-        cls, source: ArrowFiles | ParquetFiles, make: functools.partial["InPlace"]
+        cls, kind: type[ArrowFiles | ParquetFiles], make: functools.partial["InPlace"]
     ) -> "InPlace":
-        column, wanted = make.args[1], make.keywords["features"]
+        (paths, column), wanted = make.args, check_features(make.keywords["features"])
+        source = kind(paths, columns=[column, *wanted])
         lists: dict[str, list[Lists]] = {name: [] for name in (column, *wanted)}
         for place, table in source.groups():
             for name, found in lists.items():
@@ -170,39 +148,13 @@ class InPlace(SingleCorpus):
         }
         return cls(lists[column], fingerprint=source.fingerprint, make=make, features=features)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        begins, ends = self._tokens.locate(examples)
-        shifts = self.task.shifts
-        fields = gather(self._tokens.flat, begins + starts, lengths, reach, shifts, ends)
-        fields = {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
-        for name in names:
-            start = starts + self.task.shift_of(self.features[name])
-            fields[name] = self._read_feature(name, examples, start, lengths, reach)
-        return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        ones = np.ones_like(examples)
-        return {name: self._read_feature(name, examples, 0, ones, ones) for name in names}
-
-    def _read_feature(
-        self, name: str, examples: Any, start: Any, lengths: Any, reach: Any
-    ) -> np.ndarray:
-        """The values of tokens from `start` of each example on, checked as others are."""
-        feature, values = self.features[name], self._columns[name]
-        begins, ends = values.locate(examples)
-        first = begins + start * feature.size
-        found = gather_feature(values.flat, first, lengths, reach, feature.shape, ends)
-        return feature.cast(found, f"{name} of {self!r}")
-
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
         limit = 1 << 31 if self.vocab_size is None else self.vocab_size
         counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
+        flat, begins, *_ = self._stored.entries(TOKENS, np.arange(len(self)), 0, counts)
         for example in np.flatnonzero(counts):
-            begin = self._tokens.begins[example]
-            ids = self._tokens.flat[begin : begin + counts[example]]
+            ids = flat[begins[example] : begins[example] + counts[example]]
             if ids.min() < 0 or ids.max() >= limit:
                 wrong = ids[(ids < 0) | (ids >= limit)][0]
                 raise InvalidValue(

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
+from pipeline.corpus.columns import Columns, Pieces
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.trees import Nodes
@@ -36,6 +37,7 @@ class Readable:
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
+    _stored: Columns  # what is read, unless `_read` says otherwise
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -70,55 +72,50 @@ class Readable:
             IndexError: there is no such example, or it is too short for its piece.
         """
         names = self._names(features, "inputs", "targets")
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        room = np.asarray(self.lengths[examples], np.int64)
-        wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
-        if len(wrong):
-            at, start = int(wrong[0]), int(starts[wrong[0]])
-            raise OutOfRange(
-                f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
-                f"example {examples[at]}, which has length {room[at]}"
+        given = examples, starts, lengths, lengths if reach is None else reach
+        pieces = Pieces._make([*(np.asarray(each, np.int64) for each in given), epoch])
+        require_numbers(pieces.examples, len(self))
+        pieces = pieces.take(pieces.lengths != 0)
+        for at in np.flatnonzero(pieces.reach < pieces.lengths)[:1]:
+            raise InvalidValue(
+                f"reach is {pieces.reach[at]} for a piece of length {pieces.lengths[at]}; give at "
+                "least the length"
             )
-        return self._read(examples, starts, lengths, reach, epoch, names)
+        self._require_positions(pieces)
+        return self._read(pieces, names)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        """As `read`, of int64 arrays of pieces that exist, each of at least one position."""
-        raise NotImplementedError
+    def _require_positions(self, pieces: Pieces) -> None:
+        """Refuses pieces that are not within their examples."""
+        examples, starts, lengths, *_ = pieces
+        room = np.asarray(self.lengths[examples], np.int64)
+        for at in np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))[:1]:
+            end = int(starts[at]) + int(lengths[at])
+            raise OutOfRange(
+                f"piece {at} asks for positions {starts[at]} to {end} of example {examples[at]}, "
+                f"which has length {room[at]}"
+            )
+
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        """As `read`, of pieces that exist."""
+        return self._stored.read(pieces, names)
 
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
         """The features of whole examples: an array `[n, *shape]` for each.
 
+        Of continuations, `[continuations, *shape]`, one example after another; a document has none.
+
         Args:
             examples: their numbers; ints, [n].
-            features: names of features of examples; None: all that there are.
+            features: names of features of examples or continuations; None: all that there are.
         """
-        names, examples = self._names(features, "example"), np.asarray(examples, np.int64)
+        names = self._names(features, "example", "continuation")
+        examples = np.asarray(examples, np.int64)
         require_numbers(examples, len(self))
         return self._read_examples(examples, names) if names else {}
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         """As `read_examples`, of examples and of features that exist."""
-        raise NotImplementedError
-
-    def read_continuations(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
-        """The features of the continuations of whole examples, one example after another.
-
-        Args:
-            examples: their numbers; ints, [n]. A document has no continuation.
-            features: names of features of continuations; None: all that there are.
-
-        Returns:
-            An array `[continuations, *shape]` for each.
-        """
-        names, examples = self._names(features, "continuation"), np.asarray(examples, np.int64)
-        require_numbers(examples, len(self))
-        return self._read_continuations(examples, names) if names else {}
-
-    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        """As `read_continuations`, of examples and of features that exist."""
-        raise NotImplementedError
+        return self._stored.read_examples(examples, names)
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """The nodes of whole examples, int64 [n]; a document is one node."""
@@ -132,27 +129,9 @@ class Readable:
         names = list(features)
         for name in names:
             if name not in known:
-                kind = {"example": "examples", "continuation": "continuations"}.get(of[0], "tokens")
+                kind = "examples" if "example" in of else "tokens"
                 raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, known)}")
         return names
-
-
-def as_pieces(
-    examples: Any, starts: Any, lengths: Any, reach: Any, count: int
-) -> tuple[np.ndarray, ...]:
-    """The arguments of `Readable.read` as int64 arrays, without the pieces of length 0."""
-    reach = lengths if reach is None else reach
-    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
-    examples, _, lengths, _ = arrays
-    require_numbers(examples, count)
-    some = lengths != 0
-    pieces = arrays if some.all() else tuple(each[some] for each in arrays)
-    _, _, lengths, reach = pieces
-    for at in np.flatnonzero(reach < lengths)[:1]:
-        raise InvalidValue(
-            f"reach is {reach[at]} for a piece of length {lengths[at]}; give at least the length"
-        )
-    return pieces
 
 
 def require_numbers(examples: np.ndarray, count: int) -> None:
@@ -243,20 +222,12 @@ class AnyCorpus:
         """What examples carry beside their tokens, by name, on all sides."""
         return {name: each for side in self.sides for name, each in side.features.items()}
 
-    def read(
-        self,
-        examples: Any,
-        starts: Any,
-        lengths: Any,
-        reach: Any = None,
-        epoch: Any = 0,
-        features: Iterable[str] | None = None,
-    ) -> Fields:
+    def read(self, examples: Any, starts: Any, lengths: Any, *more: Any, **options: Any) -> Fields:
         """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read."""
         side, *others = self.sides
         if others:
             raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
-        return side.read(examples, starts, lengths, reach, epoch, features)
+        return side.read(examples, starts, lengths, *more, **options)
 
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
@@ -273,12 +244,15 @@ class AnyCorpus:
         train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
         return train, held_out
 
+    def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
+        """The same, joined and split alike, with `change` made to each corpus that is neither."""
+        return change(self)
+
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
         """The features of whole examples, of all sides; see `Readable.read_examples`."""
-        known = [*self.features] if features is None else list(features)
         found: Fields = {}
         for side in self.sides:
-            here = [n for n in known if n in side.features and side.features[n].of == "example"]
+            here = None if features is None else [n for n in features if n in side.features]
             found |= side.read_examples(examples, here)
         return found
 
@@ -302,8 +276,8 @@ class AnyCorpus:
         fields: Fields = {}
         for side, size in zip(self.sides, np.reshape(self.lengths[number], -1), strict=True):
             fields |= side.read([number], [0], [size])
-            fields |= {name: rows[0] for name, rows in side.read_examples([number]).items()}
-            fields |= side.read_continuations([number])
+            for name, rows in side.read_examples([number]).items():
+                fields[name] = rows[0] if side.features[name].of == "example" else rows
         return fields
 
     def __iter__(self) -> Iterator[Fields]:
@@ -427,6 +401,11 @@ class Split(View):
         )
         self._describe(hold_out=self.hold_out, held_out=self.held_out)
 
+    def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "Split":
+        """See `AnyCorpus`."""
+        viewed = self.corpus.with_each(change)
+        return Split(viewed, hold_out=self.hold_out, held_out=self.held_out)
+
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(Split, hold_out=self.hold_out, held_out=self.held_out)
         return make, (self.corpus,)
@@ -438,16 +417,11 @@ class _SplitSide(Readable):
         self.weighted, self.features = side.weighted, side.features
         self.trees = None if side.trees is None else side.trees[numbers]
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        return self._side.read(self._numbers[examples], starts, lengths, reach, epoch, names)
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        return self._side.read(self._numbers[pieces.examples], *pieces[1:], names)
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._side.read_examples(self._numbers[examples], names)
-
-    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self._side.read_continuations(self._numbers[examples], names)
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         return self._side.read_nodes(self._numbers[examples])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.columns import Memory, Pieces
 from pipeline.corpus.engines import GUARD, Processes, workers
-from pipeline.corpus.gather import Fields, gather
+from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     read_array,
@@ -134,10 +135,8 @@ class TokenizedOnRead(Handles, SingleCorpus):
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        several, which = np.unique(examples, return_inverse=True)
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        several, which = np.unique(pieces.examples, return_inverse=True)
         if not len(several):
             return {field: np.zeros(0, np.int32) for field in self.task.shifts}
         chunk = self._tokenise(several)
@@ -147,12 +146,7 @@ class TokenizedOnRead(Handles, SingleCorpus):
                 f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, and had "
                 f"{self._counts[record]} when it was measured; delete the index and run again"
             )
-        first = (np.cumsum(chunk.counts) - chunk.counts)[which] + starts
-        fields = gather(chunk.flat, first, lengths, reach, self.task.shifts)
-        if chunk.weights is not None:
-            first = first + self.task.lookahead
-            fields |= gather(chunk.weights, first, lengths, reach, {"loss_weights": 0})
-        return fields
+        return Memory.of(self.task, chunk).read(pieces._replace(examples=which), ())
 
     def _tokenise(self, examples: np.ndarray) -> Ragged:
         if self._readers < 2:

@@ -16,7 +16,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
+from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
@@ -172,50 +172,43 @@ class PartFile:
     def verify(self) -> Ragged:
         """As `read`; refused if their digest differs."""
         examples = self.read()
-        digest = examples.digest if "tokens" in self.columns else examples.features_digest
-        if digest != self.part.sha256:
+        if examples.digest != self.part.sha256:
             raise InvalidValue("its digest differs")
         return examples
-
-
-def _stored_columns(
-    batch: pa.RecordBatch, features: Mapping[str, Feature]
-) -> dict[str, tuple[str, int, pa.Buffer]]:
-    """The dtype, the number and the memory of the values of each column, and of the offsets."""
-    found: dict[str, tuple[str, int, pa.Buffer]] = {}
-    kinds = {"tokens": ["int32"], WEIGHTS: ["float32", "bool"]}
-    kinds |= {name: [feature.dtype.name] for name, feature in features.items()}
-    for name, allowed in kinds.items():
-        if name not in batch.schema.names:
-            continue
-        values = column = batch.column(name)
-        if not (name in features and features[name].per_example):
-            if not pa.types.is_large_list(column.type):
-                raise InvalidValue(f"its column {name} is {column.type}, not large_list")
-            values = column.values
-        if name == "tokens":
-            found["offsets"] = "int64", len(column) + 1, column.buffers()[1]
-        size = 1
-        if pa.types.is_fixed_size_list(values.type):
-            size, values = values.type.list_size, values.values
-        dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
-        if dtype not in allowed or size != (features[name].size if name in features else 1):
-            raise InvalidValue(
-                f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
-            )
-        memory = values.buffers()[1]
-        found[name] = dtype, len(values), pa.py_buffer(b"") if memory is None else memory
-    return found
 
 
 def _map_columns(
     batch: pa.RecordBatch, features: Mapping[str, Feature], begin: int = 0
 ) -> tuple[dict[str, np.ndarray], dict[str, Place]]:
     """The values of each column as they are stored, and their places from the address `begin`."""
-    columns, places = {}, {}
-    for name, (dtype, count, buffer) in _stored_columns(batch, features).items():
+    columns: dict[str, np.ndarray] = {}
+    places: dict[str, Place] = {}
+
+    def add(name: str, dtype: str, count: int, memory: pa.Buffer | None) -> None:
+        buffer = pa.py_buffer(b"") if memory is None else memory
         place = places[name] = Place(buffer.address - begin if count else 0, dtype, count)
         columns[name] = np.frombuffer(buffer, place.stored, place.units)
+
+    for name, feature in {**OF_TOKENS, **features}.items():
+        if name not in batch.schema.names:
+            continue
+        values = column = batch.column(name)
+        if not feature.per_example:
+            if not pa.types.is_large_list(column.type):
+                raise InvalidValue(f"its column {name} is {column.type}, not large_list")
+            values = column.values
+        if name == TOKENS:
+            add("offsets", "int64", len(column) + 1, column.buffers()[1])
+        size = 1
+        if pa.types.is_fixed_size_list(values.type):
+            size, values = values.type.list_size, values.values
+        dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
+        allowed = [feature.dtype.name, *(["bool"] if name == WEIGHTS else [])]
+        if dtype not in allowed or size != feature.size:
+            raise InvalidValue(
+                f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
+            )
+        add(name, dtype, len(values), values.buffers()[1])
     return columns, places
 
 
@@ -226,21 +219,20 @@ def _as_ragged(
     features: Mapping[str, Feature],
 ) -> Ragged:
     """Columns of `file` as `Ragged`, without a copy but of bits; refuses offsets that descend."""
-    tokens = columns.get("tokens", np.zeros(0, np.int32))
     offsets = columns.get("offsets", np.zeros(1, np.int64))
-    counts = np.diff(offsets)
+    counts, tokens = np.diff(offsets), columns.get(TOKENS, ())
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
         raise InvalidValue(
             f"the offsets of {file} do not ascend from 0 to its {len(tokens):,} tokens"
         )
     found = {}
-    for name, feature in {WEIGHTS: LOSS_WEIGHTS, **features}.items():
+    for name, feature in {**OF_TOKENS, **features}.items():
         if name in columns:
             values = columns[name]
             if places[name].dtype == "bool":
                 values = np.unpackbits(values, count=places[name].count, bitorder="little")
             found[name] = Column(feature, feature.restore(values))
-    return Ragged(tokens, counts, None, found)
+    return Ragged(counts, found)
 
 
 def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
@@ -249,18 +241,7 @@ def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]
 
 
 def write_columns(examples: Ragged) -> dict[str, pa.Array]:
-    """The columns of some examples: tokens, weights where there are some, and features."""
-    tokens = pa.array(examples.flat, pa.int32())
-    lists = pa.LargeListArray.from_arrays(_offsets(examples), tokens)
-    return {"tokens": lists, **_write_features(examples)}
-
-
-def _offsets(examples: Ragged) -> pa.Array:
-    return pa.array(np.cumsum(np.append(0, examples.counts)), pa.int64())
-
-
-def _write_features(examples: Ragged) -> dict[str, pa.Array]:
-    """The columns of some examples without their tokens."""
+    """The columns of some examples: tokens and weights, where there are some, and features."""
     columns = {}
     for name, (feature, values) in examples.columns.items():
         flat = values.reshape(-1)
@@ -270,7 +251,8 @@ def _write_features(examples: Ragged) -> dict[str, pa.Array]:
         if feature.shape:
             array = pa.FixedSizeListArray.from_arrays(array, feature.size)
         if not feature.per_example:
-            array = pa.LargeListArray.from_arrays(_offsets(examples), array)
+            offsets = pa.array(np.cumsum(np.append(0, examples.counts)), pa.int64())
+            array = pa.LargeListArray.from_arrays(offsets, array)
         columns[name] = array
     return columns
 
@@ -279,34 +261,26 @@ def write_part(
     path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, first: int
 ) -> PartFile:
     """Writes one part, whole or not at all, of the examples from number `first` on."""
-    metadata = {
-        "origin": dict(origin),
-        "first": first,
-        "sha256": examples.digest,
-        "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
-        "learnt": task.count_learnt(examples.counts, examples.weights),
-        "lengths_digest": lengths_module.digest(task.lengths(examples.counts)),
-    }
-    return _write_file(path, examples, write_columns(examples), metadata)
+    return write_features(
+        path,
+        examples,
+        origin=dict(origin),
+        first=first,
+        text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
+        learnt=task.count_learnt(examples.counts, examples.weights),
+        lengths_digest=lengths_module.digest(task.lengths(examples.counts)),
+    )
 
 
-def write_features(path: epath.Path, examples: Ragged) -> PartFile:
-    """Writes the features of the examples of a part, whole or not at all, without their tokens."""
-    columns = _write_features(examples)
-    return _write_file(path, examples, columns, {"sha256": examples.features_digest})
-
-
-def _write_file(
-    path: epath.Path,
-    examples: Ragged,
-    columns: Mapping[str, pa.Array],
-    metadata: dict[str, Any],
-) -> PartFile:
-    known = {n: each.feature.as_json for n, each in examples.columns.items() if n != WEIGHTS}
+def write_features(path: epath.Path, examples: Ragged, **metadata: Any) -> PartFile:
+    """Writes the columns of the examples of a part, whole or not at all, with more metadata."""
+    columns, features = write_columns(examples), examples.features
+    features.pop(WEIGHTS, None)
     metadata |= {
+        "sha256": examples.digest,
         "examples": len(examples.counts),
         "tokens": int(examples.counts.sum()),
-        "features": known,
+        "features": {name: feature.as_json for name, feature in features.items()},
     }
     metadata["digest"] = json_digest(metadata)
     schema = pa.schema(

@@ -1,13 +1,11 @@
 """Stored: a corpus of parts in a directory, whole or growing, as its manifest says."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from etils import epath
 
-from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import MANIFEST, Manifest, damage
 from pipeline.corpus.reader import Reader
@@ -28,7 +26,7 @@ class Stored(SingleCorpus):
             say which changed; and a short digest of that.
     """
 
-    _readers: Sequence[Reader]  # of the tokens, and of features that were added
+    _stored: Reader  # pyright: ignore  # of any columns elsewhere
 
     def __init__(self, directory: epath.Path, manifest: Manifest, in_memory: bool, tokens: str):
         self.directory, self._manifest, self.in_memory = directory, manifest, in_memory
@@ -55,22 +53,3 @@ class Stored(SingleCorpus):
         except (KeyError, TypeError, ValueError) as error:
             seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
             raise damage(self.directory / MANIFEST, seen) from error
-
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
-        reader, *others = self._readers
-        at = reader.locate(examples, starts, lengths, reach, counts)
-        fields = reader.read(at, self.task, [name for name in names if name in reader.features])
-        for other in others:
-            if here := [name for name in names if name in other.features]:
-                fields |= other.read(other.follow(at, examples), self.task, here)
-        return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        fields: Fields = {}
-        for reader in self._readers:
-            if here := [name for name in names if name in reader.features]:
-                fields |= reader.read_examples(examples, here)
-        return fields

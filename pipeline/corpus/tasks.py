@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import Feature, check_features
+from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,11 @@ class Task:
     def shift_of(self, feature: Feature) -> int:
         """How much later than its inputs an example's values of a feature are read."""
         return self.lookahead if feature.of == "targets" else 0
+
+    def fields_of(self, name: str, feature: Feature) -> Mapping[str, int]:
+        """The fields that are made of a column, and how much later each of them reads it."""
+        field = "loss_weights" if name == WEIGHTS else name
+        return self.shifts if name == TOKENS else {field: self.shift_of(feature)}
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses one of positions that examples of this task do not have."""

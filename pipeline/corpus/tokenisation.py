@@ -14,7 +14,7 @@ from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
+from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
 from pipeline.text.sources.source import read_records, read_texts, where
@@ -144,14 +144,15 @@ class Job:
     def _make_empty(self, records: Sequence[int]) -> Ragged:
         """One example without tokens."""
         one = np.zeros(1, np.int64)
-        known = {WEIGHTS: LOSS_WEIGHTS} if self.template and self.task.has_targets else {}
+        known = {TOKENS: TOKEN_IDS}
+        known |= {WEIGHTS: LOSS_WEIGHTS} if self.template and self.task.has_targets else {}
         columns = {
             # A value of an example that is in no batch is never seen.
             name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
             for name, each in {**known, **self.features}.items()
         }
         columns |= self._place_nodes(records)
-        return Ragged(np.zeros(0, np.int32), one, one, columns)
+        return Ragged(one, columns, one)
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
         groups = _divide(records)
@@ -164,7 +165,7 @@ class Job:
             read = (read_texts(self.source, group, self.field) for group in groups)
             texts = list(itertools.chain(*_take(read, lambda group: sum(map(len, group)))))
             sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
-            chunk = Ragged(*self.tokenizer.encode_batch(texts), sizes)
+            chunk = Ragged.of(*self.tokenizer.encode_batch(texts), text_bytes=sizes)
         flat, most = chunk.flat, self.tokenizer.vocab_size
         if flat.min(initial=0) < 0 or flat.max(initial=-1) >= most:
             wrong = np.flatnonzero((flat < 0) | (flat >= most))
@@ -235,14 +236,12 @@ class Job:
                 node, each = index % self._nodes, record.get(name)
                 if self._nodes > 1 and name in record:
                     each = _value_of_node(each, feature, node, self._nodes, what)
-                if name in record:
-                    value = feature.convert(each, what, tokens)
-                elif feature.per_example:
-                    value = feature.filled(1)[0]
-                else:
-                    value = feature.filled(tokens)
-                found[name].append(value)
-        return {name: Column(each, each.join(found[name])) for name, each in features.items()}
+                found[name].append(
+                    feature.convert([each], what, [tokens])
+                    if name in record
+                    else feature.filled(1 if feature.per_example else tokens)
+                )
+        return {name: Column(each, np.concatenate(found[name])) for name, each in features.items()}
 
 
 def _value_of_node(value: Any, feature: Feature, node: int, nodes: int, what: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus import prng
+from pipeline.corpus.columns import Pieces
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, Split, View
 from pipeline.corpus.tasks import INPUTS, TARGETS
@@ -88,11 +89,10 @@ class Masked(TokenView, SingleCorpus):
         names = "mask_id", "rate", "seed", "keep_ids"
         self._describe(**{name: getattr(self, name) for name in names})
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        fields = self.corpus.read(examples, starts, lengths, reach, epoch, names)
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        fields = self.corpus.read(*pieces, names)
         targets = fields.pop("inputs")
+        examples, starts, _, reach, epoch = pieces
         bits = prng.draw(self.seed, epoch, examples, starts, reach)
         selected = bits < prng.threshold(self.rate)
         for keep in self.keep_ids:
@@ -294,14 +294,15 @@ class _Side(Readable):
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._view.corpus.read_examples(self._view.examples_of(examples), names)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
-    ) -> Fields:
-        if not len(examples):
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        if not len(pieces.examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
-        made = self._view.draw(examples, epoch)
+        made = self._view.draw(pieces.examples, pieces.epoch)
         flat, first = made[2 * self._number : 2 * self._number + 2]
-        return gather(flat, first + starts, lengths, reach, self._shifts)
+        return {
+            field: gather(flat, first + pieces.starts + shift, pieces.reach)
+            for field, shift in self._shifts.items()
+        }
 
 
 KINDS: dict[str, type[Masked] | type[SpanCorruption]] = {

@@ -388,7 +388,8 @@ class PartWriter:
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
-        known = {name: each.feature for name, each in examples.columns.items() if name != WEIGHTS}
+        known = examples.features
+        known.pop(WEIGHTS, None)
         self.manifest = dataclasses.replace(self.manifest, features=known)
         path = self.directory / part_name(self.number)
         made = write_part(path, examples, self.manifest.origin, self.task, self.examples)

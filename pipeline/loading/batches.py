@@ -19,7 +19,6 @@ from pipeline.loading.collate import (
     POSITIONS,
     Positions,
     collate,
-    collate_continuations,
     collate_examples,
     collate_pairs,
 )
@@ -340,11 +339,10 @@ class Batches(StepDataset):
             block = self.blocks[planned.bucket]
             batch = collate(sides[0], planned, block, self.positions, of_tokens)
         rows = self.blocks[planned.bucket.sides[0]].rows
-        for of, room in self._room.items():
-            mine = {name: each for name, each in self.features.items() if each.of == of}
-            read: Any = collate_examples if of == "example" else collate_continuations
-            source = self.corpus if of == "example" else sides[0]
-            batch |= read(source, planned, rows, room[planned.bucket], mine)
+        if self._room:
+            room = {of: columns[planned.bucket] for of, columns in self._room.items()}
+            mine = {name: each for name, each in self.features.items() if each.per_example}
+            batch |= collate_examples(self.corpus, planned, rows, room, mine)
         batch |= {name: batch.pop(name) for name in self.features}  # after the fields of all
         if self._transform_batch is None:
             return batch

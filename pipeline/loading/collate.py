@@ -122,13 +122,14 @@ def collate_examples(
     corpus: AnyCorpus,
     planned: PlannedBatch,
     rows: np.ndarray,
-    room: int,
+    room: Mapping[str, int],
     features: Mapping[str, Feature],
 ) -> dict[str, np.ndarray]:
     """The features of the examples of some rows of a planned batch, whichever columns they are in.
 
-    The segment with id `s` is in column `s - 1`. Columns without one hold 0, and -1 in
-    `example_id`. With `room=3`, a row with pieces of the examples 7 and 4 has
+    The segment with id `s` is in column `s - 1`, the continuation with branch id `b` in column
+    `b - 1`. Columns without one hold 0, and -1 in `example_id`. With room for 3, a row with pieces
+    of the examples 7 and 4 has
 
         example_id  [7, 4, -1]
 
@@ -136,48 +137,29 @@ def collate_examples(
         corpus: where the features are.
         planned: the batch.
         rows: which rows of the batch: ascending int64 [n].
-        room: the columns, at least as many as a row has segments.
-        features: features of examples by name; `example_id` may be among them.
+        room: the columns of features of an "example", and of a "continuation", at least as many as
+            a row has of these.
+        features: such features by name; `example_id` may be among them.
 
     Returns:
         An array `[n, room, *shape]` for each of the features.
     """
     segments = _in_rows(planned.sides[0], rows, "continue")
-    found = corpus.read_examples(
-        segments.example, [name for name in features if name != EXAMPLE_ID]
-    )
-    fields = {}
-    for name, feature in features.items():
-        values, empty = (segments.example, -1) if name == EXAMPLE_ID else (found[name], 0)
-        fields[name] = np.full((len(rows), room, *feature.shape), empty, feature.dtype)
-        fields[name][segments.row, segments.ids - 1] = values
-    return fields
-
-
-def collate_continuations(
-    corpus: Readable,
-    planned: PlannedBatch,
-    rows: np.ndarray,
-    room: int,
-    features: Mapping[str, Feature],
-) -> dict[str, np.ndarray]:
-    """The features of the continuations of some rows of a planned batch; see `collate_examples`.
-
-    That with branch id `b` is in column `b - 1`. Columns without one hold 0.
-
-    Returns:
-        An array `[n, room, *shape]` for each of the features.
-    """
-    segments = _in_rows(planned, rows, "continue")
+    found = corpus.read_examples(segments.example, [n for n in features if n != EXAMPLE_ID])
     count = np.zeros_like(segments.example)
     if corpus.trees is not None:
         count = corpus.trees[segments.example, 1]
-    row, column = segments.row.repeat(count), ranges(count_before(segments.row, count), count)
-    found = corpus.read_continuations(segments.example, [*features])
+    before = count_before(segments.row, count)
+    places = {
+        "example": (segments.row, segments.ids - 1),
+        "continuation": (segments.row.repeat(count), ranges(before, count)),
+    }
     fields = {}
     for name, feature in features.items():
-        fields[name] = np.zeros((len(rows), room, *feature.shape), feature.dtype)
-        fields[name][row, column] = found[name]
+        values, empty = (segments.example, -1) if name == EXAMPLE_ID else (found[name], 0)
+        shape = len(rows), room[feature.of], *feature.shape
+        fields[name] = np.full(shape, empty, feature.dtype)
+        fields[name][places[feature.of]] = values
     return fields
 
 

@@ -1,14 +1,21 @@
 """Features: the arrays that examples carry beside their tokens, such as rewards or log-probs."""
 
 import dataclasses
-import json
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
+from pipeline.errors import (
+    InvalidType,
+    InvalidValue,
+    counted,
+    require_one_of,
+    require_whole,
+    suggest_option,
+)
 
 Of = Literal["inputs", "targets", "continuation", "example"]
 
@@ -35,6 +42,11 @@ def as_array(given: Any, what: str) -> np.ndarray:
         raise InvalidValue(
             f"{what} cannot be an array: {error}; give an array or a list of numbers"
         ) from error
+
+
+def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Several arrays, one after another; the dtype of empty ones does not count."""
+    return np.concatenate([each for each in arrays if each.size] or arrays[:1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,21 +133,19 @@ class Feature:
         values = stored.view(bool) if is_bool else stored.astype(self.dtype, copy=False)
         return values.reshape(-1, *self.shape)
 
-    def join(self, examples: Sequence[np.ndarray]) -> np.ndarray:
-        """The converted values of some examples, one example after another."""
-        return np.stack(examples) if self.per_example else np.concatenate(examples)
+    def convert(self, given: Sequence[Any], what: str, counts: Sequence[int]) -> np.ndarray:
+        """The entries of examples of so many tokens as one array of this dtype: `[n, *shape]`.
 
-    def convert(self, given: Any, what: str, tokens: int) -> np.ndarray:
-        """`given` as an array of this dtype, `[tokens, *shape]` or of an example `shape`.
-
-        `what` names it in errors: a wrong shape, numbers that the dtype cannot hold, or NaN.
+        `what` names the entry in errors, where there is one: a wrong shape, numbers that the dtype
+        cannot hold, or NaN.
         """
-        array = as_array(given, what)
-        shape = self.shape if self.per_example else (tokens, *self.shape)
-        if array.shape != shape:
-            each = "" if self.per_example else f", one value for each of its {tokens} tokens"
-            raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
-        return self.cast(array, what)
+        arrays = [as_array(each, what) for each in given]
+        for array, tokens in zip(arrays, counts, strict=True):
+            shape = self.shape if self.per_example else (tokens, *self.shape)
+            if array.shape != shape:
+                each = "" if self.per_example else f", one value for each of its {tokens} tokens"
+                raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
+        return self.cast(np.stack(arrays) if self.per_example else concatenate(arrays), what)
 
     def cast(self, array: np.ndarray, what: str) -> np.ndarray:
         """`array` of any shape as one of this dtype; errors are those of `convert`."""
@@ -162,9 +172,11 @@ class Feature:
             return array.astype(self.dtype, copy=False)
 
 
-# The weights of the loss are such a feature, under their own names: a column "weights" of examples,
-# a field "loss_weights" of batches.
+# Tokens, and the weights of the loss, are such features under their own names: columns "tokens" and
+# "weights" of examples, fields of the task and "loss_weights" of batches.
+TOKEN_IDS = Feature("inputs", dtype=np.int32)
 LOSS_WEIGHTS = Feature("targets", dtype=np.float32, fill=1.0)
+OF_TOKENS = {TOKENS: TOKEN_IDS, WEIGHTS: LOSS_WEIGHTS}
 
 
 class Column(NamedTuple):
@@ -177,19 +189,6 @@ class Column(NamedTuple):
 
     feature: Feature
     values: np.ndarray
-
-    def slice(self, first: int, last: int, begin: int, end: int) -> "Column":
-        """That of the examples `first` to `last`, whose tokens are `begin` to `end`."""
-        edges = (first, last) if self.feature.per_example else (begin, end)
-        return Column(self.feature, self.values[slice(*edges)])
-
-
-def digest_columns(sha: Any, columns: Mapping[str, Column]) -> None:
-    """Adds the features of some examples, by name, to a hash of `hashlib`."""
-    for name in sorted({*columns} - {WEIGHTS}):
-        feature, values = columns[name]
-        sha.update(json.dumps([name, feature.as_json]).encode())
-        sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
 
 
 def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]:
@@ -211,8 +210,8 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
 
 def split_columns(
     columns: Any, features: Mapping[str, Feature] | None
-) -> tuple[Any, Any, dict[str, tuple[Feature, Any]]]:
-    """Tokens, weights (None: there are none), and each feature with its data.
+) -> tuple[dict[str, Any], dict[str, Feature]]:
+    """Columns by name, one of them `TOKENS`, and what the others are, with that of the weights.
 
     Args:
         columns: a sequence of arrays of token ids; or a dict of such, `"tokens"`, and optionally
@@ -227,7 +226,7 @@ def split_columns(
                 "columns, {'tokens': …, "
                 f"{next(iter(known))!r}: …}}"
             )
-        return columns, None, {}
+        return {TOKENS: columns}, {}
     if TOKENS not in columns:
         raise InvalidValue(
             f"columns are {', '.join(map(str, columns)) or 'none'}; one of them must be 'tokens', "
@@ -241,8 +240,8 @@ def split_columns(
             )
     if missing := [name for name in known if name not in columns]:
         raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or leave it out")
-    weights = columns.get(WEIGHTS)
-    return columns[TOKENS], weights, {name: (known[name], columns[name]) for name in known}
+    given = {name: each for name, each in columns.items() if each is not None or name != WEIGHTS}
+    return given, known | ({WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in given else {})
 
 
 def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None:
@@ -257,17 +256,11 @@ def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None
 def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each example, and its entry in each column; refuses columns of other sizes."""
     missing = object()
-    iterators = {name: iter(column) for name, column in columns.items()}
-    number = 0
-    while True:
-        entries = {name: next(iterator, missing) for name, iterator in iterators.items()}
-        ended = [name for name, entry in entries.items() if entry is missing]
-        if len(ended) == len(entries):
-            return
-        if ended:
+    for number, row in enumerate(itertools.zip_longest(*columns.values(), fillvalue=missing)):
+        entries = dict(zip(columns, row, strict=True))
+        for name in [name for name, entry in entries.items() if entry is missing][:1]:
             raise InvalidValue(
-                f"the column {ended[0]!r} ends after {number:,} examples, before the others; each "
-                "column has one entry for each example"
+                f"the column {name!r} ends after {counted(number, 'example')}, before the others; "
+                "each column has one entry for each example"
             )
         yield number, entries
-        number += 1

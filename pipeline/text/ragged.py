@@ -1,22 +1,23 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
-import collections
 import hashlib
+import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import (
-    LOSS_WEIGHTS,
+    OF_TOKENS,
+    TOKEN_IDS,
     TOKENS,
     WEIGHTS,
     Column,
     Feature,
     as_array,
-    digest_columns,
+    concatenate,
     split_columns,
     zip_columns,
 )
@@ -26,23 +27,40 @@ from pipeline.text.features import (
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
+# Examples of arrays are converted so many at once. This changes no result.
+BLOCK = 1 << 12
+
 
 @dataclass(frozen=True)
 class Ragged:
-    """Consecutive examples: flat int32 tokens, the count of each, and what they carry beside.
+    """Consecutive examples: how many tokens each has, and the columns of all.
 
     Attributes:
-        flat: the tokens of all examples, int32.
         counts: the tokens of each example.
+        columns: by name, the tokens of the examples, their weights, if tokens have some, and their
+            features. What is added to a corpus has features alone.
         text_bytes: UTF-8 bytes of the text of each, of what is learnt alone where tokens have
             weights; None where no text is known (a corpus made of arrays).
-        columns: by name, the features of the examples; with "weights", if tokens have weights.
     """
 
-    flat: np.ndarray
     counts: np.ndarray
+    columns: Mapping[str, Column]
     text_bytes: np.ndarray | None = None
-    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, flat: np.ndarray, counts: np.ndarray, **options: Any) -> "Ragged":
+        """Examples without weights and features, of flat tokens."""
+        return cls(counts, {TOKENS: Column(TOKEN_IDS, flat)}, **options)
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """What the columns but the tokens hold, by name."""
+        return {name: each.feature for name, each in self.columns.items() if name != TOKENS}
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The tokens of all examples, int32."""
+        return self.columns[TOKENS].values
 
     @property
     def weights(self) -> np.ndarray | None:
@@ -52,35 +70,34 @@ class Ragged:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens, the weights and the features."""
+        """SHA-256 of the counts, the tokens, the weights and the features; of these if alone."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
             raise InvalidValue(
                 f"an example has {low if low < 0 else high:,} tokens; a count is from 0 and below "
                 "2**32"
             )
-        sha = hashlib.sha256(np.ascontiguousarray(self.counts, "<u4").data)
-        sha.update(np.ascontiguousarray(self.flat, "<i4").data)
-        if self.weights is not None:
-            sha.update(np.ascontiguousarray(self.weights, "<f4").data)
-        digest_columns(sha, self.columns)
-        return sha.hexdigest()
-
-    @property
-    def features_digest(self) -> str:
-        """SHA-256 of the features alone."""
         sha = hashlib.sha256()
-        digest_columns(sha, self.columns)
+        if TOKENS in self.columns:
+            sha.update(np.ascontiguousarray(self.counts, "<u4").data)
+        for name in sorted(self.columns, key=lambda name: (name != TOKENS, name != WEIGHTS, name)):
+            feature, values = self.columns[name]
+            if name not in OF_TOKENS:
+                sha.update(json.dumps([name, feature.as_json]).encode())
+            sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
         return sha.hexdigest()
 
     def slice(self, first: int, last: int) -> "Ragged":
         """The examples from `first` up to `last`, as views."""
-        begin, end = (int(self.counts[:at].sum()) for at in (first, last))
-        columns = {
-            name: column.slice(first, last, begin, end) for name, column in self.columns.items()
-        }
+        tokens = slice(*(int(self.counts[:at].sum()) for at in (first, last)))
+        columns = {}
+        for name, (feature, values) in self.columns.items():
+            values = values[slice(first, last) if feature.per_example else tokens]
+            # Empty views would keep all tokens in memory.
+            values = values.copy() if tokens.start == tokens.stop else values
+            columns[name] = Column(feature, values)
         texts = None if self.text_bytes is None else self.text_bytes[first:last]
-        return Ragged(self.flat[begin:end], self.counts[first:last], texts, columns)
+        return Ragged(self.counts[first:last], columns, texts)
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
@@ -88,16 +105,13 @@ class Ragged:
         first, *others = chunks
         if not others:
             return first
-        texts = None
-        if first.text_bytes is not None:
-            every: list[Any] = [chunk.text_bytes for chunk in chunks]
-            texts = np.concatenate(every)
+        texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
         columns = {
             name: Column(feature, np.concatenate([chunk.columns[name].values for chunk in chunks]))
             for name, (feature, _) in first.columns.items()
         }
-        flat = np.concatenate([chunk.flat for chunk in chunks])
-        return cls(flat, np.concatenate([chunk.counts for chunk in chunks]), texts, columns)
+        counts = np.concatenate([chunk.counts for chunk in chunks])
+        return cls(counts, columns, np.concatenate(texts) if texts else None)
 
 
 def is_full(examples: int, tokens: int) -> bool:
@@ -136,12 +150,10 @@ def divide_arrays(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> Iterator[Ragged]:
     """Examples of arrays, part by part, each entry checked; arguments as `Corpus.from_arrays`."""
-    tokens, weights, given = split_columns(columns, features)
-    columns = {TOKENS: tokens, **{name: column for name, (_, column) in given.items()}}
-    known = {name: feature for name, (feature, _) in given.items()}
-    if weights is not None:
-        columns[WEIGHTS], known[WEIGHTS] = weights, LOSS_WEIGHTS
-    buffer = Buffer(known, vocab_size)
+    columns, known = split_columns(columns, features)
+    # Who makes entries one by one may use their memory again.
+    lasting = all(isinstance(column, Sequence | np.ndarray) for column in columns.values())
+    buffer = Buffer(known, vocab_size, BLOCK if lasting else 1)
     for number, example in zip_columns(columns):
         buffer.add(example, number)
         if buffer.full:
@@ -151,67 +163,86 @@ def divide_arrays(
 
 
 class Buffer:
-    """Examples that are checked and held one by one, until they are taken together.
+    """Examples that are checked as they come, and held until they are taken together.
+
+    Args:
+        features: what examples carry beside their tokens, by name, with `LOSS_WEIGHTS` as `WEIGHTS`
+            where tokens have weights.
+        vocab_size: if given, ids must be below it.
+        block: so many examples are checked at once; until then, their entries must stay as they
+            are.
 
     Attributes:
-        features: what examples carry beside their tokens, by name, with `LOSS_WEIGHTS` where tokens
-            have weights. Those without a dtype get that of the first example.
+        features: as given; those without a dtype get that of the first example.
     """
 
-    def __init__(self, features: Mapping[str, Feature], vocab_size: int | None):
-        self.features, self._vocab_size = dict(features), vocab_size
+    def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, block: int = 1):
+        self.features, self._vocab_size, self._block = dict(features), vocab_size, block
         self._clear()
 
     def _clear(self) -> None:
-        self._counts, self._tokens = list[int](), 0
-        self._held = collections.defaultdict[str, list[np.ndarray]](list)
+        self._rows: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._checked: list[Ragged] = []
+        self._examples = self._tokens = 0
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return self._examples
 
     @property
     def full(self) -> bool:
         """Whether a part ends with the last example."""
-        return is_full(len(self), self._tokens)
+        return is_full(self._examples, self._tokens)
 
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
         """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says.
 
         `tokens` is the number of its tokens where these are stored already.
         """
-        arrays, known = dict[str, np.ndarray](), dict(self.features)
         if tokens is None:
-            ids = validate_tokens(example[TOKENS], f"example {number}", self._vocab_size)
-            arrays[TOKENS], tokens = ids.astype(np.int32), len(ids)
-        for name, feature in self.features.items():
-            what = f"{name} of example {number}"
-            if name == WEIGHTS:
-                array = _validate_weights(example[name], number, tokens)
-            else:
-                feature = known[name] = feature.infer(example[name], what)
-                array = feature.convert(example[name], what, tokens)
-            arrays[name] = np.array(array)  # who gave it may use its memory again
-        self.features = known
-        for name, array in arrays.items():
-            self._held[name].append(array)
-        self._counts.append(tokens)
+            ids = as_array(example[TOKENS], f"example {number}")
+            example, tokens = {**example, TOKENS: ids}, ids.size
+        self._rows.append((number, tokens, example))
+        if len(self._rows) == self._block:
+            self._check()
+        self._examples += 1
         self._tokens += tokens
 
+    def _check(self) -> None:
+        rows, self._rows = self._rows, []
+        try:
+            self._checked.append(self._join(rows))
+        except ValueError:
+            if len(rows) == 1:
+                raise
+            # Which example it was, if it was one: else entries are of several dtypes.
+            self._checked += [self._join([row]) for row in rows]
+
+    def _join(self, rows: Sequence[tuple[int, int, Mapping[str, Any]]]) -> Ragged:
+        """Examples: the number and the tokens of each, and its entries. Errors name the first."""
+        what = f"example {rows[0][0]}"
+        _, counts, entries = zip(*rows, strict=True)
+        columns = {}
+        if TOKENS in entries[0]:
+            flat = validate_tokens([each[TOKENS] for each in entries], what, self._vocab_size)
+            columns[TOKENS] = Column(TOKEN_IDS, flat.astype(np.int32, copy=False))
+        for name, feature in self.features.items():
+            given = [each[name] for each in entries]
+            of = f"the weights of {what}" if name == WEIGHTS else f"{name} of {what}"
+            feature = feature.infer(given[0], of)
+            columns[name] = Column(feature, feature.convert(given, of, counts))
+            if name == WEIGHTS:
+                require_weights(columns[name].values, of)
+        made = Ragged(np.array(counts, np.int64), columns)
+        self.features = made.features
+        return made
+
     def take(self) -> Ragged:
-        """The examples that were held; then none are."""
-        held, counts = self._held, np.array(self._counts, np.int64)
-        flat = np.concatenate([np.zeros(0, np.int32), *held[TOKENS]])
-        columns = {
-            name: Column(feature, feature.join(held[name]))
-            for name, feature in self.features.items()
-        }
+        """The examples that were held, at least one; then none are."""
+        if self._rows:
+            self._check()
+        checked = self._checked
         self._clear()
-        return Ragged(flat, counts, None, columns)
-
-
-def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
-    what = f"the weights of example {number}"
-    return require_weights(LOSS_WEIGHTS.convert(weights, what, tokens), what)
+        return Ragged.concatenate(checked)
 
 
 def require_weights(array: np.ndarray, what: str) -> np.ndarray:
@@ -224,21 +255,22 @@ def require_weights(array: np.ndarray, what: str) -> np.ndarray:
     return array
 
 
-def validate_tokens(example: Any, what: str, vocab_size: int | None) -> np.ndarray:
-    """Token ids as an array; refuses others, which `what` names in errors."""
-    array = as_array(example, what)
-    if array.size == 0 and array.ndim == 1:
-        return array.astype(np.int32)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise InvalidValue(
-            f"{what} has shape {array.shape} and dtype {array.dtype}; an example is a "
-            "1-D array of integer token ids"
-        )
-    low, high = int(array.min()), int(array.max())
+def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | None) -> np.ndarray:
+    """Token ids of examples, one after another; refuses others, which `what` names in errors."""
+    for array in arrays:
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise InvalidValue(
+                f"{what} has shape {array.shape} and dtype {array.dtype}; an example is a "
+                "1-D array of integer token ids"
+            )
+    flat = concatenate(arrays)
+    if not len(flat):
+        return flat.astype(np.int32)
+    low, high = int(flat.min()), int(flat.max())
     limit = 1 << 31 if vocab_size is None else vocab_size
     if low < 0 or high >= limit:
         allowed = "0 to 2**31 - 1" if vocab_size is None else f"0 to {limit - 1} (vocab_size)"
         raise InvalidValue(
             f"{what} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )
-    return array
+    return flat

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
+from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Concatenated, Repeated, Source, read_records, where
@@ -345,22 +345,25 @@ def encode(
     tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
     weighted = [len(text.encode()) if weight else 0 for text, weight, _ in spans]
     text_bytes = np.bincount(record_of, weighted, len(sizes)).astype(np.int64)
-    columns = {WEIGHTS: Column(LOSS_WEIGHTS, weights[keep])}
+    columns = {
+        TOKENS: Column(TOKEN_IDS, flat[keep]),
+        WEIGHTS: Column(LOSS_WEIGHTS, weights[keep]),
+    }
     for name, feature in (features or {}).items():
         values = [_value_of(span, name, feature) for span in spans]
-        columns[name] = Column(feature, np.repeat(np.stack(values), counts, axis=0)[keep])
-    return Ragged(flat[keep], tokens, text_bytes, columns)
+        columns[name] = Column(feature, np.repeat(np.concatenate(values), counts, axis=0)[keep])
+    return Ragged(tokens, columns, text_bytes)
 
 
 def _value_of(span: tuple[str, float, Mapping[str, Any]], name: str, feature: Feature) -> Any:
-    """The value of the tokens of a span, `[*shape]`."""
+    """The value of the tokens of a span, `[1, *shape]`."""
     text, _, values = span
     if name in values:
         one = dataclasses.replace(feature, of="example")
-        return one.convert(values[name], f"{name} of the span {text!r:.40}", 1)
+        return one.convert([values[name]], f"{name} of the span {text!r:.40}", [1])
     if feature.fill is None:
         raise InvalidValue(
             f"the template gave no {name!r} for the span {text!r:.40}; give it as the third entry "
             f"of the span, {{{name!r}: …}}, or give the feature a fill="
         )
-    return feature.filled(1)[0]
+    return feature.filled(1)

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
+from pipeline import Feature
+from pipeline.corpus import Task
+from pipeline.corpus.columns import Memory, Pieces
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.gather import gather
 from pipeline.fs import objects
 from pipeline.planning import lengths
 from pipeline.text import ragged
@@ -66,22 +68,24 @@ def test_the_shift_happens_inside_each_example(tmp_path):
 
 
 @settings(deadline=None)
-@given(st.data(), st.sampled_from(["u1", "<u2", "<i4", ">i4", "<i8"]))
+@given(st.data(), st.sampled_from(["u1", "<u2", "<i4", ">i4", "<f4"]))
 def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
     tokens = np.arange(1, data.draw(st.integers(4, 60)), dtype=dtype)
     end = len(tokens) - 2  # the tokens after the last piece are its last targets
-    first = np.array(data.draw(st.lists(st.integers(0, end - 1), max_size=12)), np.int64)
-    sizes = np.array([data.draw(st.integers(1, end - at)) for at in first.tolist()], np.int64)
-    more = np.array([data.draw(st.integers(0, 20)) for _ in first], np.int64)
-    ends = np.full(len(first), len(tokens)) if data.draw(st.booleans()) else None
+    starts = np.array(data.draw(st.lists(st.integers(0, end - 1), max_size=12)), np.int64)
+    sizes = np.array([data.draw(st.integers(1, end - at)) for at in starts.tolist()], np.int64)
+    more = np.array([data.draw(st.integers(0, 20)) for _ in starts], np.int64)
     shifts = {"inputs": 0, "targets": 1, "later": 2}
-    read = gather(tokens, first, sizes, sizes + more, shifts, ends)
+    feature, whole = Feature("inputs", dtype=dtype), np.zeros(1, np.int64)
+    lists = [(tokens, whole, np.array([len(tokens)]))]
+    memory = Memory(Task(name="any", shifts=shifts), {"tokens": (feature, lists)})
+    read = memory.read(Pieces(np.zeros_like(starts), starts, sizes, sizes + more), ())
     at = np.cumsum(sizes + more) - sizes - more
     for field, values in read.items():
         assert values.dtype == tokens.dtype
         assert values.flags.writeable
         assert len(values) == (sizes + more).sum()
-        for place, begin, size in zip(at, first + shifts[field], sizes, strict=True):
+        for place, begin, size in zip(at, starts + shifts[field], sizes, strict=True):
             assert values[place : place + size].tolist() == tokens[begin : begin + size].tolist()
 
 
@@ -90,7 +94,17 @@ def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
     """One by one, as of arrays and from a `Writer`, or in chunks, as `prepare` has them."""
     flat = np.arange(sum(counts), dtype=np.int32)
     examples = np.split(flat, np.cumsum(counts)[:-1])
+    held = np.zeros(60, np.int32)
+
+    def streamed():
+        """Each in the same memory as the one before."""
+        for each in examples:
+            held[: len(each)] = each
+            yield held[: len(each)]
+
     parts = list(ragged.divide_arrays(examples, None, None))
+    again = list(ragged.divide_arrays(streamed(), None, None))
+    assert [part.digest for part in again] == [part.digest for part in parts]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
         assert len(part.flat) == part.counts.sum()
@@ -171,21 +185,28 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
     assert len({place[0] for place in fetched}) == len(fetched) == 2
 
 
-def test_the_offsets_of_a_part_are_never_replaced(directory):
+def test_the_offsets_of_a_part_are_never_replaced(directory, monkeypatch):
     """Another thread may be reading memory that is joined by address, and so kept by nobody."""
-    corpus = Corpus.open(directory, memory_map=False)
-    corpus.read([1, 7], [0, 0], [1, 1])
-    (reader,) = corpus._readers
-    known = {number: weakref.ref(each) for number, each in reader._offsets.items()}
-    assert [*known] == [0, 1]
-    reader._load([0, 1])  # as a thread does that touches both parts at the same time
-    assert all(reader._offsets[number] is each() for number, each in known.items())
+    store = Corpus.open(directory, memory_map=False)._stored.store
+    fetch, known = store.fetch, []
+
+    def fetch_beside_another(*asked):
+        found = fetch(*asked)
+        if not known:  # a thread that touches both parts at the same time
+            known.append(None)
+            known[:] = [weakref.ref(each) for each in store.fetch_offsets([0, 1])]
+        return found
+
+    monkeypatch.setattr(store, "fetch", fetch_beside_another)
+    offsets = store.fetch_offsets([0, 1])
+    assert len(known) == 2
+    assert all(each is there() for each, there in zip(offsets, known, strict=True))
 
 
 def test_a_corpus_pickles_as_its_directory(corpus):
     for other in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
         assert other.fingerprint == corpus.fingerprint
-        assert type(other._readers) is type(corpus._readers)
+        assert type(other._stored) is type(corpus._stored)
         assert other[4]["inputs"].tolist() == corpus[4]["inputs"].tolist()
     assert len(pickle.dumps(corpus)) < 500
 

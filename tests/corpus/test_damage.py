@@ -246,7 +246,7 @@ def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
     with pytest.raises(ValueError, match="do not ascend from 0 to its"):
         corpus.verify()
     with pytest.raises(ValueError, match=r"an example has 4,294,967,296 tokens; a count is from 0"):
-        _ = ragged.Ragged(np.zeros(0, np.int32), np.array([1 << 32]), None).digest
+        _ = ragged.Ragged.of(np.zeros(0, np.int32), np.array([1 << 32])).digest
 
 
 @pytest.mark.parametrize(

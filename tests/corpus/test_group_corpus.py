@@ -104,7 +104,7 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
         assert [example["reference"].tolist() for example in each] == columns["reference"]
         assert [example["reward"].tolist() for example in each] == [[1, 2], [3, 4, 5], [6]]
         assert [int(example["kind"]) for example in each] == [7, 8, 9]
-    assert more.read_continuations([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
+    assert more.read_examples([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
     few = refused(corpus.with_features, {"few": [[1], [3, 4, 5], [6]]},
                   features={"few": Feature("continuation")})  # fmt: skip
     assert (
@@ -242,7 +242,7 @@ def test_what_a_group_cannot_be_is_refused():
     assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
     )
-    assert "the column 'reward' ends after 1 examples" in refused(
+    assert "the column 'reward' ends after 1 example," in refused(
         make, {"tokens": GROUPS, "reward": [[1, 2]]}, features=REWARD
     )
     assert "a feature is named '_above'" in refused(
