@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather, join_memory
+from pipeline.corpus.gather import Fields, gather, join_memory, new_array
 from pipeline.corpus.tasks import Task
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Ragged
@@ -99,7 +99,7 @@ class Columns:
             for shift in sorted({*shifts.values()}):
                 if shift == 1 and len(plain := found.get(0, values[:0])):
                     # As before, but for the last of each piece: faster than to gather again.
-                    later = found[1] = np.empty_like(plain)
+                    later = found[1] = new_array(len(plain), plain.dtype)
                     later[:-1] = plain[1:]
                     last = np.cumsum(reach) - reach + lengths - 1
                     later[last] = values.take(first + lengths, mode="wrap")

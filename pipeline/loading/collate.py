@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from pipeline.corpus.gather import new_array
 from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
@@ -66,8 +67,8 @@ def collate(
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
     batch = corpus.read(example, start, size, reach, epoch, features)
-    batch["inputs_segment_ids"] = np.repeat(ids.astype(INT), reach)
-    batch["inputs_positions"] = ranges(position, reach, INT)
+    batch["inputs_segment_ids"] = _count_on(ids, reach, 0)
+    batch["inputs_positions"] = _count_on(position, reach, 1)
     if "loss_weights" not in batch:
         batch["loss_weights"] = np.ones(cells - edge, np.float32)
     if corpus.trees is not None:
@@ -81,6 +82,17 @@ def collate(
             values = np.concatenate([np.zeros((edge, *shape), values.dtype), values])
         batch[name] = values.reshape(height, width, *shape)
     return batch
+
+
+def _count_on(first: np.ndarray, sizes: np.ndarray, step: int) -> np.ndarray:
+    """The numbers from each of `first` on, `step` apart, as many as `sizes`, from 1 up, says."""
+    ends = sizes.cumsum()
+    jumps = first.copy()  # from the last number of those before
+    jumps[1:] -= (first + step * (sizes - 1))[:-1]
+    numbers = new_array(int(sizes.sum()), INT)
+    numbers[:] = step
+    numbers[ends - sizes] = jumps
+    return np.cumsum(numbers, out=numbers)
 
 
 def collate_pairs(
@@ -146,14 +158,13 @@ def collate_examples(
     """
     segments = _in_rows(planned.sides[0], rows, "continue")
     found = corpus.read_examples(segments.example, [n for n in features if n != EXAMPLE_ID])
-    count = np.zeros_like(segments.example)
-    if corpus.trees is not None:
-        count = corpus.trees[segments.example, 1]
-    before = count_before(segments.row, count)
-    places = {
-        "example": (segments.row, segments.ids - 1),
-        "continuation": (segments.row.repeat(count), ranges(before, count)),
-    }
+    places = {"example": (segments.row, segments.ids - 1)}
+    if "continuation" in room:
+        count = np.zeros_like(segments.row)
+        if corpus.trees is not None:
+            count = corpus.trees[segments.example, 1]
+        before = count_before(segments.row, count)
+        places["continuation"] = segments.row.repeat(count), ranges(before, count)
     fields = {}
     for name, feature in features.items():
         values, empty = (segments.example, -1) if name == EXAMPLE_ID else (found[name], 0)

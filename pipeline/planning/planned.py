@@ -1,6 +1,7 @@
 """Planned batches: the content of one global batch, as integers."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 
@@ -37,14 +38,14 @@ class PlannedBatch:
         """Real positions in the batch; for pairs, inputs plus targets."""
         return int(self.segments[:, 3:].sum())
 
-    @property
+    @functools.cached_property
     def numbers(self) -> np.ndarray:
         """The number of each segment in its row, from 0: int64 [n]."""
         row = self.segments[:, 0]
         first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row that is not empty
         return np.arange(len(row)) - first.repeat(np.diff(first, append=len(row)))
 
-    @property
+    @functools.cached_property
     def columns(self) -> np.ndarray:
         """The first column of each segment in its row: int64 [n], for pairs [n, 2].
 
@@ -65,6 +66,8 @@ class PlannedBatch:
     @property
     def sides(self) -> tuple["PlannedBatch", ...]:
         """The batch itself; for pairs, one batch for the inputs and one for the targets."""
+        if len(self.bucket.sides) == 1:
+            return (self,)
         return tuple(
             dataclasses.replace(self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]])
             for side, bucket in enumerate(self.bucket.sides)
