@@ -30,13 +30,14 @@ from pipeline.planning import growing
 from pipeline.planning.following import FollowedPlan
 from pipeline.text import ragged
 from tests.fs import object_servers
-from tests.processes import STUCK, fork
+from tests.processes import fork
 
 HOSTS = 1, 2, 1  # of a reader, in turns
 STORED = 3  # every so many histories are in a bucket
 LOADS = 0.25  # the share of readers that have a `Loader` while they have one host
 FIRST_ID = 1 << 24  # of the tokens of the second corpus; twice that, of the third
 END, OVER = -1, object()
+PATIENCE = 600  # seconds; on a machine with much other work, a hundred times those needed
 
 BUCKETS = [
     [Bucket(4, 32)],
@@ -218,10 +219,10 @@ class History:
         `begin` gives what the processes of a life do, by its number; `lives`, how many bytes one of
         them prints before the seconds begin after which all are killed.
         """
-        for life, (due, seconds) in enumerate([*lives, (0, STUCK)]):
+        for life, (due, seconds) in enumerate([*lives, (0, PATIENCE)]):
             tasks, codes, last = begin(life), set[int](), life == len(lives)
             logs = [self.folder / f"log of {name}, {life}.{n}" for n in range(len(tasks))]
-            end = time.monotonic() + STUCK
+            end = time.monotonic() + PATIENCE
             for log in logs:
                 log.touch()
             pids = [fork(task, log) for task, log in zip(tasks, logs, strict=True)]

@@ -10,14 +10,14 @@ from tests.processes import call
 PROGRAM = """
 from tests.properties.histories import tell
 
-for place, seen in tell(4, seed=0, stored=2).items():
+for place, seen in tell(4, seed=1, stored=2).items():
     had = seen.writer_kills, seen.reader_kills, seen.resumes, seen.chapters > 4
-    print(place, seen.histories, all(had), seen.found)
+    print(place, seen.histories, all(had), *seen.found)
 """
 
 
 @pytest.mark.slow
 def test_batches_do_not_depend_on_when_writers_and_readers_were_killed():
     seen = call(sys.executable, "-c", PROGRAM, limit=None)
-    due = "on disk 2 True []\nin a bucket 2 True []\n"
+    due = "on disk 2 True\nin a bucket 2 True\n"
     assert seen.stdout == due, seen.stdout + seen.stderr
