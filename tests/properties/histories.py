@@ -34,7 +34,7 @@ from tests.processes import fork
 
 HOSTS = 1, 2, 1  # of a reader, in turns
 STORED = 3  # every so many histories are in a bucket
-LOADS = 0.25  # the share of readers that have a `Loader` while they have one host
+LOADS = 0.1  # the share of readers that have a `Loader` while they have one host
 FIRST_ID = 1 << 24  # of the tokens of the second corpus; twice that, of the third
 END, OVER = -1, object()
 PATIENCE = 600  # seconds; on a machine with much other work, a hundred times those needed
@@ -140,15 +140,15 @@ class History:
         self.growing = draw.choice(["a", "ab"])
         mixed = len(self.growing) > 1
         self.buckets = draw.choice(BUCKETS[: 2 if mixed else 3])
-        self.options = {"window": draw.choice([20, 50, 120]), **draw.choice(OPTIONS)}
+        self.options = {"window": draw.choice([15, 30, 60]), **draw.choice(OPTIONS)}
         weights = dict(zip("abc", draw.choice(WEIGHTS), strict=True))
         self.weights = weights if mixed else None
-        self.chapter, self.least = draw.randint(2, 5), draw.choice([10, 30])
-        self.epochs = draw.choice([1, 1, 2])
+        self.chapter, self.least = draw.randint(2, 5), draw.choice([8, 20])
+        self.epochs = draw.choice([1, 1, 1, 2])
         self.examples = {each: self._draw_examples(draw, each) for each in "abc"}
         # Of each writer: seconds to an example; and the examples, or seconds below 1, to a seal.
         self.paces = {each: draw.uniform(0, 0.006) for each in self.growing}
-        self.seals = {each: draw.choice([draw.randint(5, 40), draw.random() / 10]) for each in "ab"}
+        self.seals = {each: draw.choice([draw.randint(3, 30), draw.random() / 10]) for each in "ab"}
         # Of each reader: seconds to a batch, batches to a state that is saved, and the last one.
         self.pauses = [0, draw.uniform(0.002, 0.01)]
         self.saves = [draw.choice([1, 3, 10]) for _ in self.pauses]
@@ -173,7 +173,7 @@ class History:
         )
 
     def _draw_examples(self, draw: random.Random, name: str) -> list[np.ndarray]:
-        count, most = draw.randint(150, 500), draw.choice([20, 60, 100])
+        count, most = draw.randint(100, 300), draw.choice([20, 60, 100])
         sizes = [draw.randint(1, most) for _ in range(count if name in self.growing else 12)]
         ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
         return [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
@@ -276,7 +276,7 @@ class History:
 
     def write(self, name: str) -> None:
         """Writes a corpus, from its cursor on, and notes how many examples are acknowledged."""
-        ragged.TOKENS_PER_PART = 200
+        ragged.TOKENS_PER_PART = 150
         note, every = self.folder / f"acknowledged {name}", self.seals[name]
         note.touch()
         with contextlib.suppress(FileExistsError), Writer(self.places[name]) as writer:
@@ -374,7 +374,7 @@ def digest(batch: Mapping[str, Any]) -> str:
 def digests_of_shares(batch: Mapping[str, Any], rows: int) -> dict[tuple[int, int], str]:
     """The digest of what each of some hosts has of a batch, by their number and its own."""
     shares = {}
-    for hosts in HOSTS:
+    for hosts in {*HOSTS}:
         for host in range(hosts):
             mine = slice(host * rows // hosts, (host + 1) * rows // hosts)
             share = {name: field[mine] for name, field in batch.items()}
