@@ -26,8 +26,8 @@ PROMPT, LONGEST = 4, 20  # the most tokens of a prompt, and of a prompt with its
 PROMPTS, GROUP = 16, 8  # prompts of an update, and rollouts of each
 WIDTH, PASSES, CLIP = 32, 2, 0.2
 
-# Lockstep: the shapes, compiled once each. Short groups share rows of 64 positions.
-BUCKETS = [pipeline.Bucket(rows=8, length=64), pipeline.Bucket(rows=8, length=160)]
+# Lockstep: the shapes, each compiled once; here one is enough, as short groups share its rows.
+BUCKETS = [pipeline.Bucket(rows=8, length=160)]
 # Lockstep: an advantage for each rollout, and a log-probability for each token that is predicted.
 FEATURES = {
     "advantage": pipeline.Feature("continuation", dtype="float32"),
@@ -144,7 +144,7 @@ def train(updates):
         learnt = np.float32(examples.num_learnt)
         for _ in range(PASSES):
             gradients, results = zeros, []
-            # Lockstep: batches of the shapes above, and which rollout is where.
+            # Lockstep: batches of this shape, and which rollout is where.
             for planned, batch in pipeline.pack(examples, BUCKETS, sharding=mesh, max_segments=16):
                 gradients, lost = add_gradients(model, gradients, batch)
                 results.append((planned, lost))
