@@ -68,8 +68,10 @@ def pack(
     if fill:
         return _fill(placed, groups, len(counts), max_segments, surplus)
     for index, bucket in enumerate(buckets[:-1]):
-        room = np.array(bucket.lengths)
-        to = next(n for n in range(index + 1, len(buckets)) if np.all(room <= buckets[n].lengths))
+        room, rest = np.array(bucket.lengths), range(index + 1, len(buckets))
+        to = next((each for each in rest if np.all(room <= buckets[each].lengths)), None)
+        if to is None:  # rows are taken one by one, so none is surplus
+            continue
 
         def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
             moved = count_segments(rows, len(counts))

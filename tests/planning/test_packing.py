@@ -90,3 +90,10 @@ def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
     assert rows(5) == [0, 2]  # three of 5 in each row of 16
     assert rows(7) == [6, 0]
     assert rows(5, max_segments=1) == [6, 0]
+
+
+def test_rows_of_pairs_stay_where_no_longer_bucket_holds_both_sides():
+    sizes = np.array([[0, 0], [2, 2], [3, 2]])
+    packed = pack(np.array([0, 1, 1]), [Bucket(1, (4, 10)), Bucket(1, (10, 4))], sizes=sizes)
+    np.testing.assert_array_equal(packed.counts, [0, 1, 1])
+    assert (packed.rows(0), packed.rows(1)) == (2, 0)
