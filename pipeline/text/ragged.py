@@ -211,7 +211,7 @@ class Buffer:
         rows, self._rows = self._rows, []
         try:
             self._checked.append(self._join(rows))
-        except ValueError:
+        except (ValueError, TypeError):  # NumPy's, where no dtype holds all entries
             if len(rows) == 1:
                 raise
             # Which example it was, if it was one: else entries are of several dtypes.
