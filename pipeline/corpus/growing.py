@@ -1,6 +1,7 @@
 """Growing: the sealed parts of a corpus that is still written, read like a finished one."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from etils import epath
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Split
 from pipeline.corpus.log import Damaged, Entry, Log
+from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import PartFiles, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
@@ -172,7 +174,7 @@ class Growing(Handles, Stored):
 
     @property
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """Positions of each example that is sealed so far: uint32 [examples]."""
+        """Positions of each example that is sealed so far, 0 of those left out: uint32 [examples]."""
         if self._run is None:
             self.refresh()
         if self._run is None or self._run.first:
@@ -180,7 +182,7 @@ class Growing(Handles, Stored):
                 f"the lengths of {self!r} are not in hand from its first part on; "
                 "refresh(start=0) reads them, as far as its writer has kept the parts"
             )
-        return self._run.lengths
+        return self._run.planned
 
     @property
     def files(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
@@ -216,7 +218,7 @@ class _Run(Stored):
 
     def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None" = None):
         super().__init__(corpus.directory, corpus._manifest, corpus.in_memory, "")
-        self.entries, self.first = entries, entries[0].first
+        self.entries, self.first, self._hold_out = entries, entries[0].first, corpus.hold_out
         known: dict[str, np.ndarray] = {} if before is None else dict(before._lengths)
         new = [entry.part for entry in entries if entry.file not in known]
         corpus.log.require_files(new)
@@ -228,3 +230,11 @@ class _Run(Stored):
         opened = None if before is None else before._stored.store
         files = PartFiles(self.directory, parts, self.features, self.in_memory, opened=opened)
         self._stored = Reader(self.task, self.lengths, [files])
+
+    @functools.cached_property
+    def planned(self) -> np.ndarray:
+        """The lengths, with 0 for examples that are held out."""
+        if not self._hold_out:
+            return self.lengths
+        numbers = self.first + np.arange(len(self.lengths))
+        return np.where(is_held_out(numbers, self._hold_out), np.uint32(0), self.lengths)

@@ -248,6 +248,7 @@ def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path,
     write(tmp_path, documents[:200], finish=False)
     held_out = Corpus.open(finished).split(0.2)[1].numbers
     train, evaluation = Corpus.open(tmp_path, follow=True).split(0.2)
+    assert not train.lengths[evaluation.numbers].any()  # nor has a plan of what is there now
     assert evaluation.numbers.tolist() == held_out[held_out < 200].tolist()
     at = held_out.tolist().index(evaluation.numbers[-1])
     assert evaluation[at]["inputs"].tolist() == documents[held_out[at]][:-1].tolist()
