@@ -193,6 +193,8 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
         edges, values = column.offsets.to_numpy().astype(np.int64), column.values
     size = 1 if feature is None else feature.size
     if pa.types.is_fixed_size_list(values.type):
+        if values.null_count:  # `flatten` would leave them out, and move all later values
+            raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
         if values.type.list_size != size:
             raise InvalidValue(f"{place} holds {column.type}, and the feature is {feature}")
         values, edges = values.flatten(), edges * size

@@ -64,6 +64,10 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"row 0 on, input_ids holds list<.*double>; tokens"):
         InPlace.arrow(write(input_ids=[[1.0]]))
+    points = pa.array([[[1, 2], None, [3, 4]]], pa.list_(pa.list_(pa.int32(), 2)))
+    of_tokens = {"points": pipeline.Feature("inputs", shape=(2,))}
+    with pytest.raises(ValueError, match="points has missing entries"):
+        InPlace.arrow(write(input_ids=[[1, 2, 3]], points=points), features=of_tokens)
     with pytest.raises(ValueError, match="has missing entries"):
         InPlace.arrow(write(input_ids=[[1], None]))
     with pytest.raises(ValueError, match="has no column 'input_ids'"):
