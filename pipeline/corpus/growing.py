@@ -174,7 +174,7 @@ class Growing(Handles, Stored):
 
     @property
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """Positions of each example that is sealed so far, 0 of those left out: uint32 [examples]."""
+        """Positions of each example sealed so far; 0 of those left out: uint32 [examples]."""
         if self._run is None:
             self.refresh()
         if self._run is None or self._run.first:
