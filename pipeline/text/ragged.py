@@ -152,7 +152,7 @@ def divide_arrays(
     """Examples of arrays, part by part, each entry checked; arguments as `Corpus.from_arrays`."""
     columns, known = split_columns(columns, features)
     # Who makes entries one by one may use their memory again.
-    lasting = all(isinstance(column, Sequence | np.ndarray) for column in columns.values())
+    lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
     buffer = Buffer(known, vocab_size, BLOCK if lasting else 1)
     for number, example in zip_columns(columns):
         buffer.add(example, number)
