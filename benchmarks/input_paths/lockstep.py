@@ -38,7 +38,7 @@ class Lockstep(InputPath):
 
 
 class Tuned(Lockstep):
-    """A plan of up to four buckets, chosen by measured seconds of the step that is compared."""
+    """A plan of up to eight buckets, chosen by measured seconds of the step that is compared."""
 
     def buckets(self, rows):
         return self._tuned(rows).buckets
@@ -50,6 +50,7 @@ class Tuned(Lockstep):
 
         step = Step(model_for(self.length))
         # Compilations are not compared, so they are paid by many epochs.
-        found = pipeline.tune(lambda: step, self._corpus, epochs=100, **self._options(rows))
+        options = self._options(rows) | {"max_buckets": 8}
+        found = pipeline.tune(lambda: step, self._corpus, epochs=100, **options)
         print(found, file=sys.stderr)
         return found

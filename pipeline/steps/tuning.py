@@ -6,6 +6,7 @@ set can be much better: it measures what the choice hangs on.
 """
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import NamedSharding
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted, require_whole, suggest_keywords
@@ -42,6 +44,9 @@ ROUNDS, MOST_ROUNDS = 5, 40
 
 # Steps of the check run.
 CHECKED = 24
+
+# Lengths of rows are tried in steps as fine as this, but for those of TPUs, which have 128 lanes.
+FINE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +238,8 @@ def tune(
         max_buckets: the most shapes; default 4.
         epochs: how many are trained, over which a compilation is paid; default 1.
         row_multiple: numbers of rows are multiples of this, and of what `sharding` needs.
-        length_multiple: bucket lengths are multiples of this; default None: of 128, or of 64, 32 or
-            16 where these leave less padding.
+        length_multiple: bucket lengths are multiples of this; default None: of 64, on TPUs of 128;
+            or of less where this leaves less padding.
         packing: as for `Plan`.
         max_segments: as for `Plan`.
         align: as for `Plan`.
@@ -253,19 +258,21 @@ def tune(
     rows, length = parts(sharding)
     if length > 1:
         length_multiple = math.lcm(length_multiple or 128, length)
-    search = SetSearch(
-        make_search(
-            corpus,
-            tokens_per_batch=tokens_per_batch,
-            max_buckets=max_buckets,
-            max_length=max_length,
-            length_multiple=length_multiple,
-            row_multiple=math.lcm(require_whole("row_multiple", row_multiple, 1), rows),
-            align=align,
-            packing=packing,
-            max_segments=max_segments,
-        )
+    search_of = functools.partial(
+        make_search,
+        corpus,
+        tokens_per_batch=tokens_per_batch,
+        max_buckets=max_buckets,
+        max_length=max_length,
+        row_multiple=math.lcm(require_whole("row_multiple", row_multiple, 1), rows),
+        align=align,
+        packing=packing,
+        max_segments=max_segments,
     )
+    found = search_of(length_multiple=length_multiple)
+    if length_multiple is None and found.multiple > FINE and not _on_tpus(sharding):
+        found = search_of(length_multiple=FINE)
+    search = SetSearch(found)
 
     def load_batch(bucket: Bucket) -> Any:
         """A batch as a plan with shorter buckets has it: of examples that fit its rows."""
@@ -403,6 +410,10 @@ def estimate_all(
         ]
     )
     return Estimate(*(np.where(lost, np.inf, values) for values in found))
+
+
+def _on_tpus(sharding: NamedSharding) -> bool:
+    return any(device.platform == "tpu" for device in sharding.mesh.devices.flat)
 
 
 def _some(timings: Mapping[Trial, Timing], choice: int) -> list[Trial]:

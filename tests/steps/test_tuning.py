@@ -230,6 +230,14 @@ def test_a_corpus_of_one_example_has_one_shape():
     assert tuned.checked[0] == 1
 
 
+def test_lengths_are_tried_finer_than_the_formula_has_them():
+    corpus = Examples([np.arange(3 + n % 300, dtype=np.int32) for n in range(2_000)])
+    options = {"tokens_per_batch": 1024, "max_buckets": 2}
+    assert make_search(corpus, **options, length_multiple=None).multiple == 128
+    tuned = pipeline.tune(lambda: scores, corpus, **options)
+    assert {shape.bucket.length % 128 for shape in tuned.shapes} == {0, 64}
+
+
 def test_pairs_and_unpacked_rows_are_tuned_too(tmp_path, translations):
     lines = [{"inputs": "x" * n, "targets": "y" * m} for n, m in translations(200).tolist()]
     source = pipeline.sources.Records(lines)
