@@ -87,12 +87,18 @@ def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
     resumes_on_1_2_and_4_hosts(corpus, plan, [step for step, _ in changes])
 
 
-@pytest.mark.parametrize("kind", ["corpora that join", "a mixture", "pairs"])
-def test_states_resume_of_other_kinds_of_corpora(kind, corpus, both, pairs):
+@pytest.mark.parametrize(
+    "kind", ["corpora that join", "a mixture", "pairs", "full rows", "tails of epochs"]
+)
+def test_states_resume_of_other_kinds_of_corpora_and_rows(kind, corpus, both, pairs):
+    shapes = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
+    tailed = Bucket(20, 64), Bucket(4, 64)
     given, plan, changes = {
         "corpora that join": (both, lambda: grow(corpus, both), [5, 6, 7, 15, 16]),
         "a mixture": (both, lambda: change_mixture(both), [3, 4, 9]),
         "pairs": (pairs, lambda: change_pairs(pairs), [3, 8]),
+        "full rows": (corpus, lambda: Plan(corpus, shapes, packing="fill").after(7, seed=2), [7]),
+        "tails of epochs": (corpus, lambda: Plan(corpus, tailed), range(28)),
     }[kind]
     resumes_on_1_2_and_4_hosts(given, plan, changes)
 

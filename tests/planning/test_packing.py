@@ -53,13 +53,6 @@ def test_histogram_packing_makes_the_rows_of_packing_one_by_one(histogram, lengt
     np.testing.assert_array_equal(placed + left, counts)
 
 
-def test_rows_with_a_segment_of_over_half_take_one_that_fits_exactly():
-    counts = as_counts({10: 1, 8: 2, 7: 3, 6: 1, 4: 5, 3: 2, 2: 4, 1: 2})
-    rows = as_rows(fitted(counts, 10, opens_above=5))
-    assert rows == [[10], [6, 4], [7, 3], [7, 3], [8, 2], [8, 2], [7, 2, 1]]
-    assert {size: int(counts[size]) for size in np.flatnonzero(counts)} == {4: 4, 2: 1, 1: 1}
-
-
 @given(
     histograms,
     st.lists(st.integers(2, 39), max_size=3, unique=True),

@@ -151,12 +151,6 @@ def test_another_process_makes_the_same_plan(lengths, buckets, options):
     assert eval(out.stdout) == (plan.fingerprint, [plan.batch(s).digest for s in steps], [])
 
 
-def test_the_dtype_of_lengths_changes_nothing():
-    plans = [Plan(some_lengths().astype(t), BUCKETS) for t in (np.uint8, np.int32, np.uint64)]
-    assert len({plan.fingerprint for plan in plans}) == 1
-    assert len({plan.batch(17).digest for plan in plans}) == 1
-
-
 @KINDS
 @pytest.mark.parametrize("window", [800, 1 << 22])
 def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same(
@@ -290,13 +284,6 @@ def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
         with pytest.raises(TypeError):
             plan.batch(step)
     assert plan.batch(np.int64(0)).digest == plan.batch(0).digest
-
-
-def test_a_corpus_is_planned_like_its_lengths():
-    class Stored:
-        lengths = some_lengths()
-
-    assert Plan(Stored, BUCKETS).fingerprint == Plan(Stored.lengths, BUCKETS).fingerprint
 
 
 def test_the_table_counts_all_parts_of_a_split_example():

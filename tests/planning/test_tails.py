@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import Batches, Bucket, Plan
+from pipeline import Bucket, Plan
 from pipeline.planning.tails import count_batches, count_surplus
 from tests.properties.accounts import Account, assert_batch_fits, assert_random_access
 
@@ -128,23 +127,3 @@ def test_optimal_packing_has_the_same_search_with_tails(tmp_path):
     patterns = [each.identity["patterns"] for each in (plain, tailed)]
     assert patterns[0] == patterns[1]
     assert tailed.padding <= plain.padding
-
-
-def test_batches_of_tails_are_collated_and_their_states_resume(corpus):
-    plan = Plan(corpus, [Bucket(16, 64), Bucket(1, 64)])
-    batches = Batches(corpus, plan)
-    assert len(batches) == plan.num_batches()
-    assert [each["inputs"].shape for each in batches] == [
-        plan.batch(step).bucket.shape for step in range(len(batches))
-    ]
-    iterator = iter(batches.repeat(2).to_iter_dataset())
-    seen, states = [], []
-    for _ in range(2 * len(batches)):
-        states.append(iterator.get_state())
-        seen.append(next(iterator))
-    for at in (0, len(batches) - 1, len(batches)):
-        iterator.set_state(states[at])
-        np.testing.assert_array_equal(next(iterator)["inputs"], seen[at]["inputs"])
-    with pipeline.load(corpus, buckets=plan.buckets, num_epochs=1) as loader:
-        assert {str(bucket) for bucket in loader.specs} == {"16x64", "1x64"}
-        assert sum(float(batch["loss_weights"].sum()) for batch in loader) == plan.num_tokens

@@ -28,18 +28,6 @@ def lengths(number, mean, seed, longest=200):
 SOURCES = {"code": lengths(150, 3, 0), "prose": lengths(60, 4, 1), "chat": lengths(90, 2, 2)}
 
 
-@pytest.fixture(scope="module")
-def joined(tmp_path_factory):
-    """Three corpora whose tokens say where they are from: 1,000 a source, counted from there."""
-    corpora = {}
-    for number, (name, sizes) in enumerate(SOURCES.items()):
-        rng = np.random.default_rng(number)
-        examples = [rng.integers(0, 1000, n + 1) + 1000 * number for n in sizes]
-        directory = tmp_path_factory.mktemp(name)
-        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=3000)
-    return pipeline.Corpora(corpora)
-
-
 def shares_of(mixture, steps):
     """The share of each corpus in the real positions of some steps, counted in their batches."""
     found = dict.fromkeys(mixture.names, 0)
@@ -152,15 +140,6 @@ def test_weights_by_loss_count_what_carries_loss():
 # ---- endings
 
 
-def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
-    plan = Plan({"a": [4, 4, 4, 4]}, [Bucket(2, 4)], weights={"a": 1}, ending="stop")
-    more = {"a": [4, 4, 4, 4], "b": [4, 4, 4, 4]}
-    longer = plan.after(2, lengths=more, weights={"a": 0, "b": 1}, seed=1)
-    assert (plan.num_batches(), longer.num_batches()) == (2, 4)
-    assert [longer.batch(step).epoch for step in range(4)] == [0, 0, 0, 0]
-    assert longer.batches_per_bucket == {Bucket(2, 4): 4}
-
-
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
@@ -215,18 +194,6 @@ def test_another_corpus_joins_at_its_step():
         grown.after(59, exclude=[5, 250])
     streams = grown.after(60, exclude=[5, 250]).stages[-1].streams
     assert [each.lengths.excluded.tolist() for each in streams] == [[5], [], [40]]
-
-
-def test_buckets_of_any_phase_are_needed():
-    only = {"short": np.full(60, 28), "long": np.full(60, 50)}
-    phases = [
-        (0, {"short": 0, "long": 1}),
-        (60, {"short": 1, "long": 0}),
-        (200, {"short": 0, "long": 1}),
-    ]
-    mixture = Plan(only, BUCKETS, weights=phases, packing="none")
-    assert mixture.batch(60).bucket == Bucket(4, 32)
-    assert [number > 0 for number in mixture.batches_per_bucket.values()] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -366,32 +333,14 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
     )  # of tokens, "chat" has 2.7% in place of 10%
 
 
-def test_a_mixture_that_ends_ends_the_iterator(joined):
-    with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop") as loader:
-        assert len(list(loader)) == loader.plan.num_batches()
-    with pytest.raises(ValueError, match="ends for good"):
-        pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop", num_epochs=2)
-
-
-def test_load_fits_buckets_to_the_mixture_and_explains_what_it_is_given(joined):
-    fitting = {"tokens_per_batch": 256, "max_length": 64, "length_multiple": 16}
-    with pipeline.load(joined, weights=WEIGHTS, **fitting) as loader:
-        assert loader.plan.buckets[-1].length == 64
-        assert next(loader)["inputs"].shape in {b.shape for b in loader.plan.buckets}
-    with pytest.raises(ValueError, match="weights are for several corpora"):
-        pipeline.load(next(iter(joined.corpora.values())), weights=WEIGHTS, **fitting)
-    with pytest.raises(TypeError, match="did you mean 'ending'"):
-        pipeline.load(joined, weights=WEIGHTS, endings="stop", **fitting)
-
-
-def test_joined_corpora_must_agree(joined, tmp_path):
+def test_joined_corpora_must_agree(corpus, tmp_path):
     other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
-    with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
-        pipeline.Corpora({**joined.corpora, "other": other})
+    with pytest.raises(ValueError, match="other has vocabulary 10 and one has vocabulary 1000"):
+        pipeline.Corpora({"one": corpus, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
         pipeline.Corpora({})
     with pytest.raises(IndexError, match="example 300 of 300"):
-        joined.read([300], [0], [1])
+        pipeline.Corpora({"one": corpus}).read([300], [0], [1])
 
 
 @pytest.mark.parametrize(
@@ -430,18 +379,3 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
         "381b916161f38229",
         "7e59978b41b6633d",
     ]
-
-
-def test_weights_of_several_phases_stay_apart_from_their_corpus():
-    weights = [{"code": 1, "prose": 1}, {"code": 0.333333, "prose": 0.6}, {"code": 3, "prose": 0.1}]
-    both = {"code": range(1, 60), "prose": range(1, 60)}
-    plan = Plan(
-        {name: list(each) for name, each in both.items()},
-        [Bucket(4, 64)],
-        weights=list(zip((0, 5, 9), weights, strict=True)),
-    )
-    lines = str(plan).splitlines()
-    (line,) = (line for line in lines if line.split()[0] == "code")
-    assert line.split()[:7] == ["code", "0.5", "→", "0.3571", "→", "0.9677", line.split()[6]]
-    (heading,) = (line for line in lines if line.split()[0] == "corpus")
-    assert len(heading) == len(line)
