@@ -153,6 +153,7 @@ PAIR = {"lengths": [[300, 200]]}
         ({"lengths": [0]}, "nothing to fit buckets to"),
         ({"lengths": []}, "nothing to fit buckets to"),
         ({"max_length": (3, 4)}, "and (inputs, targets) for pairs"),
+        ({"max_length": []}, "max_length is []; it must be one number"),
         (PAIR | {"max_length": 64}, "and (inputs, targets) for pairs"),
         (PAIR | {"max_length": (64, 0)}, "max_length is 0"),
         (PAIR | {"lengths": [[3, 0]]}, "nothing to fit buckets to"),

@@ -83,6 +83,9 @@ def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
     assert rows(5) == [0, 2]  # three of 5 in each row of 16
     assert rows(7) == [6, 0]
     assert rows(5, max_segments=1) == [6, 0]
+    # Of what stays, rows that make no whole batch go too: 1 of 5 rows of 8, beside the 3 of 5.
+    packed = pack(np.bincount([5] * 3 + [8] * 5), [Bucket(2, 8), Bucket(1, 16)])
+    assert packed.rows(0) == 4
 
 
 def test_rows_of_pairs_stay_where_no_longer_bucket_holds_both_sides():

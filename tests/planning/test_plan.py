@@ -50,10 +50,8 @@ def test_a_plan_that_does_not_fit_into_memory_is_a_sentence(monkeypatch):
         Plan([1 << 31], [Bucket(2, 6)])
 
 
-def test_a_part_of_a_plan_counts_its_own_batches_and_replay_all_examples():
-    plan = Plan([5] * 40, [Bucket(2, 8)])
-    assert plan.between(25, 30).batches_per_bucket == {Bucket(2, 8): 5}
-    grown = plan.after(3, lengths=[5] * 41)
+def test_a_plan_is_replayed_with_all_its_examples():
+    grown = Plan([5] * 40, [Bucket(2, 8)]).after(3, lengths=[5] * 41)
     with pytest.raises(ValueError, match="lengths has 39 examples, and the plan is of 40; give"):
         Plan.replay([5] * 39, grown.changes)
 
@@ -217,9 +215,11 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"buckets": []}, "buckets is empty"),
         (ONE | {"buckets": [Bucket(1, 8), Bucket(1, 4)]}, "they must ascend by length"),
         (ONE | {"buckets": [(1, 8)]}, "must be a pipeline.Bucket"),
+        (ONE | {"buckets": len}, "buckets is <built-in function len>; it must be a list"),
         (ONE | {"packing": "first_fit"}, "it must be one of best_fit, fill, optimal, none"),
         (ONE | {"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
-        (ONE | {"overflow": np.zeros(2)}, "it must be one of split, truncate, drop, error"),
+        (ONE | {"packing": np.zeros(2)}, "it must be one of best_fit, fill, optimal, none"),
+        (ONE | {"exclude": [{}, []]}, "exclude gives object of shape"),
         (ONE | {"exclude": [[]]}, "exclude gives float64 of shape (1, 0); it must be a list"),
         (ONE | {"seed": -1}, "seed is -1"),
         (ONE | {"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),
@@ -233,6 +233,7 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"lengths": [0, 0]}, "none of the examples has a position"),
         (ONE | {"lengths": []}, "none of the examples has a position"),
         (ONE | {"lengths": [[1], [2]]}, "has shape (2, 1)"),
+        (ONE | {"lengths": [[1, 2], [3]]}, "and no array"),
         (ONE | {"lengths": [1.5]}, "dtype float64"),
         (ONE | {"lengths": [3, -2]}, "holds -2"),
         (ONE | {"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
@@ -260,7 +261,7 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
 @pytest.mark.parametrize(
     ("rows", "length"),
     [(rows, 8) for rows in (0, -3, 2.5, True, "8")]
-    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3))],
+    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3), 1 << 32)],
 )
 def test_a_bucket_refuses_what_is_no_number(rows, length):
     with pytest.raises(ValueError, match="whole number of at least 1"):

@@ -45,12 +45,14 @@ def test_the_best_set_is_the_best_of_all_sets_planned_for_real(lengths, rates, p
     assert search.bound(list(seconds.values())) <= best - compiling + 1e-9
 
 
-def test_batches_and_padding_of_a_set_are_those_of_its_plan():
-    lengths = lognormal()
-    search = SetSearch(make_search(lengths, tokens_per_batch=4096))
-    seconds = [bucket.positions * (1 + bucket.length / 400) for bucket in search.candidates]
-    found = search.best(seconds, compiling=[0.0] * len(seconds), max_buckets=4)
-    assert [*found] == [1, 2, 3, 4]
+@pytest.mark.parametrize("kind", ["one", "pairs"])
+def test_batches_and_padding_of_a_set_are_those_of_its_plan(kind, translations):
+    lengths, most = (lognormal(), 4) if kind == "one" else (translations(3000), 2)
+    multiple = 128 if kind == "one" else 16
+    search = SetSearch(make_search(lengths, tokens_per_batch=4096, length_multiple=multiple))
+    seconds = [each.positions * (1 + sum(each.lengths) / 400) for each in search.candidates]
+    found = search.best(seconds, compiling=[0.0] * len(seconds), max_buckets=most)
+    assert [*found] == [*range(1, most + 1)]
     for each in found.values():
         plan = Plan(lengths, each.buckets)
         assert tuple(plan.batches_per_bucket.values()) == each.batches
@@ -93,13 +95,3 @@ def test_candidates_keep_the_budget_within_a_tenth_where_rows_allow_it(packing):
         assert bucket.positions > min(0.9 * 8192, 8192 - 2 * bucket.length)
         assert bucket.rows % 2 == 0
     assert max(bucket.length for bucket in candidates) >= 900
-
-
-def test_sets_of_pairs_hold_all_pairs(translations):
-    pairs = translations(3000)
-    search = SetSearch(make_search(pairs, tokens_per_batch=4096, length_multiple=16))
-    seconds = [float(sum(bucket.lengths) ** 1.2 * bucket.rows) for bucket in search.candidates]
-    found = search.best(seconds, compiling=[0.0] * len(seconds), max_buckets=2)
-    for each in found.values():
-        plan = Plan(pairs, each.buckets)
-        assert tuple(plan.batches_per_bucket.values()) == each.batches

@@ -163,6 +163,19 @@ def assert_batch_fits(batch, options, plan):
     assert ends.max() <= plan.max_position + 1
 
 
+def assert_each_position_once(plan, lengths, epochs=1, exclude=()):
+    """Of a plan of one corpus that does not change: its first epochs; their batches."""
+    options, batches = vars(plan.options), []
+    account = Account(lengths, 0, options)
+    account.excluded = {int(each) for each in exclude}
+    for step in range(plan.first_step(epochs)):
+        batches.append(plan.batch(step))
+        assert_batch_fits(batches[-1], options, plan)
+        account.take(batches[-1].epoch, batches[-1].segments[:, 1:])
+    assert account.over == [True] * epochs
+    return batches
+
+
 def assert_epochs_are_those_due(plan, accounts, steps):
     """Every epoch that the plan says is over is over, and owed what the plan says was due."""
     over, last = figures.whole_epochs(plan, steps), plan.stages[-1]
