@@ -108,7 +108,7 @@ def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, n
 def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, positions):
     sharding, plan = MESHES[name], Plan(corpus, buckets)
     whole = Batches(corpus, plan, positions=positions)
-    for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
+    for devices in ([0], [3], [0, 1], [1, 2], [0, 2], [0, 3]):
         part = OneProcess(sharding, devices)
         batches = Batches(corpus, plan, sharding=part, positions=positions)
         for step in range(3):

@@ -1,7 +1,6 @@
 """Plans that take over from one another: nothing lost, nothing repeated, exact at every step."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,14 +149,6 @@ def test_a_plan_that_changes_by_hand():
     assert "nothing to train on" not in str(later)
 
 
-def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():
-    plan = Plan([40], [Bucket(1, 10)], shuffle=False)
-    consumed = plan.batch(0).segments.tolist()
-    assert consumed == [[0, 0, 0, 10]]
-    rest = plan.after(1, buckets=[Bucket(1, 32)]).batch(1)
-    assert rest.segments.tolist() == [[0, 0, 10, 30]]
-
-
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
     plan = Plan(corpus, FOURS)
     changing = plan.after(10, seed=3).after(20, exclude=range(50)).after(21, exclude=range(50))
@@ -281,13 +272,6 @@ def test_far_steps_cost_no_walk(monkeypatch):
     later = plan.after(step, seed=1)
     assert len(assigned) == 1
     assert later.batch(step).epoch == step // plan.num_batches()
-
-
-def test_a_corpus_of_files_that_grew_is_planned_again_as_it_was():
-    lengths, files = np.arange(120) * 37 % 25 + 5, np.full(4, 30)
-    old, new = (SimpleNamespace(lengths=lengths[: 30 * n], files=files[:n]) for n in (3, 4))
-    plan = Plan(old, [Bucket(4, 32)], window=40).after(5, lengths=new)
-    assert Plan.replay(new, plan.changes).fingerprint == plan.fingerprint
 
 
 def test_some_steps_of_a_plan_have_their_buckets_and_batches_alone():

@@ -22,6 +22,7 @@ from tests.properties.accounts import (
     Account,
     assert_epochs_are_those_due,
     assert_random_access,
+    batches_of,
 )
 
 # No document is short, so best fit leaves a tenth of rows of 512 empty.
@@ -29,11 +30,6 @@ LENGTHS = (120 + np.random.default_rng(0).lognormal(np.log(300), 0.5, 2000)).ast
 ROWS = [Bucket(8, 512)]
 SHORT = np.array([11, 9, 14, 10, 9, 13, 8, 12, 11, 9, 14, 10])
 FEW = [Bucket(2, 16)]
-
-
-def batches_of(plan, epoch=0):
-    steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-    return [plan.batch(step) for step in steps]
 
 
 def pieces_of(plan, epoch=0):

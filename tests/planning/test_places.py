@@ -9,7 +9,7 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning.cascade import pack
 from pipeline.planning.options import PlanOptions
 from pipeline.planning.places import Places
-from tests.properties.accounts import assert_batch_fits
+from tests.properties.accounts import assert_batch_fits, batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 600), 1, 120).astype(int)
 PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
@@ -83,7 +83,7 @@ def test_overlong_examples_are_cut_where_they_are_without_alignment(overflow):
     plain, aligned = (Plan(lengths, BUCKETS, overflow=overflow, align=n) for n in (1, 32))
 
     def pieces(plan):
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        batches = batches_of(plan)
         return sorted(map(tuple, np.concatenate([batch.segments[:, 1:] for batch in batches])))
 
     assert pieces(plain) == pieces(aligned)

@@ -9,6 +9,7 @@ import pytest
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import stream
 from pipeline.planning.plan import PLANNING
+from tests.properties.accounts import batches_of
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
 PAIRED = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
@@ -36,11 +37,6 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def epoch_of(plan, epoch=0):
-    steps = plan.num_batches()
-    return [plan.batch(epoch * steps + step) for step in range(steps)]
-
-
 def test_a_plan_that_does_not_fit_into_memory_is_a_sentence(monkeypatch):
     def fail(*_):
         raise MemoryError("Unable to allocate 2.67 GiB")
@@ -58,7 +54,7 @@ def test_a_plan_is_replayed_with_all_its_examples():
 
 def test_a_plan_by_hand():
     plan = Plan([5, 3, 4, 9, 2, 1], [Bucket(2, 8)], shuffle=False)
-    assert [batch.segments.tolist() for batch in epoch_of(plan)] == [
+    assert [batch.segments.tolist() for batch in batches_of(plan)] == [
         # 8 + 0 | 5 + 3
         [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 4, 0, 2], [1, 3, 8, 1], [1, 5, 0, 1]],
         [[0, 3, 0, 8]],
@@ -82,7 +78,7 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
         "tiers": 1,
     }
     assert plan.fingerprint == "1eeade78e80f52de"
-    assert [batch.segments.tolist() for batch in epoch_of(plan, 0) + epoch_of(plan, 1)] == [
+    assert [batch.segments.tolist() for batch in batches_of(plan, 0) + batches_of(plan, 1)] == [
         [[0, 4, 0, 4], [1, 6, 0, 3], [1, 5, 0, 1]],
         [[0, 0, 0, 3], [0, 1, 0, 1], [1, 3, 0, 2], [1, 2, 0, 2]],
         [[0, 6, 0, 3], [0, 1, 0, 1], [1, 2, 0, 2], [1, 3, 0, 2]],
@@ -160,7 +156,7 @@ def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same(
     assert len({*firsts, other.batch(0).digest}) == 4
     if "weights" not in options:
         plain = Plan(lengths, buckets, shuffle=False, **options)
-        assert [b.digest for b in epoch_of(plain, 0)] == [b.digest for b in epoch_of(plain, 3)]
+        assert [b.digest for b in batches_of(plain, 0)] == [b.digest for b in batches_of(plain, 3)]
 
 
 def test_windows_cost_little_padding():
@@ -169,7 +165,7 @@ def test_windows_cost_little_padding():
 
 def test_buckets_are_spread_evenly_over_the_epoch():
     plan = Plan(some_lengths(20_000), BUCKETS)
-    order = [batch.bucket for batch in epoch_of(plan)]
+    order = [batch.bucket for batch in batches_of(plan)]
     for bucket in BUCKETS:
         at = np.flatnonzero([b == bucket for b in order])
         assert np.ptp(np.diff(at)) <= len(BUCKETS) + 1

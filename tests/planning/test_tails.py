@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning.tails import count_batches, count_surplus
+from tests.properties.accounts import batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(2.5, 0.8, 300), 0, 64).astype(int)
 PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
@@ -46,7 +47,7 @@ def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(ro
 
 def test_a_plan_by_hand():
     plan = Plan([4] * 13, [Bucket(8, 4), Bucket(4, 4), Bucket(2, 4)], shuffle=False)
-    batches = [plan.batch(step) for step in range(plan.num_batches())]
+    batches = batches_of(plan)
     assert [str(batch.bucket) for batch in batches] == ["8x4", "4x4", "2x4"]
     assert [len(batch.segments) for batch in batches] == [8, 4, 1]
     assert plan.padding == pytest.approx(1 / 14)
@@ -73,8 +74,7 @@ def test_tails_come_last_and_epochs_have_the_same_shapes(kind, count):
     plan = Plan(lengths, TAILED, **options)
     shapes = []
     for epoch in range(3):
-        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-        batches = [plan.batch(step) for step in steps]
+        batches = batches_of(plan, epoch)
         for batch in batches:
             full = len(np.unique(batch.segments[:, 0])) == batch.bucket.rows
             assert full or batch is batches[-1] or batch.bucket == Bucket(16, 64)

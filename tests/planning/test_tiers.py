@@ -9,6 +9,7 @@ from pipeline import Bucket, Plan
 from pipeline.report import measure_epoch
 from pipeline.report.findings import about_tiers, tabulate_tiers
 from pipeline.report.tiers import row_costs, time_over_ideal
+from tests.properties.accounts import batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
@@ -69,7 +70,7 @@ def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
     plans = {k: Plan(LENGTHS, [Bucket(32, 256)], tiers=k) for k in (1, 4)}
     found = [measure_epoch(plan).over_ideal for plan in plans.values()]
     for k, plan in plans.items():
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        batches = batches_of(plan)
         costs = [row_costs(each.bucket, each.segments) for each in batches]
         ratios = [time_over_ideal(costs, groups) for groups in (8, 32)]
         seen = [each["ratio"] for each in found[0] if each["tiers"] == k]

@@ -143,6 +143,10 @@ class Accounts:
 # ---- what holds for every plan
 
 
+def batches_of(plan, epoch=0):
+    return [plan.batch(step) for step in range(plan.first_step(epoch), plan.first_step(epoch + 1))]
+
+
 def assert_batch_fits(batch, options, plan):
     """Its rows hold what they hold, in order, and it is of a bucket that was asked for."""
     rows = batch.segments[:, 0]
