@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning import figures
+from pipeline.planning.pair_packing import best_fit_pairs
 from pipeline.report import Options, format_text, from_lengths, measure
 from pipeline.report.sides import compare_sides, volume_bound
 from tests.properties.accounts import batches_of
@@ -98,3 +99,24 @@ def test_the_bound_of_several_buckets_is_the_cheapest_mix_of_them():
     assert (total, *sides) == pytest.approx((1.0, 1.0, 1.0))
     total, _ = volume_bound(np.array([950, 1000]), [Bucket(1, (90, 10)), Bucket(1, (100, 100))])
     assert total == pytest.approx(1950 / 2000)
+
+
+@given(pair_lists, st.one_of(st.none(), st.integers(1, 4)))
+def test_rows_hold_what_was_taken_from_the_counts(pairs, max_segments):
+    room = (64, 32)
+    sizes = np.unique([pair for pair in pairs if 0 < pair[1] <= 32 and pair[0] <= 64], axis=0)
+    sizes = np.concatenate([[[0, 0]], sizes])
+    counts = np.arange(len(sizes)) % 7
+    left = counts.copy()
+    rows = best_fit_pairs(left, room, sizes, np.arange(len(sizes)) % 3 > 0, max_segments)
+    placed = np.zeros_like(counts)
+    for pattern in rows:
+        inside = np.zeros(2, np.int64)
+        for number, times in pattern.pieces:
+            placed[number] += times * pattern.rows
+            inside += times * sizes[number]
+        assert (inside <= room).all()
+        assert pattern.fill == inside.sum()
+        assert max_segments is None or sum(t for _, t in pattern.pieces) <= max_segments
+    np.testing.assert_array_equal(placed, counts - left)
+    assert not left[np.arange(len(sizes)) % 3 > 0].any()  # what opens rows is all placed
