@@ -33,7 +33,6 @@ def test_hostile_input_keeps_the_contract_or_is_refused(name):
             lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
             r"vocab_size is \[3\]; it must be a whole number",
         ),
-        (lambda place: Schedule({"tokens_per_batch": 8}, None), "schedule holds None; each entry"),
         (
             lambda place: Schedule({"tokens_per_batch": None}).plan([3, 8]),
             "have neither tokens_per_batch nor",
