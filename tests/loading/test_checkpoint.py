@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pipeline
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.checksum import checksums
 from tests.meshes import mesh_of
@@ -37,30 +36,6 @@ def directory(three, tmp_path):
 def restore(directory, like=None):
     with Checkpoints(directory) as checkpoints:
         return checkpoints.restore(state_after(0) if like is None else like)
-
-
-def test_any_loop_saves_and_goes_on(corpus, buckets, tmp_path):
-    def train(last):
-        checkpoints, seen = Checkpoints(tmp_path / "loop"), []
-        state = {"total": jnp.zeros(()), "batches": jnp.int32(0)}
-        with pipeline.load(corpus, buckets=buckets) as loader:
-            first = checkpoints.latest or 0
-            if first:
-                state, data = checkpoints.restore(like=state)
-                loader.set_state(data)
-            for _ in range(first, last):
-                batch = next(loader)
-                seen.append(float(batch["inputs"].sum()))
-                state = {"total": state["total"] + seen[-1], "batches": state["batches"] + 1}
-            checkpoints.save(last, state, data=loader.get_state())
-        checkpoints.close()
-        return seen, jax.device_get(state)
-
-    first, _ = train(3)
-    second, state = train(7)
-    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, buckets))
-    assert first + second == [float(batches[step]["inputs"].sum()) for step in range(7)]
-    assert (int(state["batches"]), float(state["total"])) == (7, sum(first + second))
 
 
 def test_a_whole_checkpoint_gives_what_was_saved(directory):

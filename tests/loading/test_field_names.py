@@ -24,52 +24,36 @@ PAIR = ALONE | {
 }
 
 
-def lists(renamed):
-    return {name: values.tolist() for name, values in renamed.items()}
-
-
-def test_maxtext_has_segments_for_both_sides_and_weights_of_zero_folded_in():
-    renamed = pipeline.rename(BATCH, "maxtext")
-    assert lists(renamed) == {
-        "inputs": [[5, 6, 7, 0]],
-        "targets": [[6, 7, 8, 0]],
-        "inputs_segmentation": [[1, 1, 2, 0]],
-        "targets_segmentation": [[0, 1, 2, 0]],
-        "inputs_position": [[0, 1, 0, 0]],
-        "targets_position": [[0, 1, 0, 0]],
+@pytest.mark.parametrize(
+    ("batch", "convention", "expected"),
+    [
+        # Weights of 0 are folded into the segments of the targets.
+        (BATCH, "maxtext", {
+            "inputs": [5, 6, 7, 0], "inputs_segmentation": [1, 1, 2, 0],
+            "targets": [6, 7, 8, 0], "targets_segmentation": [0, 1, 2, 0],
+            "inputs_position": [0, 1, 0, 0], "targets_position": [0, 1, 0, 0],
+        }),
+        # Labels that a model shifts, and labels that it does not.
+        (BATCH, "huggingface", {
+            "input_ids": [5, 6, 7, 0], "position_ids": [0, 1, 0, 0],
+            "labels": [-100, -100, 7, 8], "shift_labels": [-100, 7, 8, -100],
+        }),
+        # The loss shifts both by one, so that 6 predicts 7, and 7 predicts 8.
+        (ALONE, "tunix", {
+            "input_tokens": [5, 6, 7, 8, 0], "input_mask": [False, False, True, True, False],
+        }),
+        (PAIR, "huggingface", {
+            "input_ids": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0], "labels": [6, 2, -100],
+            "decoder_input_ids": [1, 6, 0], "decoder_attention_mask": [1, 1, 0],
+        }),
+    ],
+)  # fmt: skip
+def test_each_convention_has_its_fields(batch, convention, expected):
+    renamed = pipeline.rename(batch, convention)
+    assert {name: values.tolist() for name, values in renamed.items()} == {
+        name: [row] for name, row in expected.items()
     }
-    assert all(values.dtype == np.int32 for values in renamed.values())
-
-
-def test_huggingface_has_labels_that_it_shifts_and_labels_that_it_does_not():
-    assert lists(pipeline.rename(BATCH, "huggingface")) == {
-        "input_ids": [[5, 6, 7, 0]],
-        "position_ids": [[0, 1, 0, 0]],
-        "labels": [[-100, -100, 7, 8]],
-        "shift_labels": [[-100, 7, 8, -100]],
-    }
-
-
-def test_tunix_has_the_whole_example_and_a_mask_of_what_is_learned():
-    renamed = pipeline.rename(ALONE, "tunix")
-    assert lists(renamed) == {
-        "input_tokens": [[5, 6, 7, 8, 0]],
-        "input_mask": [[False, False, True, True, False]],
-    }
-    # Its loss shifts both by one: so the pairs of input and target are those of the batch.
-    tokens, mask = renamed["input_tokens"], renamed["input_mask"]
-    assert tokens[:, :-1][mask[:, 1:]].tolist() == [6, 7]
-    assert tokens[:, 1:][mask[:, 1:]].tolist() == [7, 8]
-
-
-def test_huggingface_has_names_for_both_sides_of_pairs():
-    assert lists(pipeline.rename(PAIR, "huggingface")) == {
-        "input_ids": [[5, 6, 7, 0]],
-        "attention_mask": [[1, 1, 1, 0]],
-        "decoder_input_ids": [[1, 6, 0]],
-        "decoder_attention_mask": [[1, 1, 0]],
-        "labels": [[6, 2, -100]],
-    }
+    assert all(values.dtype in (np.int32, bool) for values in renamed.values())
 
 
 @pytest.mark.parametrize(

@@ -214,13 +214,15 @@ def test_workers_without_parsed_flags_and_wrong_workers_get_a_sentence(make):
 @pytest.mark.parametrize("prefetch", ["nothing", "thread"])
 def test_the_next_index_is_the_step(make, prefetch):
     batches = make("plan")
-    for steps in (batches.to_iter_dataset(), batches.map(reverse).to_iter_dataset().map(reverse)):
-        iterator = iter(PREFETCH[prefetch](steps))
+    steps = batches.to_iter_dataset(), batches.map(reverse).to_iter_dataset().map(reverse)
+    for iterator in (*(iter(PREFETCH[prefetch](each)) for each in steps), Loader(batches)):
+        iterator.start_prefetch()
         next(iterator)
         assert grain.experimental.get_next_index(iterator) == 1
         grain.experimental.set_next_index(iterator, 3)
         assert grain.experimental.get_next_index(iterator) == iterator.get_state()["step"] == 3
-        np.testing.assert_equal(next(iterator), batches[3])
+        np.testing.assert_equal(dict(next(iterator)), batches[3])
+        iterator.close()
 
 
 class Narrow(grain.transforms.Map):
@@ -340,17 +342,6 @@ def test_a_data_loader_of_batches_refuses_the_state_of_another_plan(make):
     np.testing.assert_equal(next(fresh), make("plan")[1])
     with pytest.raises(ValueError, match="DataSource in checkpoint does not match"):
         load(make("plan", seed=1)).set_state(iterator.get_state())
-
-
-def test_a_loader_is_a_grain_iterator(make):
-    with Loader(make("plan")) as loader:
-        assert isinstance(loader, grain.DatasetIterator)
-        loader.start_prefetch()
-        next(loader)
-        assert grain.experimental.get_next_index(loader) == 1
-        grain.experimental.set_next_index(loader, 2)
-        assert loader.get_state()["step"] == 2
-        np.testing.assert_equal(dict(next(loader)), make("plan")[2])
 
 
 def test_grains_checkpoint_handler_saves_and_restores_a_loader(make, tmp_path):

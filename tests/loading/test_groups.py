@@ -141,22 +141,6 @@ def groups_of(count, seed=0):
     return [fill(shape, iter(rng.integers(1, 90, 1000).tolist())) for shape in shapes]
 
 
-def test_a_row_of_two_groups_as_the_documentation_draws_it():
-    groups = [([1, 2, 3], [[4, 5], [6]]), ([7], [[8, 9], [10]])]
-    corpus = Examples.from_groups(groups)
-    plan = Plan(corpus, [Bucket(1, 10)], shuffle=False)
-    batch = {name: each[0].tolist() for name, each in dict(Batches(corpus, plan)[0]).items()}
-    assert batch == {
-        "inputs": [1, 2, 3, 4, 3, 7, 8, 7, 0, 0],
-        "targets": [2, 3, 4, 5, 6, 8, 9, 10, 0, 0],
-        "loss_weights": [2, 2, 1, 1, 1, 1, 1, 1, 0, 0],
-        "inputs_segment_ids": [1, 1, 1, 1, 1, 2, 2, 2, 0, 0],
-        "inputs_positions": [0, 1, 2, 3, 2, 0, 1, 0, 0, 0],
-        "visible_until": [5, 5, 4, 4, 5, 7, 7, 8, 0, 0],
-        "inputs_branch_ids": [0, 0, 1, 1, 2, 3, 3, 4, 0, 0],
-    }
-
-
 def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
     columns = columns_of(groups_of(30))
     groups = Examples.from_groups(columns, features=FEATURES)

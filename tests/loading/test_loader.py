@@ -28,20 +28,27 @@ def equal(one, other):
 
 
 SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
+CUT = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
 
 
 @pytest.mark.parametrize("positions", ["continue", "restart"])
 @pytest.mark.parametrize(
-    ("given", "packing", "overflow"),
+    ("given", "packing", "overflow", "align"),
     [
-        ("corpus", "best_fit", "split"),
-        ("corpus", "none", "truncate"),
-        ("corpus", "best_fit", "drop"),
-        ("pairs", "best_fit", "truncate"),
-        ("pairs", "none", "drop"),
+        ("corpus", "fill", "split", 1),
+        *(
+            (*each, align)
+            for align in (1, 8)
+            for each in (
+                ("corpus", "best_fit", "split"),
+                ("corpus", "none", "truncate"),
+                ("corpus", "best_fit", "drop"),
+                ("pairs", "best_fit", "truncate"),
+                ("pairs", "none", "drop"),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("align", [1, 8])
 def test_every_field_is_right_position_by_position(
     given, packing, overflow, positions, align, request, buckets
 ):
@@ -51,7 +58,7 @@ def test_every_field_is_right_position_by_position(
         if given == "pairs"
         else [request.getfixturevalue("examples")]
     )
-    buckets = SIDES if given == "pairs" else buckets
+    buckets = SIDES if given == "pairs" else CUT if packing == "fill" else buckets
     plan = Plan(data, buckets, packing=packing, overflow=overflow, align=align)
     batches = Batches(data, plan, positions=positions)
     assert {plan.batch(step).bucket for step in range(len(batches))} == {*buckets}
@@ -101,7 +108,7 @@ def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, n
 def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, positions):
     sharding, plan = MESHES[name], Plan(corpus, buckets)
     whole = Batches(corpus, plan, positions=positions)
-    for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
+    for devices in ([0], [3], [0, 1], [1, 2], [0, 2], [0, 3]):
         part = OneProcess(sharding, devices)
         batches = Batches(corpus, plan, sharding=part, positions=positions)
         for step in range(3):
@@ -193,6 +200,14 @@ WRONG = [
         "max_buckets, max_length to choose them by",
     ),
     (loading(num_epochs=-1, **BUDGET), ValueError, "num_epochs is -1; it must be"),
+    (loading(weights={"a": 1}, **BUDGET), ValueError, "weights are for several corpora"),
+    (
+        lambda c, p: pipeline.load(
+            pipeline.Corpora({"a": c}), weights={"a": 1}, ending="stop", num_epochs=2, **BUDGET
+        ),
+        ValueError,
+        "this plan ends for good",
+    ),
     (loading(num_epochs="2", **BUDGET), ValueError, "num_epochs is '2'; it must be"),
     (loading(seed="a", **BUDGET), ValueError, "seed is 'a'; it must be"),
     (loading(overflow=np.zeros(2), **BUDGET), ValueError, "overflow is array.*; it must be one of"),
@@ -304,6 +319,10 @@ def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
         assert set(loader.specs) == {b for b, n in loader.plan.batches_per_bucket.items() if n}
         shape = loader.specs[loader.plan.batch(0).bucket]["inputs"]
         assert (shape.shape, shape.dtype) == (first["inputs"].shape, first["inputs"].dtype)
+    both = pipeline.Corpora({"a": corpus, "b": corpus})
+    with pipeline.load(both, weights={"a": 1, "b": 2}, **options) as loader:
+        assert loader.plan.buckets[-1].length == 64
+        assert next(loader)["inputs"].shape in {bucket.shape for bucket in loader.plan.buckets}
 
 
 @pytest.mark.parametrize("name", ["rows", "length alone"])

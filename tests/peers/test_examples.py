@@ -79,22 +79,6 @@ PeftTrainer._write_metrics = write_and_print
 """
 
 
-def run_example(
-    name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code="", devices=4
-):
-    """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
-    options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
-    several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
-    own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
-    done = call(sys.executable, "-c", KILLER, *options, *arguments, cwd=folder, **own)
-    expected = 0 if kill_at < 0 else -signal.SIGKILL
-    assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
-    steps = STEP.findall(done.stdout)
-    losses = {int(step): float(loss) for step, _, loss in steps}
-    assert len(losses) == len(steps)
-    return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
-
-
 @dataclasses.dataclass(frozen=True)
 class Example:
     """An example, with what its run leaves and what is compiled."""
@@ -111,10 +95,20 @@ class Example:
     def __str__(self):
         return " ".join([self.name, *self.arguments[1:]])
 
-    def run(self, folder, **options):
-        arguments = [each.format(folder=folder) for each in self.arguments]
-        options |= {"blocked": self.blocked, "code": self.code}
-        return run_example(self.name, arguments, folder, **options)
+    def run(self, folder, *, kill_at=-1, checkpoint="", devices=4):
+        """To its end, or to a step: losses and shapes of its steps, and its output."""
+        program = ROOT / f"examples/{self.name}.py"
+        options = [kill_at, checkpoint, self.blocked, self.code, program]
+        options += [each.format(folder=folder) for each in self.arguments]
+        several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
+        own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
+        done = call(sys.executable, "-c", KILLER, *options, cwd=folder, **own)
+        expected = 0 if kill_at < 0 else -signal.SIGKILL
+        assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
+        steps = STEP.findall(done.stdout)
+        losses = {int(step): float(loss) for step, _, loss in steps}
+        assert len(losses) == len(steps)
+        return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
 
     def run_killed(self, folder, **options):
         return self.run(folder, kill_at=17, checkpoint=folder / self.checkpoint, **options)

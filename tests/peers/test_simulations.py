@@ -73,19 +73,6 @@ def test_a_token_budget_makes_the_batches_of_infinibatch():
     assert sorted(shapes(made)) == sorted((len(batch), max(batch)) for batch in theirs)
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(1, 9))
-def test_first_fit_agrees_with_a_plain_loop(lengths, open_rows):
-    used, room = 0, [20] * open_rows
-    for size in lengths:
-        at = next((at for at, left in enumerate(room) if left >= size), None)
-        if at is None:
-            used += sum(left < 20 for left in room)
-            room, at = [20] * open_rows, 0
-        room[at] -= size
-    used += sum(left < 20 for left in room)
-    assert simulations.first_fit(np.array(lengths), length=20, open_rows=open_rows) == used
-
-
 def test_next_fit_closes_a_row_at_the_first_that_does_not_fit():
     assert simulations.next_fit(np.array([5, 3, 2, 7]), length=8).tolist() == [0, 0, 1, 2]
 

@@ -1,7 +1,5 @@
 """The deal of rows to batches: every row once, and batches that are alike."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -115,25 +113,6 @@ def test_mean_lengths_of_batches_vary_less_than_by_chance(lengths, buckets, opti
         sizes = np.concatenate([plan.batch(first + n).segments[:, 3] for n in range(4)])
         moments.append([len(sizes), sizes.sum(), (sizes**2.0).sum()])
     assert spread_of_means(np.zeros(len(moments), int), np.array(moments))["ratio"] < 1
-
-
-def test_an_epoch_has_the_rows_that_packing_found():
-    plan = Plan(SHORT[:2000], [Bucket(8, 256), Bucket(4, 1024)], seed=3)
-    packed = plan.stages[0].streams[0].whole.layout.packed(0)
-    patterns: Counter = Counter()
-    for bucket, of_bucket in zip(packed.buckets, packed.patterns, strict=True):
-        for pattern in of_bucket:
-            sizes = [size for size, times in pattern.pieces for _ in range(times)]
-            patterns[bucket, tuple(sorted(sizes))] += pattern.rows
-    for epoch in range(2):
-        rows: Counter = Counter()
-        for step in range(plan.num_batches()):
-            batch = plan.batch(epoch * plan.num_batches() + step)
-            for row in range(batch.bucket.rows):
-                mine = batch.segments[batch.segments[:, 0] == row, 3]
-                if len(mine):
-                    rows[batch.bucket, tuple(sorted(mine.tolist()))] += 1
-        assert rows == patterns
 
 
 def test_other_purposes_have_other_random_numbers():

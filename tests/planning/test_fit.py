@@ -47,16 +47,7 @@ def test_rows_keep_the_multiple_and_the_budget():
         assert 10_000 - 3 * bucket.length < bucket.positions <= 10_000
 
 
-def test_dense_attention_wants_short_buckets_and_segment_attention_one(caplog):
-    lengths = lognormal(longest=8192)
-    options = {"tokens_per_batch": 65_536, "max_buckets": 4}
-    assert len(fit_buckets(lengths, **options)) > 1
-    with caplog.at_level(logging.INFO, "pipeline.planning.fit"):
-        assert len(fit_buckets(lengths, attention="segment", **options)) == 1
-    assert "one bucket is enough" in caplog.text
-
-
-def test_the_cost_of_several_buckets_is_far_below_that_of_one():
+def test_the_cost_of_several_buckets_is_far_below_that_of_one(caplog):
     # Lognormal lengths up to 8,192 at width 1,024: 1.7 against 2.3 units a token.
     lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.2, 50_000), 8, 8192).astype(int)
 
@@ -65,10 +56,14 @@ def test_the_cost_of_several_buckets_is_far_below_that_of_one():
         rows = {b: n * b.rows for b, n in plan.batches_per_bucket.items()}
         return sum(n * (b.length + b.length**2 / 6144) for b, n in rows.items()) / lengths.sum()
 
-    several = cost(fit_buckets(lengths, tokens_per_batch=65_536, max_buckets=4))
-    one = cost(fit_buckets(lengths, tokens_per_batch=65_536, max_buckets=1))
+    options = {"tokens_per_batch": 65_536, "max_buckets": 4}
+    several, one = (cost(fit_buckets(lengths, **options | {"max_buckets": n})) for n in (4, 1))
     assert one == pytest.approx(1 + 8192 / 6144, rel=0.01)
     assert several < 0.75 * one
+    # But where attention skips other segments.
+    with caplog.at_level(logging.INFO, "pipeline.planning.fit"):
+        assert len(fit_buckets(lengths, attention="segment", **options)) == 1
+    assert "one bucket is enough" in caplog.text
 
 
 def test_a_further_bucket_of_packed_rows_must_save_what_the_formula_may_be_off():
@@ -153,6 +148,7 @@ PAIR = {"lengths": [[300, 200]]}
         ({"lengths": [0]}, "nothing to fit buckets to"),
         ({"lengths": []}, "nothing to fit buckets to"),
         ({"max_length": (3, 4)}, "and (inputs, targets) for pairs"),
+        ({"max_length": []}, "max_length is []; it must be one number"),
         (PAIR | {"max_length": 64}, "and (inputs, targets) for pairs"),
         (PAIR | {"max_length": (64, 0)}, "max_length is 0"),
         (PAIR | {"lengths": [[3, 0]]}, "nothing to fit buckets to"),

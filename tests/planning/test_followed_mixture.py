@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -28,24 +27,6 @@ class Stored:
     files: np.ndarray
 
 
-class Sealed(SealedInMemory):
-    """Parts in memory; with `live`, those that `seal` has added, and others are waited for."""
-
-    def __init__(self, parts, live=False):
-        super().__init__(parts)
-        self._visible, self._changed = 0 if live else len(parts) + 1, threading.Condition()
-
-    def seal(self, number):
-        with self._changed:
-            self._visible = number
-            self._changed.notify_all()
-
-    def lengths(self, number):
-        with self._changed:
-            self._changed.wait_for(lambda: number < self._visible)
-        return super().lengths(number)
-
-
 @pytest.fixture(autouse=True)
 def _short_chapters(monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 3)
@@ -59,9 +40,9 @@ def draw(seed):
     return {"a": both[0], "b": both[1], "c": rng.integers(1, 40, 200)}
 
 
-def mix(corpora, weights=(6, 3, 1), live=False, buckets=BUCKETS, **options):
+def mix(corpora, weights=(6, 3, 1), sealed=None, buckets=BUCKETS, **options):
     given = {
-        name: Sealed(each, live) if isinstance(each, list) else each
+        name: SealedInMemory(each, sealed) if isinstance(each, list) else each
         for name, each in corpora.items()
     }
     shares = dict(zip(corpora, weights, strict=True))
@@ -114,7 +95,7 @@ def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, weigh
 def test_batches_are_the_same_whatever_is_sealed_first(seed):
     corpora, rng = draw(seed), np.random.default_rng(seed)
     expected = [mix(corpora).batch(step).digest for step in range(0, 120, 7)]
-    plan = mix(corpora, live=True)
+    plan = mix(corpora, sealed=0)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(plan.batch, step) for step in range(0, 120, 7)]
         sealed = {"a": 0, "b": 0}
@@ -148,22 +129,10 @@ def test_rare_rows_of_a_small_finished_corpus_are_trained():
 
 def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
     parts = [[32, 32, 5, 5, 5, 5]] + [[5] * 10] * 200  # two long rows, of a batch of four
-    sealed = Sealed(parts)
-    most, lengths = [0], sealed.lengths
-    sealed.lengths = lambda number: most.append(max(most[-1], number)) or lengths(number)
-    plan = FollowedPlan(
-        {"a": sealed, "c": np.full(100, 6)}, BUCKETS, weights={"a": 1, "c": 1}, window=20
-    )
-    begun = next(n for n in range(60) if {0, 1} & {*plan.batch(n).segments[:, 1].tolist()})
-    assert most[-1] <= 8  # windows of two parts, three a chapter
-    assert plan.batch(begun).bucket.length == 32
-
-
-def test_the_last_rows_of_a_chapter_are_in_a_short_batch_with_what_others_are_due():
-    parts = [[32, 32, 5, 5, 5, 5]] + [[5] * 10] * 40  # two long rows, of a batch of four
     plan = mix({"a": parts, "c": np.full(100, 8)}, (1, 1), window=20)
-    batches = [plan.batch(step) for step in range(40)]
-    (short,) = [batch for batch in batches if {0, 1} & {*batch.segments[:, 1].tolist()}]
+    begun = next(n for n in range(60) if {0, 1} & {*plan.batch(n).segments[:, 1].tolist()})
+    assert plan.parts["a"].asked <= 9  # windows of two parts, three a chapter
+    short = plan.batch(begun)
     assert short.segments[:, 1].tolist() == [0, 1]  # no other has rows of this length
     assert short.bucket == Bucket(4, 32)
 

@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -16,27 +15,9 @@ from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import Refit
 from pipeline.planning.following import FollowedPlan
 from tests.planning.sealed_parts import SealedInMemory
+from tests.properties.accounts import Account
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
-
-
-class Live(SealedInMemory):
-    """Parts that `seal` adds one by one; a part that is not there is waited for."""
-
-    def __init__(self):
-        super().__init__([])
-        self.finished, self._changed = False, threading.Condition()
-
-    def seal(self, *parts, finish=False):
-        with self._changed:
-            self.parts += [np.asarray(part, np.uint32) for part in parts]
-            self.finished |= finish
-            self._changed.notify_all()
-
-    def lengths(self, number):
-        with self._changed:
-            self._changed.wait_for(lambda: number < len(self.parts) or self.finished)
-        return super().lengths(number)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +43,13 @@ def first_epoch(plan, start=0):
     return found
 
 
+def assert_all_is_trained_once(batches, lengths, buckets, overflow="split"):
+    account = Account(lengths, 0, {"buckets": buckets, "overflow": overflow})
+    for batch in batches:
+        account.take(0, batch.segments[:, 1:])
+    assert account.over == [True]
+
+
 def last_part(entry):
     """The number of the part after the last window of the entry of a state."""
     return entry["places"][""]["last"][0]
@@ -69,18 +57,6 @@ def last_part(entry):
 
 def digests(batches):
     return [batch.digest for batch in batches]
-
-
-def covered(batches, examples):
-    """The positions of each example in some batches; an error for one that is there twice."""
-    segments = np.concatenate([batch.segments for batch in batches])
-    had = {}
-    for _, example, start, *sizes in segments.tolist():
-        assert start == had.get((example, "end"), 0) or start not in had.get(example, set())
-        had.setdefault(example, set()).update(range(start, start + sizes[0]))
-    counts = np.bincount(segments[:, 1], segments[:, 3], examples)
-    assert all(len(had.get(n, ())) == counts[n] for n in range(examples))
-    return counts
 
 
 few = settings(max_examples=12)
@@ -108,9 +84,7 @@ drawn = given(
 def test_the_first_epoch_has_every_position_once(seed, window, options, buckets):
     parts = draw_parts(seed)
     plan = follow(parts, buckets, window=window, **options)
-    every = np.concatenate(parts)
-    batches = first_epoch(plan)
-    assert covered(batches, len(every)).tolist() == every.tolist()
+    assert_all_is_trained_once(first_epoch(plan), np.concatenate(parts), buckets)
 
 
 @few
@@ -151,28 +125,26 @@ def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
 def test_batches_are_the_same_while_the_corpus_grows(seed, pace):
     parts = draw_parts(seed)
     expected = digests(first_epoch(follow(parts)))
-    live = Live()
+    live = SealedInMemory(parts, sealed=0)
     plan = follow(live)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(plan.batch, step) for step in range(len(expected))]
-        for begin in range(0, len(parts), pace):
-            live.seal(*parts[begin : begin + pace])
-        live.seal(finish=True)
+        for sealed in range(pace, len(parts) + 1 + pace, pace):
+            live.seal(sealed)
         assert [each.result().digest for each in asked] == expected
         assert plan.batch(len(expected)).epoch == 1
 
 
 def test_steps_that_are_sealed_do_not_wait_for_those_that_are_not():
     parts = draw_parts(1)
-    live = Live()
+    live = SealedInMemory(parts, sealed=10)
     plan = follow(live)
-    live.seal(*parts[:10])
     known = plan.batch(0).digest
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         later = pool.submit(plan.batch, 200)
         assert plan.batch(0).digest == known
         assert not later.done()
-        live.seal(*parts[10:], finish=True)
+        live.seal(len(parts) + 1)
         assert later.result().digest == follow(parts).batch(200).digest
 
 
@@ -184,19 +156,6 @@ def test_later_epochs_are_those_of_an_ordinary_plan(end):
     for step in range(2 * steps):
         assert plan.batch(first + step).digest == whole.batch(steps + step).digest
         assert plan.batch(first + step).epoch == whole.batch(steps + step).epoch
-
-
-def test_a_later_epoch_is_resumed():
-    parts = draw_parts(3)
-    plan = follow(parts)
-    at = len(first_epoch(plan)) + 5
-    again = follow(parts)
-    again.resume(plan.entries_at(at))
-    assert [again.batch(at + n).digest for n in range(90)] == [
-        plan.batch(at + n).digest for n in range(90)
-    ]
-    with pytest.raises(IndexError, match="goes on from a state of which it knows steps from"):
-        again.batch(3)
 
 
 def test_resuming_plans_the_windows_of_one_chapter():
@@ -265,7 +224,7 @@ def test_a_change_ends_the_chapter_with_its_window():
     plan, every = follow(parts), np.concatenate(parts)
     changed = plan.after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
     batches = first_epoch(changed)
-    assert covered(batches, len(every)).tolist() == every.tolist()
+    assert_all_is_trained_once(batches, every, BUCKETS)
     same = [n for n in range(60) if batches[n].digest == plan.batch(n).digest]
     assert same == [*range(60)]
     begun = next(n for n, batch in enumerate(batches) if batch.bucket.length == 64)
@@ -274,7 +233,11 @@ def test_a_change_ends_the_chapter_with_its_window():
     for at in (30, begun - 1, begun, begun + 1, 90, len(batches) + 40):
         again = follow(parts).after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
         again.resume(changed.entries_at(at))
-        assert again.batch(at).digest == changed.batch(at).digest
+        assert [again.batch(at + n).digest for n in range(30)] == [
+            changed.batch(at + n).digest for n in range(30)
+        ]
+    with pytest.raises(IndexError, match="goes on from a state of which it knows steps from"):
+        again.batch(3)
 
 
 def test_a_change_in_a_later_epoch_is_that_of_an_ordinary_plan():
@@ -294,10 +257,7 @@ def test_pairs_are_followed():
     parts = [rng.integers(0, (20, 9), (6, 2)) for _ in range(40)]
     buckets = [Bucket(4, (16, 8)), Bucket(2, (32, 16))]
     batches = first_epoch(follow(parts, buckets, overflow="drop"))
-    every = np.concatenate(parts)
-    due = np.where(every[:, 1:] > 0, every, 0).sum(axis=0)
-    sums = np.concatenate([batch.segments for batch in batches])[:, 3:].sum(axis=0)
-    assert sums.tolist() == due.tolist()
+    assert_all_is_trained_once(batches, np.concatenate(parts), buckets, "drop")
 
 
 def test_examples_with_nothing_to_train_on_are_in_no_batch():
@@ -321,6 +281,8 @@ def test_what_needs_the_whole_is_refused():
         follow([[1]], overflow="error")
     with pytest.raises(ValueError, match="weights cannot change while a corpus grows"):
         follow([[1]]).after(3, weights={"a": 1})
+    with pytest.raises(ValueError, match="step is 2, and the last change of options is at step 3"):
+        follow([[1]]).after(3, seed=1).after(2, seed=2)
 
 
 def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():

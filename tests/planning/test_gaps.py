@@ -1,7 +1,6 @@
 """Rows without gaps: whole documents where they fit, few and long pieces elsewhere."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
-from pipeline.loading.state import StateKey
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import (
     LEAST_PIECE,
@@ -22,9 +20,9 @@ from pipeline.planning.gaps import (
 )
 from tests.properties.accounts import (
     Account,
-    assert_batch_fits,
     assert_epochs_are_those_due,
     assert_random_access,
+    batches_of,
 )
 
 # No document is short, so best fit leaves a tenth of rows of 512 empty.
@@ -32,11 +30,6 @@ LENGTHS = (120 + np.random.default_rng(0).lognormal(np.log(300), 0.5, 2000)).ast
 ROWS = [Bucket(8, 512)]
 SHORT = np.array([11, 9, 14, 10, 9, 13, 8, 12, 11, 9, 14, 10])
 FEW = [Bucket(2, 16)]
-
-
-def batches_of(plan, epoch=0):
-    steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-    return [plan.batch(step) for step in steps]
 
 
 def pieces_of(plan, epoch=0):
@@ -220,21 +213,6 @@ def test_epochs_cut_other_documents_in_the_same_number_of_rows():
     np.testing.assert_array_equal(pieces_of(still, 0), pieces_of(still, 1))
 
 
-def test_a_plan_of_several_buckets_fills_each_and_leaves_one_batch_short():
-    buckets = [Bucket(16, 256), Bucket(8, 512), Bucket(4, 1024)]
-    plan = Plan(LENGTHS, buckets, packing="fill", overflow="drop")
-    account = Account(LENGTHS, 0, {"buckets": buckets, "overflow": "drop"})
-    lacking = []
-    for batch in batches_of(plan):
-        assert_batch_fits(batch, {"buckets": buckets}, plan)
-        account.take(0, batch.segments[:, 1:])
-        if len(np.unique(batch.segments[:, 0])) < batch.bucket.rows:
-            lacking.append(batch.bucket)
-    assert account.over == [True]
-    assert len(lacking) <= 1
-    assert plan.padding < 0.01 < Plan(LENGTHS, buckets, overflow="drop").padding
-
-
 def test_a_plan_may_change_to_and_from_full_rows_at_every_step():
     lengths = np.tile(SHORT, 2)
     plan = Plan(lengths, FEW, packing="fill")
@@ -262,54 +240,6 @@ def test_what_is_left_of_cut_documents_is_joined_again():
     begun = {*plan.batch(0).segments[:, 1].tolist()}
     assert len({*spans[:, 1].tolist()}) == len(spans)
     assert {*spans[(spans[:, 2] > 0) | (spans[:, 3] < LENGTHS[spans[:, 1]]), 1].tolist()} <= begun
-
-
-def test_a_state_resumes_at_every_step_on_1_and_2_hosts_and_names_another_packing(tmp_path):
-    corpus = pipeline.Corpus.from_arrays([np.arange(n + 1) for n in SHORT], tmp_path)
-    plan = Plan(corpus, FEW, packing="fill").after(7, seed=2)
-
-    def make_hosts(count):
-        made = Plan.replay(corpus, plan.changes)
-        each = [Batches(corpus, made, process_index=n, process_count=count) for n in range(count)]
-        return [iter(batches.repeat().to_iter_dataset()) for batches in each]
-
-    (iterator,) = make_hosts(1)
-    seen = [(json.dumps(iterator.get_state()), next(iterator)) for _ in range(18)]
-    for count in (1, 2):
-        hosts = make_hosts(count)
-        for state, expected in reversed(seen):
-            for host in hosts:
-                host.set_state(json.loads(state))
-            parts = [next(host) for host in hosts]
-            for name, array in expected.items():
-                joined = np.concatenate([part[name] for part in parts])
-                np.testing.assert_array_equal(joined, array)
-    with pytest.raises(ValueError, match="packing was fill and is now best_fit"):
-        StateKey(Plan(SHORT, FEW)).step(StateKey(Plan(SHORT, FEW, packing="fill")).state(3))
-
-
-def test_fields_of_a_piece_go_on_where_the_one_before_ended(tmp_path):
-    tokens = [100 * n + np.arange(size + 1) for n, size in enumerate(SHORT)]
-    corpus = pipeline.Corpus.from_arrays(tokens, tmp_path)
-    plan = Plan(corpus, FEW, packing="fill")
-    for positions in ("continue", "restart"):
-        batches = Batches(corpus, plan, positions=positions)
-        for step in range(len(batches)):
-            batch = batches[step]
-            for row, example, start, size in plan.batch(step).segments.tolist():
-                there = (batch["inputs"][row] // 100 == example) & (
-                    batch["inputs_segment_ids"][row] > 0
-                )
-                begin = 0 if positions == "restart" else start
-                assert batch["inputs_positions"][row][there].tolist() == [
-                    *range(begin, begin + size)
-                ]
-                assert batch["inputs"][row][there].tolist() == [
-                    *range(100 * example + start, 100 * example + start + size)
-                ]
-                np.testing.assert_array_equal(
-                    batch["targets"][row][there], batch["inputs"][row][there] + 1
-                )
 
 
 def test_corpora_of_a_mixture_are_filled_each_by_itself():

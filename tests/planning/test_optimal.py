@@ -13,6 +13,7 @@ import pipeline
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import solution
 from pipeline.planning.columns import Knapsack
+from tests.properties.accounts import assert_each_position_once
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
 
@@ -24,19 +25,6 @@ def lengths_of(histogram):
 def some_lengths(count=4000, longest=64):
     rng = np.random.default_rng(0)
     return np.clip(rng.lognormal(2.5, 0.8, count), 1, longest).astype(np.int64)
-
-
-def trained(plan, lengths, epoch=0):
-    """How often each position is in the epoch, summed for each example; rows are checked."""
-    seen = np.zeros(len(lengths), np.int64)
-    for step in range(epoch * plan.num_batches(), (epoch + 1) * plan.num_batches()):
-        batch = plan.batch(step)
-        row, example, _, size = batch.segments.T
-        assert np.bincount(row, size, batch.bucket.rows).max() <= batch.bucket.length
-        most = plan.options.max_segments
-        assert most is None or np.bincount(row).max() <= most
-        np.add.at(seen, example, size)
-    return seen
 
 
 def bound_of(plan):
@@ -95,7 +83,7 @@ def test_it_is_never_worse_than_best_fit_and_never_better_than_the_bound(histogr
     )
     assert optimal.padding <= simple.padding
     assert 1 - optimal.padding <= bound_of(optimal) <= 1
-    np.testing.assert_array_equal(trained(optimal, lengths), lengths)
+    assert_each_position_once(optimal, lengths)
 
 
 @settings(max_examples=25)
@@ -121,8 +109,7 @@ def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window,
     lengths = some_lengths()
     buckets = Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)
     plan = Plan(lengths, buckets, packing="optimal", window=window, max_segments=most)
-    for epoch in (0, 2):
-        np.testing.assert_array_equal(trained(plan, lengths, epoch), lengths)
+    assert_each_position_once(plan, lengths, epochs=3)
     assert 1 - plan.padding <= bound_of(plan)
     assert plan.padding < 0.02
     assert all(plan.batches_per_bucket.values())

@@ -53,13 +53,6 @@ def test_histogram_packing_makes_the_rows_of_packing_one_by_one(histogram, lengt
     np.testing.assert_array_equal(placed + left, counts)
 
 
-def test_rows_with_a_segment_of_over_half_take_one_that_fits_exactly():
-    counts = as_counts({10: 1, 8: 2, 7: 3, 6: 1, 4: 5, 3: 2, 2: 4, 1: 2})
-    rows = as_rows(fitted(counts, 10, opens_above=5))
-    assert rows == [[10], [6, 4], [7, 3], [7, 3], [8, 2], [8, 2], [7, 2, 1]]
-    assert {size: int(counts[size]) for size in np.flatnonzero(counts)} == {4: 4, 2: 1, 1: 1}
-
-
 @given(
     histograms,
     st.lists(st.integers(2, 39), max_size=3, unique=True),
@@ -90,6 +83,9 @@ def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
     assert rows(5) == [0, 2]  # three of 5 in each row of 16
     assert rows(7) == [6, 0]
     assert rows(5, max_segments=1) == [6, 0]
+    # Of what stays, rows that make no whole batch go too: 1 of 5 rows of 8, beside the 3 of 5.
+    packed = pack(np.bincount([5] * 3 + [8] * 5), [Bucket(2, 8), Bucket(1, 16)])
+    assert packed.rows(0) == 4
 
 
 def test_rows_of_pairs_stay_where_no_longer_bucket_holds_both_sides():

@@ -9,7 +9,7 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning.cascade import pack
 from pipeline.planning.options import PlanOptions
 from pipeline.planning.places import Places
-from tests.properties.accounts import assert_batch_fits
+from tests.properties.accounts import assert_batch_fits, batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 600), 1, 120).astype(int)
 PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
@@ -41,22 +41,11 @@ def test_columns_of_pairs_are_those_of_both_sides():
     st.sampled_from([2, 4, 8]),
     st.sampled_from([None, 1, 3]),
 )
-def test_rows_have_the_pieces_of_the_histogram_and_room_for_their_places(sizes, align, most):
+def test_rows_of_a_pattern_are_divided_only_where_a_size_ends(sizes, align, most):
     counts = np.bincount(sizes, minlength=25)
     places = Places(np.arange(25)[:, None], align)
     packed = places.pack(pack, counts, [Bucket(3, 8), Bucket(2, 24)], max_segments=most)
-    had = np.zeros(25, int)
-    for bucket, patterns in zip(packed.buckets, packed.patterns, strict=True):
-        for pattern in patterns:
-            had[[size for size, _ in pattern.pieces]] += [
-                n * pattern.rows for _, n in pattern.pieces
-            ]
-            assert sum(-(-size // align) * align * n for size, n in pattern.pieces) <= bucket.length
-            assert pattern.fill == sum(size * n for size, n in pattern.pieces)
-            assert pattern.segments == sum(n for _, n in pattern.pieces) <= (most or 24)
     counts[0] = 0
-    assert had.tolist() == packed.counts.tolist() == counts.tolist()
-    # Rows of a pattern are divided only where a size ends.
     alone = pack(places.fold(counts), places.in_units(packed.buckets), max_segments=most)
     number, few = (sum(map(len, each.patterns)) for each in (packed, alone))
     assert number <= few + 2 * np.count_nonzero(counts)
@@ -94,7 +83,7 @@ def test_overlong_examples_are_cut_where_they_are_without_alignment(overflow):
     plain, aligned = (Plan(lengths, BUCKETS, overflow=overflow, align=n) for n in (1, 32))
 
     def pieces(plan):
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        batches = batches_of(plan)
         return sorted(map(tuple, np.concatenate([batch.segments[:, 1:] for batch in batches])))
 
     assert pieces(plain) == pieces(aligned)

@@ -3,7 +3,6 @@
 import concurrent.futures
 import pickle
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,13 +13,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.cascade import pack
-from pipeline.planning.layout import Layout
-from pipeline.planning.lengths import Lengths
-from pipeline.planning.options import Options
-from pipeline.planning.pieces import Pieces, as_spans, cut
-from pipeline.planning.schedule import Schedule
-from pipeline.planning.stream import Pass, Stream
+from pipeline.planning.stream import Pass
 
 EQUAL, ANY = np.full(400, 8), np.random.default_rng(5).integers(1, 30, 400)
 
@@ -219,64 +212,3 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     np.testing.assert_array_equal(after.epochs, before.epochs)
     assert after.sources == before.sources
     assert after != before  # batches are compared by their digests
-
-
-# ---- what is to come: passes of a corpus that grows, other costs
-
-
-def gather(passes, options):
-    """The batches of all steps of a stream whose first passes are these."""
-    stream = Stream(Lengths.of(ANY), options, epoch=1)
-    stream.passes = (*passes, stream.whole)
-    rows = [found.rows for found in passes]
-    stream.starts = np.stack([0 * stream.whole.rows, *np.cumsum(rows, axis=0)])
-    schedule, cache = Schedule(0, [stream], options), WindowCache(1 << 20)
-    assembly = Assembly([stream], schedule, options, cache)
-    return [assembly.batch(step, 1) for step in range(schedule.first_step(1))]
-
-
-def segments_of(batches):
-    return np.concatenate([batch.segments for batch in batches])
-
-
-def make_pass(options, layout, spans):
-    once = {"first_epoch": 0, "by_row": False, "first": 0, "repeats": False}
-    return Pass(layout, options, len(spans), **once, spans=spans)
-
-
-def layout_of(pieces, options):
-    return Layout(pieces, partial(pack, buckets=options.buckets), options.groups, key=3, window=50)
-
-
-def all_of(pieces, options):
-    """A pass over pieces of all examples, once."""
-    layout = layout_of(pieces, options)
-    return make_pass(options, layout, as_spans(0, np.arange(400), 0, ANY[:, None]))
-
-
-def test_a_stream_may_have_any_number_of_passes():
-    options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
-    chapters = np.split(np.arange(len(ANY)), [90, 250])
-    passes = [
-        make_pass(options, layout_of(cut(ANY[each], (64,), "split"), options), spans)
-        for each in chapters
-        for spans in [as_spans(0, each, 0, ANY[each][:, None])]
-    ]
-    segments = segments_of(gather(passes, options))
-    assert sorted(segments[:, 1].tolist()) == [*range(len(ANY))]
-    ends = np.cumsum([len(each) for each in chapters])
-    for begin, end in zip([0, *ends], ends, strict=False):
-        assert {*segments[begin:end, 1].tolist()} == {*range(begin, end)}
-
-
-def test_pieces_may_have_costs_of_their_own():
-    class Alike(Pieces):
-        """Every piece costs the same."""
-
-        def costs(self, sizes):
-            return np.ones(len(sizes), np.int64)
-
-    options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
-    every = all_of(Alike(ANY, longest=32), options)
-    rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
-    assert rows.costs.tolist() == rows.spans()[0].tolist()

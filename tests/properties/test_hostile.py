@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 import pipeline
-from pipeline import Bucket, Corpus, Plan, fit_buckets
+from pipeline import Corpus
 from pipeline.history import RunLog, audit
 from pipeline.text.sources import ArrowFiles, Records
 from pipeline.text.tokenizers import Bytes
@@ -21,10 +21,6 @@ def test_hostile_input_keeps_the_contract_or_is_refused(name):
     assert run(one, one.quick, None) > one.quick / 2
 
 
-BUCKETS = [Bucket(2, 8)]
-CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -37,25 +33,6 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
             lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
             r"vocab_size is \[3\]; it must be a whole number",
         ),
-        (lambda place: Plan([[1, 2], [3]], BUCKETS), r"lengths is .*, and no array"),
-        (lambda place: Plan([1], len), "buckets is <built-in function len>; it must be a list"),
-        (lambda place: Bucket(1, 1 << 32), r"Bucket.length is 4294967296; .*below 2\*\*31"),
-        (lambda place: Plan([1], BUCKETS, packing=np.zeros(2)), "packing is array.* one of"),
-        (lambda place: Plan([1], BUCKETS, exclude=[{}, []]), "exclude gives object of shape"),
-        (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
-        (
-            lambda place: Plan(CORPORA, BUCKETS, weights={"a": "much", "b": 1}),
-            "they must be at least 0",
-        ),
-        (
-            lambda place: Plan(CORPORA, BUCKETS, weights={"a": 1 << 64, "b": 1}),
-            "a share is 0 or at least 1e-09 of all",
-        ),
-        (
-            lambda place: fit_buckets([3, 4], tokens_per_batch=64, max_buckets=1, max_length=[]),
-            r"max_length is \[\]; it must be one number",
-        ),
-        (lambda place: Schedule({"tokens_per_batch": 8}, None), "schedule holds None; each entry"),
         (
             lambda place: Schedule({"tokens_per_batch": None}).plan([3, 8]),
             "have neither tokens_per_batch nor",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from tests.properties.accounts import (
-    Account,
     Accounts,
     assert_batch_fits,
+    assert_each_position_once,
     assert_epochs_are_those_due,
     assert_ledger_balances,
     assert_random_access,
@@ -239,17 +239,13 @@ def unchanging(draw):
 @given(unchanging())
 def test_epochs_are_partitions_of_which_one_batch_at_most_lacks_rows(what):
     lengths, options = what
-    plan, account = Plan(np.array(lengths), **options), Account(lengths, 0, options)
+    plan = Plan(np.array(lengths), **options)
+    every = assert_each_position_once(plan, lengths, epochs=2)
     for epoch in range(2):
-        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-        batches = [plan.batch(step) for step in steps]
-        for batch in batches:
-            assert_batch_fits(batch, options, plan)
-            account.take(batch.epoch, batch.segments[:, 1:])
+        batches = every[plan.first_step(epoch) : plan.first_step(epoch + 1)]
         tokens = sum(batch.num_tokens for batch in batches)
         assert plan.num_tokens == tokens
         assert plan.padding == pytest.approx(1 - tokens / sum(b.bucket.positions for b in batches))
         lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
         lacking = [batch.bucket for batch in lacking]
         assert not lacking or [each.length for each in lacking] == [plan.buckets[-1].length]
-    assert account.over == [True, True]

@@ -37,16 +37,13 @@ def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path):
     assert pipeline.corpus.duplicates(corpus).tolist() == expected
 
 
-def test_copies_have_the_same_weights(tmp_path):
+def test_copies_have_the_same_weights_and_the_same_other_side(tmp_path):
     weights = [[1] * len(example) for example in EXAMPLES]
     weights[2] = [1, 1, 0.5]
-    corpus = pipeline.Corpus.from_arrays({"tokens": EXAMPLES, "weights": weights}, tmp_path)
+    corpus = pipeline.Corpus.from_arrays({"tokens": EXAMPLES, "weights": weights}, tmp_path / "one")
     assert pipeline.corpus.duplicates(corpus).tolist() == [7, 8]
-
-
-def test_copies_among_pairs_agree_on_both_sides(tmp_path):
     inputs, targets = [[5], [5, 6], [5], [5], [5, 6]], [[1, 6, 7], [1, 7], [1, 6, 7], [1, 8], [1]]
-    pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path)
+    pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs")
     assert pipeline.corpus.duplicates(pairs).tolist() == [2]
 
 

@@ -149,12 +149,6 @@ def tuned():
     return pipeline.tune(lambda: scores, examples(), **OPTIONS)
 
 
-def test_what_is_chosen_can_be_loaded_and_holds_every_example(tuned):
-    assert 1 <= len(tuned.buckets) <= 2
-    with pipeline.load(examples(), buckets=tuned.buckets, num_epochs=1) as loader:
-        assert sum(int(batch["loss_weights"].sum()) for batch in loader) == loader.plan.num_tokens
-
-
 def test_the_certificate_is_a_table(tuned):
     text = str(tuned)
     assert "another set is better by at most" in text
@@ -195,14 +189,6 @@ def test_a_step_that_fails_for_a_shape_is_named():
     tuned = pipeline.tune(lambda: step, examples(), **OPTIONS)
     assert {bucket.length for bucket, _, _ in tuned.left_out} == {32}
     assert "left out: 32x32: ValueError: 32 is not a multiple of 64" in str(tuned)
-
-
-def test_a_defect_of_the_step_keeps_its_error():
-    def step(batch):
-        return batch["no such field"]
-
-    with pytest.raises(KeyError, match="no such field"):
-        pipeline.tune(lambda: step, examples(), **OPTIONS)
 
 
 @pytest.mark.parametrize(
