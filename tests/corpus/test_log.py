@@ -64,15 +64,6 @@ def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
         Log(tmp_path / "b").entries(6)
 
 
-def test_the_digests_are_of_content_and_not_of_times_or_names(tmp_path):
-    digests = [
-        [entry.after for entry in Log(write(tmp_path / name, begin=begin)).entries()]
-        for name, begin in (("a", 0), ("b", 0), ("c", 1))
-    ]
-    assert digests[0] == digests[1]
-    assert not {*digests[0]} & {*digests[2]}
-
-
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 4

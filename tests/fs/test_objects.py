@@ -90,15 +90,15 @@ def test_a_path_has_the_methods_of_a_directory(place):
     assert not place.exists()
     place.mkdir(parents=True, exist_ok=True)
     assert list(place.iterdir()) == []
-    for name in ("a.txt", "b.txt", ".hidden", "sub/c.txt", "sub x/d é~#%.txt"):
+    for name in ("a.txt", "b.txt", ".hidden.txt", "sub/c.txt", "sub x/d é~#%.txt"):
         assert (place / name).write_text(name) == len(name)
     assert place.is_dir()
     assert not place.is_file()
     assert (place / "a.txt").is_file()
-    assert names(place) == [".hidden", "a.txt", "b.txt", "sub", "sub x"]
+    assert names(place) == [".hidden.txt", "a.txt", "b.txt", "sub", "sub x"]
     assert (place / "sub x" / "d é~#%.txt").read_text() == "sub x/d é~#%.txt"
     assert sorted(path.name for path in place.glob("*.txt")) == ["a.txt", "b.txt"]
-    assert [path.name for path in place.glob(".h*")] == [".hidden"]
+    assert [path.name for path in place.glob(".h*")] == [".hidden.txt"]
     assert [path.name for path in place.glob("s*/c.t?t")] == ["c.txt"]
     assert [path.name for path in place.glob("*/c.txt")] == ["c.txt"]
     assert list(place.glob("*/none")) == []
