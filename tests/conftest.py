@@ -15,6 +15,7 @@ from hypothesis import settings
 
 import pipeline
 from pipeline.fs.atomic import directory_lock
+from tests.commands import Command
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
 collect_ignore = ["properties/questions.py"]
@@ -109,6 +110,12 @@ def translations():
         return np.stack([inputs, np.clip(targets, 5, 45)], axis=1).astype(np.int64)
 
     return draw
+
+
+@pytest.fixture
+def run(capsys):
+    """`run(*arguments)`: the exit status of a command, what it prints and complains of."""
+    return Command(capsys)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -128,14 +129,12 @@ def wait(pid: int, log: pathlib.Path, limit: float = STUCK) -> int:
 
 def in_child(work) -> bool:
     """Whether `work()` is true in a forked child, within `SECONDS`."""
-    sys.stdout.flush()
-    if not (child := os.fork()):
-        code = 1
-        try:
-            signal.alarm(SECONDS)  # ends a child that waits for ever
-            code = 0 if work() else 1
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return status == 0
+
+    def check():
+        assert work()
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder, "log")
+        code = wait(fork(check, log), log, SECONDS)
+        print(log.read_text())
+    return code == 0

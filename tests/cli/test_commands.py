@@ -16,46 +16,13 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
-from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
+from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 from tests.processes import call
-
-
-class Command:
-    """Runs a command; returns its exit status, and what it printed and complained of."""
-
-    def __init__(self, capsys):
-        self.capsys = capsys
-
-    def __call__(self, *arguments):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse leaves by itself
-            status = stop.code
-        printed = self.capsys.readouterr()
-        return status, printed.out, printed.err
-
-    def done(self, *arguments):
-        """What a command prints that ends well; only `prepare` has anything to say besides."""
-        status, out, err = self(*arguments)
-        assert status == FINE, err
-        assert not err or arguments[0] == "prepare"
-        return out
-
-    def refused(self, *arguments):
-        """The sentence of a command that finds a mistake."""
-        status, out, err = self(*arguments)
-        assert (status, out) == (WRONG, "")
-        return err
-
-
-@pytest.fixture
-def run(capsys):
-    return Command(capsys)
 
 
 @pytest.fixture
@@ -107,6 +74,7 @@ TEXTS = {
     "empty.py": "",
     "nothing.npy": "",
 }
+PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +109,16 @@ TEXTS = {
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
         (["prepare", "--into", "FOLDER/new"], "no files are given; name some"),
         (["prepare", "", "--into", "FOLDER/new"], "no files are given; name some"),
+        ([*PREPARE, "--task", "1"], "--task and --of go together"),
+        (
+            [*PREPARE, "--task", "3", "--of", "3"],
+            r"share is \(3, 3\); of 3 shares the numbers are 0",
+        ),
+        (
+            [*PREPARE, "--engine", "ray", "--workers", "3"],
+            "--workers, --task and --of go with --engine proc",
+        ),
+        ([*PREPARE, "--engine-options", "auto"], "--engine-options go with --engine beam or ray"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -504,16 +482,6 @@ def test_one_thing_is_not_several(run, tmp_path):
     assert "1 row × 16 positions\n1 segment, 2 real" in out
 
 
-def test_prepare_then_check(run, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n{"body": "a few more of them"}\n')
-    into = tmp_path / "corpus"
-    out = run.done("prepare", tmp_path / "a.jsonl", "--into", into, "--field", "body")
-    assert "documents    2" in out
-    assert f"now look at it: lockstep report {into}" in out
-    out = run.done("check", into)
-    assert "plan: epoch 0: " in out
-
-
 def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
     (tmp_path / "a.de").write_text("ja\n\nnein\n")
     (tmp_path / "a.en").write_text("yes\nblank\nno\n")
@@ -593,5 +561,7 @@ def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     tokenizer.save(str(tmp_path / "words.json"))
     options = ["--field", "body", "--tokenizer", tmp_path / "words.json", "--no-marks"]
     into = tmp_path / "corpus"
-    run.done("prepare", tmp_path / "a.parquet", "--into", into, *options)
+    out = run.done("prepare", tmp_path / "a.parquet", "--into", into, *options)
+    assert "documents    2" in out
+    assert f"now look at it: lockstep report {into}" in out
     assert Corpus.open(into)[0]["targets"].tolist() == [1]

@@ -39,17 +39,6 @@ def test_a_small_batch_line_by_line(shown):
     ]
 
 
-def test_one_row_with_all_its_text(shown):
-    assert list(shown.lines(row=1))[3:] == [
-        "row 1   ▕AAAABBB·▏ 7 of 8",
-        "  A example 1, positions 0 to 3, weights 4, columns 0 on:",
-        "plum",
-        "  B example 2, positions 0 to 2, weights 3, columns 4 on:",
-        "fig",
-        "  · padding, columns 7 on",
-    ]
-
-
 def test_padding_between_aligned_segments_is_drawn(texts):
     shown = Shown(texts, Plan(texts, [Bucket(1, 12)], shuffle=False, align=4), 0)
     assert list(shown.lines(row=0))[3:] == [
@@ -185,18 +174,11 @@ def answers(tmp_path):
     return Shown(corpus, Plan(corpus, [Bucket(1, 12)], shuffle=False), 0)
 
 
-def test_text_with_loss_is_marked_where_there_is_other_text(answers):
-    assert list(answers.lines(width=80))[3:] == [
-        "row 0   ▕aaAAAAbBBB··▏ 10 of 12",
-        "  A example 0, positions 0 to 5, weights 4: ab?⟦xyz⟧",
-        "  B example 1, positions 0 to 3, weights 3: c?⟦no⟧",
-    ]
-
-
-def test_ids_and_targets_are_printed_on_request(answers):
+def test_text_with_loss_is_marked_and_ids_and_targets_are_printed_on_request(answers):
     end = answers.corpus.tokenizer.end_id
     a, b, c, x, y, z, n, o, q = ids_of("abcxyzno?")
-    assert list(answers.lines(width=80, ids=True))[4:] == [
+    assert list(answers.lines(width=80, ids=True))[3:] == [
+        "row 0   ▕aaAAAAbBBB··▏ 10 of 12",
         "  A example 0, positions 0 to 5, weights 4: ab?⟦xyz⟧",
         f"    inputs         {a} {b} {q} {x} {y} {z}",
         f"    targets        {b} {q} {x} {y} {z} {end}",

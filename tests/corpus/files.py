@@ -1,8 +1,11 @@
-"""Files of corpora, and waiting for them."""
+"""Files of corpora, waiting for them, and what two corpora have alike."""
 
 import time
 
+import numpy as np
+
 from pipeline.fs import as_path
+from tests.loading.definition import require_same
 
 
 def contents(folder):
@@ -22,3 +25,10 @@ def wait_for(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.01)
+
+
+def require_equal(corpus, other):
+    """Both have the same examples, number by number."""
+    np.testing.assert_array_equal(corpus.lengths, other.lengths)
+    for one, two in zip(corpus, other, strict=True):
+        require_same(one, two)

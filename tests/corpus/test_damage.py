@@ -1,6 +1,5 @@
 """Damaged corpora are refused with a sentence, or read the same; nothing crashes the process."""
 
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -149,18 +148,6 @@ def _small_parts(monkeypatch):
 @pytest.fixture
 def corpus(tmp_path):
     return Corpus.from_arrays({"tokens": EXAMPLES, "weights": WEIGHTS}, tmp_path / "corpus")
-
-
-@pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "parts", "digest"])
-def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
-    corpus = pipeline.prepare(Records(["one", "two"]), Bytes(), tmp_path)
-    path = corpus.directory / "corpus.json"
-    manifest = json.loads(path.read_text())
-    for change in (lambda: manifest.update({entry: None}), lambda: manifest.pop(entry)):
-        change()
-        path.write_text(json.dumps(manifest))
-        with pytest.raises(ValueError, match=r"damaged at .*corpus.json: .*digest"):
-            Corpus.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -339,16 +326,3 @@ def test_a_flipped_bit_is_found_or_harmless_wherever_it_is(write, program, flips
     last = process.stdout.splitlines()[-1:]
     assert process.returncode == 0, f"after the flip {last}: {process.stderr}"
     assert int(last[0].split()[1]) >= least
-
-
-@pytest.mark.parametrize("damage", ["huge", "swapped"])
-def test_other_lengths_are_found_when_a_corpus_is_opened(corpus, damage):
-    path = corpus.directory / "lengths.npy"
-    content = bytearray(path.read_bytes())
-    if damage == "huge":
-        content[-1] ^= 1 << 3  # 2**27 positions more, for which planning takes minutes and memory
-    else:  # with the same sum
-        content[-8:] = content[-4:] + content[-8:-4]
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"damaged at .*lengths.npy: its digest differs"):
-        Corpus.open(corpus.directory)

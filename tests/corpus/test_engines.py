@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.cli.commands import main
 from pipeline.corpus import ranges
 from pipeline.corpus.engines import Beam, Processes, Ray
 from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
@@ -155,10 +154,11 @@ class Choosy(Bytes):
         return super().encode_batch(texts)
 
 
-def test_a_record_that_fails_is_named_whatever_it_raises(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_that_fails_is_named_whatever_it_raises(workers, tmp_path):
     source = Records(["x" if number == 57 else "fine" for number in range(100)])
     with pytest.raises(ZeroDivisionError) as error:
-        prepare(source, Choosy(), tmp_path / "corpus", progress=False)
+        prepare(source, Choosy(), tmp_path / "corpus", num_workers=workers, progress=False)
     assert f"This was record 57 of {source}, from 0." in error.value.__notes__
 
 
@@ -208,15 +208,6 @@ def test_ranges_are_few_enough_and_large_enough(monkeypatch):
         assert [len(found), found[-1].stop] == [-(-documents // size), documents]
 
 
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        status = main([*map(str, arguments)])
-        return status, *capsys.readouterr()
-
-    return run
-
-
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("".join(f"{name} {number}\n" for number in range(50)))
@@ -230,24 +221,6 @@ def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
             assert f"task {number} of 3 is done. When all are, the same command without" in out
         assert run(*shared)[0] == 0
         assert contents(tmp_path / kind) == contents(tmp_path / f"whole {kind}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--task", 1], "--task and --of go together"),
-        (["--task", 3, "--of", 3], "share is (3, 3); of 3 shares the numbers are 0 to 2"),
-        (["--engine", "ray", "--workers", 3], "--workers, --task and --of go with --engine proc"),
-        (["--engine-options", "auto"], "--engine-options go with --engine beam or ray"),
-    ],
-)
-def test_options_of_engines_that_contradict_each_other_are_refused(
-    arguments, sentence, run, tmp_path
-):
-    (tmp_path / "a.txt").write_text("one\ntwo\n")
-    status, _, err = run("prepare", tmp_path / "a.txt", "--into", tmp_path / "corpus", *arguments)
-    assert status == 2
-    assert err.startswith(f"error: {sentence}")
 
 
 OF_BEAM = {"direct_running_mode": "multi_processing", "direct_num_workers": 2}

@@ -1,5 +1,6 @@
 """What holds for every kind of corpus: its pieces, its two views of a split, and it joined."""
 
+import copy
 import json
 import pickle
 
@@ -9,7 +10,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Plan, SpanCorruption
+from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Plan, SpanCorruption, load
 from pipeline.corpus import duplicates
 from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
@@ -93,7 +94,15 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
         assert example["targets"].tolist() == ids[1:].tolist()
         if "weighted" in kind:
             assert example["loss_weights"].tolist() == (ids[1:] / 7).astype(np.float32).tolist()
-    assert corpus.lengths.tolist() == np.maximum(SIZES - 1, 0).tolist()
+    lengths = np.maximum(SIZES - 1, 0)
+    assert corpus.lengths.tolist() == lengths.tolist()
+    assert corpus.num_tokens == lengths.sum()
+    plan = plan_of(corpus)
+    assert plan.fingerprint == Plan(lengths, plan.buckets).fingerprint
+    for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
+        assert (again.fingerprint, again.in_memory) == (corpus.fingerprint, corpus.in_memory)
+    with load(corpus, buckets=[Bucket(4, 48)], num_epochs=1) as loader:
+        assert sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in loader) == sum(lengths)
     corpus.verify()
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import feather, parquet
 
 import pipeline
-from pipeline import Corpora, Corpus, Examples, Feature, InPlace, Pairs, sources, tokenizers
+from pipeline import Corpora, Corpus, Examples, Feature, InPlace, sources, tokenizers
 from pipeline.corpus import INPUTS
 from pipeline.text import ragged
 
@@ -224,22 +224,6 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
     np.testing.assert_array_equal(masked[5]["seen"], columns["seen"][5])
 
 
-def test_pairs_have_the_features_of_both_sides(tmp_path):
-    sides = [[[1, 2, 3], [4, 5]], [[1, 6], [1, 7, 8, 9]]]
-    pairs = Pairs.from_arrays(
-        {"tokens": sides[0], "speaker": [[0, 1, 1], [1, 0]]},
-        {"tokens": sides[1], "score": [[0.0, 1.0], [0.0, 2.0, 3.0, 4.0]], "label": [5, 6]},
-        tmp_path,
-        features={
-            "speaker": Feature("inputs"),
-            "score": Feature("targets"),
-            "label": Feature("example"),
-        },
-    )
-    assert pairs[1]["speaker"].tolist() == [1, 0]
-    assert (pairs[1]["score"].tolist(), int(pairs[1]["label"])) == ([2, 3, 4], 6)
-
-
 @pytest.mark.parametrize(
     ("columns", "features", "sentence"),
     [
@@ -257,6 +241,9 @@ def test_pairs_have_the_features_of_both_sides(tmp_path):
         ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 example,"),
         ({"tokens": [[1]], "inputs": [1]}, {"inputs": Feature("example")}, "named 'inputs'"),
         ({"tokens": [[1]], "a": [1]}, {"a": "example"}, "must be a pipeline.Feature"),
+        ({"tokens": [[1, 2]], "weights": [[1]]}, {}, "of example 0 has shape .1,.; .* its 2"),
+        ({"tokens": [[1, 2]], "weights": [[1, -1]]}, {}, r"weights of example 0 hold -1\.0; a w"),
+        ({"tokens": [[1]], "weights": [[np.nan]]}, {}, "weights of example 0 holds NaN"),
     ],
 )  # fmt: skip
 def test_columns_that_do_not_match_are_refused(columns, features, sentence):

@@ -27,27 +27,23 @@ def refused(function, *arguments, **options):
     return str(caught.value)
 
 
-def weights_of(groups, weights):
-    corpus = Examples.from_groups({"tokens": groups, "weights": weights})
-    return [example["loss_weights"].tolist() for example in corpus], corpus.num_learnt
-
-
-def test_a_shared_token_weighs_as_much_as_the_rows_that_it_would_be_in():
-    found = [example["loss_weights"].tolist() for example in Examples.from_groups(GROUPS)]
-    assert found == [[2, 2, 1, 1, 1], [2, 2, 1, 1, 1, 1, 1, 1], [1]]
-
-
-def test_weights_of_continuations_add_up_on_what_they_share():
-    found, learnt = weights_of(GROUPS, [[0.5, 2], [1, 0, 4], [3]])
-    assert found == [[2.5, 2.5, 0.5, 0.5, 2], [1, 1, 1, 0, 0, 0, 4, 4], [3]]
-    assert learnt == 5 + 5 + 1
-
-
-def test_weights_may_be_nested_like_the_tokens_as_numbers_or_one_for_each():
-    weights = [(0, [1, [2]]), ([5], [([1, 0], [2, [0, 1, 2]]), [0, 3]]), (1, [4])]
-    found, learnt = weights_of(GROUPS, weights)
-    assert found == [[0, 0, 1, 1, 2], [1, 0, 2, 0, 1, 2, 0, 3], [4]]
-    assert learnt == 3 + 5 + 1
+@pytest.mark.parametrize(
+    ("weights", "due", "learnt"),
+    [
+        (None, [[2, 2, 1, 1, 1], [2, 2, 1, 1, 1, 1, 1, 1], [1]], 14),
+        ([[0.5, 2], [1, 0, 4], [3]], [[2.5, 2.5, 0.5, 0.5, 2], [1, 1, 1, 0, 0, 0, 4, 4], [3]], 11),
+        (
+            [(0, [1, [2]]), ([5], [([1, 0], [2, [0, 1, 2]]), [0, 3]]), (1, [4])],
+            [[0, 0, 1, 1, 2], [1, 0, 2, 0, 1, 2, 0, 3], [4]],
+            9,
+        ),
+    ],
+    ids=["as the rows it would be in", "of continuations", "nested like the tokens"],
+)
+def test_weights_of_what_is_shared_add_up_unless_they_are_nested(weights, due, learnt):
+    corpus = Examples.from_groups({"tokens": GROUPS, "weights": weights})
+    assert [example["loss_weights"].tolist() for example in corpus] == due
+    assert corpus.num_learnt == learnt
 
 
 @given(
@@ -241,9 +237,6 @@ def test_what_a_group_cannot_be_is_refused():
     )
     assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
-    )
-    assert "the column 'reward' ends after 1 example," in refused(
-        make, {"tokens": GROUPS, "reward": [[1, 2]]}, features=REWARD
     )
     assert "a feature is named '_above'" in refused(
         make, {"tokens": GROUPS, "_above": []}, features={"_above": Feature("example")}

@@ -12,11 +12,10 @@ from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.on_read import tokenize_on_read
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked
-from pipeline.planning import lengths as lengths_lib
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.kinds import FORMATS, ids_of, in_place, make
+from tests.corpus.kinds import ids_of, in_place
 from tests.loading.definition import require_same
 
 SIZES = [(7 * number) % 18 for number in range(40)]
@@ -25,33 +24,11 @@ CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "ass
          for text in TEXTS]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_batches_in_place_are_those_of_a_copy(kind, tmp_path):
-    corpus, placed = (make(each, tmp_path / each, SIZES) for each in ("arrays", kind))
-    assert np.array_equal(placed.lengths, corpus.lengths)
-    assert lengths_lib.digest(placed.lengths) == lengths_lib.digest(corpus.lengths)
-    assert placed.num_tokens == corpus.num_tokens
-    plan = pipeline.Plan(placed, [pipeline.Bucket(4, 8), pipeline.Bucket(4, 16)])
-    assert plan.fingerprint == pipeline.Plan(corpus, plan.buckets).fingerprint
-    again = pickle.loads(pickle.dumps(placed))
-    assert again.fingerprint == placed.fingerprint != corpus.fingerprint
-    batches = pipeline.Batches(corpus, plan)
-    for step in range(len(batches)):
-        require_same(pipeline.Batches(again, plan)[step], batches[step])
-    with pipeline.load(placed, buckets=plan.buckets, num_epochs=1) as loader:
-        assert sum(float(batch["loss_weights"].sum()) for batch in loader) == corpus.num_tokens
-    assert "InPlace" in str(placed)
-    for wrong in (40, -1):
-        with pytest.raises(IndexError, match=f"example {wrong} of 40"):
-            placed.read([wrong], [0], [1])
-    with pytest.raises(IndexError, match="positions 0 to 7 of example 1, which has length 6"):
-        placed.read([1], [0], [7])
-
-
 def test_tokens_in_place_can_be_masked(tmp_path):
     plain = in_place("arrow", tmp_path, ids_of(SIZES), INPUTS)
     view = Masked(plain)
     assert plain.lengths.tolist() == SIZES
+    assert "InPlace" in str(plain)
     everything = np.arange(40), np.zeros(40, np.int64), plain.lengths
     assert np.array_equal(view.read(*everything)["targets"], np.concatenate(ids_of(SIZES)))
     assert view.identity.items() > plain.identity.items()
@@ -72,6 +49,8 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         InPlace.arrow(write(input_ids=[[1], None]))
     with pytest.raises(ValueError, match="has no column 'input_ids'"):
         InPlace.arrow(write(text=["a"]))
+    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids are from 0"):
+        InPlace.arrow(write(input_ids=[[1, 5]]), vocab_size=5).verify()
     negative = InPlace.arrow(write(input_ids=[[1, 2], [1, -100]]))
     with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids are from 0"):
         negative.verify()
@@ -132,5 +111,9 @@ def test_an_index_of_something_else_is_refused(tmp_path):
         pickle.loads(pickle.dumps(fly))[1]  # as a worker has it, which opens the file anew
     with pytest.raises(ValueError, match="made with another source"):
         tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index")
+    given = [Records(TEXTS[:count], fingerprint="mine") for count in (2, 1)]
+    tokenize_on_read(given[0], Bytes(), tmp_path / "mine", progress=False)
+    with pytest.raises(ValueError, match="is the index of 2 records, and the source has 1"):
+        tokenize_on_read(given[1], Bytes(), tmp_path / "mine")
     with pytest.raises(ValueError, match="the source is empty"):
         tokenize_on_read(Records([]), Bytes(), tmp_path / "none")

@@ -1,6 +1,5 @@
 """The log of a corpus that grows: whatever happens to its files, no other corpus is read."""
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -63,37 +62,6 @@ def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
     assert (Log(tmp_path / "a").finished, Log(tmp_path / "b").finished) == (False, True)
     with pytest.raises(ValueError, match="has 5 parts, and part 6 was sealed when"):
         Log(tmp_path / "b").entries(6)
-
-
-def test_the_digests_are_of_content_and_not_of_times_or_names(tmp_path):
-    digests = [
-        [entry.after for entry in Log(write(tmp_path / name, begin=begin)).entries()]
-        for name, begin in (("a", 0), ("b", 0), ("c", 1))
-    ]
-    assert digests[0] == digests[1]
-    assert not {*digests[0]} & {*digests[2]}
-
-
-def test_parts_read_before_the_end_and_after_it_are_one_corpus(tmp_path):
-    corpus = Corpus.open(write(tmp_path / "a", 16), follow=True)
-    before = corpus.refresh()
-    write(tmp_path / "a", finish=True)
-    assert corpus.refresh() == corpus.log.entries(len(before))  # of the log, and of the manifest
-    assert corpus.read([8, 19], [0, 0], [4, 4])["inputs"].tolist() == [8] * 4 + [19] * 4
-
-
-def test_a_reader_that_waits_sees_the_end(tmp_path):
-    log, seen = Log(tmp_path), []
-    assert log.entries() == []
-    for count in (4, 8, 20):
-        write(tmp_path, count)
-        seen += log.entries(len(seen))
-        assert log.entries(len(seen)) == []
-    write(tmp_path, 24, finish=True)
-    assert log.finished
-    seen += log.entries(len(seen))
-    assert [entry.after for entry in seen] == [entry.after for entry in Log(tmp_path).entries()]
-    assert log.entries(len(seen)) == []
 
 
 def flip(path):
@@ -245,18 +213,6 @@ def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_pa
         assert [entry.number for entry in found] == [*range(start, 6)]
 
 
-def test_of_several_writers_of_a_record_one_succeeds(tmp_path):
-    one, other = Log(write(tmp_path)), Log(tmp_path)
-    last, _ = one.tail(), other.tail()
-    part = dataclasses.replace(last.part, file="part-00005.arrow")
-    one.append([part], cursor="mine")
-    content = record(tmp_path, 5).read_bytes()
-    with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
-        other.append([part], cursor="theirs")
-    assert record(tmp_path, 5).read_bytes() == content
-    assert not [*(tmp_path / "log").glob(".*")]
-
-
 def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     write(tmp_path)
     temporary = tmp_path / "log" / f".00000005.json.{'0' * 32}.tmp"
@@ -267,12 +223,6 @@ def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     assert len(Corpus.open(tmp_path)) == 24
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["mine.txt"]
     assert len([*tmp_path.glob("part-*")]) == 6
-    foreign = tmp_path / "other"
-    write(foreign)
-    (foreign / "part-00005.arrow").write_bytes(b"a text")
-    with pytest.raises(ValueError, match=r"part-00005\.arrow is not a part of a corpus"):
-        write(foreign, 24)
-    assert (foreign / "part-00005.arrow").read_bytes() == b"a text"
 
 
 def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(tmp_path):

@@ -118,9 +118,8 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
     options = {"fields": ("de", "en"), "progress": False}
     pairs = pipeline.prepare_pairs(Source(records), Bytes(), tmp_path, **options)
     tokenizer = pairs.tokenizer
-    for example, record in zip(pairs, records, strict=True):
-        assert tokenizer.decode(example["inputs"]) == record["de"]
-        assert tokenizer.decode(example["targets"]) == record["en"]
+    for number, (example, record) in enumerate(zip(pairs, records, strict=True)):
+        assert [side.decode(number) for side in pairs.sides] == [record["de"], record["en"]]
         assert example["decoder_inputs"][0] == tokenizer.begin_id
         assert example["targets"][-1] == tokenizer.end_id
     assert pairs.text_bytes == 5

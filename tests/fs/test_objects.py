@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import gzip
-import io
 import json
 import os
 import signal
@@ -20,10 +18,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 import pytest
 from etils import epath
-from pyarrow import parquet
 
 import pipeline
 from pipeline import sources, tokenizers
@@ -39,6 +35,7 @@ from tests.processes import call, in_child
 from tests.runs.programs import run as run_program
 from tests.runs.programs import start, wait_for_step
 from tests.runs.runs import lines, loss_files, messages, segment_losses, summary
+from tests.text import record_files
 
 SHARE = 0.1  # of requests that fail, where some are to
 OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
@@ -93,15 +90,15 @@ def test_a_path_has_the_methods_of_a_directory(place):
     assert not place.exists()
     place.mkdir(parents=True, exist_ok=True)
     assert list(place.iterdir()) == []
-    for name in ("a.txt", "b.txt", ".hidden", "sub/c.txt", "sub x/d é~#%.txt"):
+    for name in ("a.txt", "b.txt", ".hidden.txt", "sub/c.txt", "sub x/d é~#%.txt"):
         assert (place / name).write_text(name) == len(name)
     assert place.is_dir()
     assert not place.is_file()
     assert (place / "a.txt").is_file()
-    assert names(place) == [".hidden", "a.txt", "b.txt", "sub", "sub x"]
+    assert names(place) == [".hidden.txt", "a.txt", "b.txt", "sub", "sub x"]
     assert (place / "sub x" / "d é~#%.txt").read_text() == "sub x/d é~#%.txt"
     assert sorted(path.name for path in place.glob("*.txt")) == ["a.txt", "b.txt"]
-    assert [path.name for path in place.glob(".h*")] == [".hidden"]
+    assert [path.name for path in place.glob(".h*")] == [".hidden.txt"]
     assert [path.name for path in place.glob("s*/c.t?t")] == ["c.txt"]
     assert [path.name for path in place.glob("*/c.txt")] == ["c.txt"]
     assert list(place.glob("*/none")) == []
@@ -210,6 +207,9 @@ def test_of_several_that_write_if_there_is_none_one_writes(server, place):
         first = race(file, "first", if_absent=True)
         race(file, "second", if_version=first)
         assert not objects.put(file, b"late", if_version=first)
+        file.unlink()
+        assert not objects.put(file, b"late", if_version=first)
+        assert not file.exists()
 
 
 def test_a_conditional_write_that_was_heard_and_not_answered_is_known_to_be_ours(server, place):
@@ -387,7 +387,9 @@ def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
     assert server.proxy.failed > before + 5
 
 
-def test_of_several_that_create_a_record_in_a_bucket_one_does(place):
+@pytest.mark.parametrize("where", ["local", "bucket"])
+def test_of_several_that_create_a_record_one_does(place, where, tmp_path):
+    place = place if where == "bucket" else tmp_path
     with pipeline.Writer(place) as writer:
         writer.append([1, 2])
         writer.seal()
@@ -398,34 +400,18 @@ def test_of_several_that_create_a_record_in_a_bucket_one_does(place):
     with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
         other.append([part], cursor="theirs")
     assert Log(place).tail().cursor == "mine"
+    assert names(as_path(place / "log")) == ["00000000.json", "00000001.json", "about.json"]
 
 
-def test_texts_in_a_bucket_are_sources(place, tmp_path):
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "arrow"])
+def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     records = [{"text": f"line {number}"} for number in range(100)]
-    raw = "".join(json.dumps(each) + "\n" for each in records).encode()
-    table, sinks = (
-        pa.table({"text": [each["text"] for each in records]}),
-        [io.BytesIO(), io.BytesIO()],
-    )
-    parquet.write_table(table, sinks[0], row_group_size=30)
-    with pa.ipc.new_file(sinks[1], table.schema) as writer:
-        writer.write_table(table, 30)
-    files = {
-        "a.jsonl": raw,
-        "a.jsonl.gz": gzip.compress(raw, mtime=0),
-        "a.txt": "".join(each["text"] + "\n" for each in records).encode(),
-        "a.parquet": sinks[0].getvalue(),
-        "a.arrow": sinks[1].getvalue(),
-    }
-    for name, content in files.items():
-        for root in (place, as_path(tmp_path)):
-            (root / name).write_bytes(content)
-        name = name.replace("a.", "*.")
-        there, here = open_files([str(place / name)]), open_files([str(tmp_path / name)])
-        assert there.fingerprint == here.fingerprint
-        assert [there[number] for number in (99, 0, 31, 30)] == [
-            here[number] for number in (99, 0, 31, 30)
-        ]
+    here = record_files.make(kind, tmp_path, records)
+    for file in here.files:
+        (place / file.name).write_bytes(file.read_bytes())
+    there = open_files([str(place / f"*.{kind}")])
+    assert there.fingerprint == here.fingerprint
+    assert [there[number] for number in (99, 0, 31, 30)] == [records[n] for n in (99, 0, 31, 30)]
 
 
 def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
@@ -677,14 +663,6 @@ def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
     with messages() as said, directory_lock(place, "working"):
         assert json.loads((place / ".lock").read_text())["beat"] >= 0
     assert "is gone or silent; this process takes it" in str(said)
-
-
-def test_a_lock_that_is_deleted_is_lost(place):
-    objects.put(place / ".lock", b"{}")
-    _, version = objects.get_version(place / ".lock")
-    (place / ".lock").unlink()
-    assert objects.put(place / ".lock", b"mine", if_version=version) is None
-    assert not (place / ".lock").exists()
 
 
 def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):

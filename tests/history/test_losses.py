@@ -115,37 +115,26 @@ def test_losses_name_the_examples_of_the_plan(ran):
     assert files < segments[:, 3].sum()  # less than a byte for a token
 
 
-def why(workdir, capsys, *arguments):
-    code = main(["why", str(workdir), *arguments])
-    said = capsys.readouterr()
-    return code, said.out.splitlines(), said.err
-
-
-def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, capsys):
+def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
     workdir, corpus, plan = ran
-    code, lines, _ = why(workdir, capsys, "--worst", "3")
-    assert code == 0
+    lines = run.done("why", workdir, "--worst", 3).splitlines()
     assert lines[0] == f"200 documents in {STEPS} steps"
     assert sorted(int(line.split()[0]) for line in lines[2:]) == NOISY
     (step,) = [s for s in range(40, STEPS) if 40 in plan.batch(s).segments[:, 1]][:1]
-    code, lines, _ = why(workdir, capsys, "--step", str(step))
-    assert code == 0
+    lines = run.done("why", workdir, "--step", step).splitlines()
     planned = plan.batch(step)
     assert f"step {step}: {len(np.unique(planned.segments[:, 1]))} documents, loss " in lines[0]
     assert lines[2].startswith("40 ")
     ranked = [float(line.split()[1]) for line in lines[2:]]
     assert ranked == sorted(ranked, reverse=True)
     assert " ".join(map(str, corpus[40]["inputs"][:3])) in lines[2]
-    code, lines, _ = why(workdir, capsys, "--document", "40")
-    assert code == 0
+    lines = run.done("why", workdir, "--document", 40).splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == [
         str(s) for s in range(STEPS) if 40 in plan.batch(s).segments[:, 1]
     ]
     assert lines[-1].split()[:3] == list(map(str, corpus[40]["inputs"][:3]))
-    for asked in (["--step", "90"], ["--document", "200"]):
-        code, _, error = why(workdir, capsys, *asked)
-        assert code == 2
-        assert "losses" in error
+    for asked in (["--step", 90], ["--document", 200]):
+        assert "losses" in run.refused("why", workdir, *asked)
 
 
 def test_a_run_that_goes_on_has_the_losses_of_each_step_once(ran, tmp_path):
@@ -173,15 +162,13 @@ def test_many_segments_make_a_file_before_the_next_checkpoint(ran, monkeypatch):
     assert len(np.unique(losses(workdir).step)) == STEPS
 
 
-def test_damaged_losses_and_those_of_another_run_are_refused(ran, capsys):
+def test_damaged_losses_and_those_of_another_run_are_refused(ran, run):
     workdir, corpus, _ = ran
     path = sorted((workdir / "losses").iterdir())[1]
     content = bytearray(path.read_bytes())
     content[300] ^= 1
     path.write_bytes(content)
-    code, _, error = why(workdir, capsys, "--worst", "3")
-    assert code == 2
-    assert "the losses of steps 20 to 39 in" in error
+    assert "the losses of steps 20 to 39 in" in run.refused("why", workdir, "--worst", 3)
     path.unlink()
     assert 25 not in losses(workdir).step
     write_history(epath.Path(workdir), corpus, Plan(corpus, (Bucket(2, 64),)))

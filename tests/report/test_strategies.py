@@ -6,16 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import simulations
-from pipeline import Bucket, Plan
 from pipeline.planning.lengths import histogram
 from pipeline.report import Options
 from pipeline.report.strategies import (
     compare_others,
-    compare_plans,
     cut_documents,
     pad_windows,
     read_ahead,
-    weigh,
 )
 
 SKEWED = np.clip(np.random.default_rng(0).lognormal(4, 1, 3000), 1, 512).astype(int)
@@ -110,38 +107,3 @@ def test_truncated_and_dropped_documents_are_no_longer_trained_on():
         longest, *_ = others([3, 9, 0, 2], 4, overflow=overflow)
         tokens = {"truncate": 9, "drop": 5, "split": 14}[overflow]
         assert longest.padding == pytest.approx(1 - tokens / positions)
-
-
-def test_figures_of_two_batches_worked_by_hand():
-    # Batches of 2 × 4 and 1 × 2 with the segments 4, 1, 2; scores: 2·4² + 2² = 36.
-    sums = {"tokens": 7, "positions": 10, "scores": 36, "squares": 21}
-    seen = weigh(10, name="a", about="b", **sums, batches=2, shapes=2, cut=0)
-    assert seen.padding == pytest.approx(3 / 10)
-    assert seen.work["dense"] == pytest.approx((10 + 36 / 60) / 7)
-    assert seen.work["segment"] == pytest.approx((10 + 21 / 60) / 7)
-
-
-@pytest.mark.parametrize("packing", ["best_fit", "none", "fill", "optimal"])
-def test_lockstep_is_the_plan_itself(packing):
-    least = 151 if packing == "fill" else 1
-    lengths = np.random.default_rng(0).integers(1, 500, 3000) // 50 * 50 + least
-    options = Options({"tokens_per_batch": 2048, "length_multiple": 64, "packing": packing})
-    own = options.plan(lengths)
-    seen = compare_plans(lengths, options, own, lambda text: None)
-    assert {each.packing for each in seen} == {"best_fit", "none", packing}
-    assert [list(each) for each in own.options.as_json(["buckets"])["buckets"]] in [
-        each.buckets for each in seen if each.packing == packing
-    ]
-    for each in seen:
-        buckets = [Bucket(*bucket) for bucket in each.buckets]
-        plan = Plan(lengths, buckets, packing=each.packing)
-        assert each.padding == pytest.approx(plan.padding)
-        assert each.batches == plan.num_batches()
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
-        positions = sum(batch.bucket.positions for batch in batches)
-        squares = sum((batch.segments[:, 3] ** 2).sum() for batch in batches)
-        work = (positions + squares / (6 * options["width"])) / plan.num_tokens
-        assert each.work["segment"] == pytest.approx(work)
-        assert (each.cut > 0) == (plan.cuts[0] > 0) == (each.packing == "fill")
-    numbers = [len(each.buckets) for each in seen if each.packing == "best_fit"]
-    assert numbers == sorted(set(numbers))

@@ -13,10 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 import pipeline.scoring.scores
-from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
-from pipeline.steps.microbatches import summed
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
 
@@ -82,38 +80,6 @@ def refusal(check, value):
         return check(value)
     except (ValueError, OSError, RuntimeError) as error:
         return str(error)
-
-
-def gradients(asked):
-    """Gradients of a batch in 1, 2, 4 and 8 microbatches that differ much in their tokens."""
-    mesh, _ = layout(asked)
-    sharding = batch_sharding(mesh)
-    rng = np.random.default_rng(0)
-    real = np.arange(16) < rng.integers(0, 17, (16, 1))
-    real[::2, 1:] = False
-    fields = {"inputs": rng.integers(0, 50, (16, 16)), "loss_weights": real.astype(np.float32)}
-    batch = {
-        name: jax.make_array_from_callback((16, 16), sharding, lambda at, v=values: v[at])
-        for name, values in fields.items()
-    }
-
-    def loss(table, batch):
-        hidden = jnp.tanh(table[batch["inputs"]]).sum(-1)
-        return (hidden**2 * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
-
-    def run(table, batch, number):
-        differentiate = jax.value_and_grad(loss, has_aux=True)
-        (total, weight), gradient = summed(
-            differentiate, table, batch, microbatches=number, sharding=sharding
-        )
-        return total / weight, gradient / weight
-
-    table = jnp.asarray(rng.normal(size=(50, 8)), jnp.float32)
-    answer = {}
-    for number in (1, 2, 4, 8):
-        mean, gradient = jax.jit(run, static_argnums=2)(table, batch, number)
-        answer[number] = [float(mean), *np.asarray(gradient).ravel().tolist()]
-    return answer
 
 
 class Counting(Bytes):
@@ -188,7 +154,7 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, agree, share, prepare, fail, gradients, count, score, several
+JOBS = batches, agree, share, prepare, fail, count, score, several
 DO = {job.__name__: job for job in JOBS}
 
 

@@ -75,7 +75,7 @@ def ask(folder):
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
-    jobs[1] |= {"pairs0": both | LAYOUTS[1][0], "gradients": {"do": "gradients"} | LAYOUTS[1][0]}
+    jobs[1] |= {"pairs0": both | LAYOUTS[1][0]}
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
         for n, (changed, _) in enumerate(DIFFER)
@@ -84,7 +84,6 @@ def ask(folder):
     for n in (0, 1):
         (folder / f"disk{n}").mkdir()
     jobs[2] |= {
-        "gradients": {"do": "gradients", "mesh": {"data": 2}},
         "prepare": {"do": "prepare", "directory": str(folder / "shared")},
         "prepare on own disks": {"do": "prepare", "differ": alone},
         "prepare and fail": {"do": "fail"},
@@ -157,13 +156,6 @@ def test_fewer_examples_than_hosts_still_make_equal_steps(answers, number):
     assert len(first["hashes"]) == 2
     assert all(other == first for other in others)
     assert first["weights"] == [4.0 * number] * 2
-
-
-def test_microbatches_on_two_processes_give_the_gradients_of_the_whole_batch_on_one(answers):
-    found = [*answers[1]["gradients"], *answers[2]["gradients"]]
-    first, *others = [np.array(answer[number]) for answer in found for number in "1248"]
-    for other in others:
-        np.testing.assert_allclose(other, first, rtol=1e-6, atol=1e-6)
 
 
 def test_process_0_prepares_and_the_others_open_what_it_left(answers):

@@ -1,14 +1,11 @@
-"""Values of continuations: sums made by the step, scored, unpacked, and kept as losses."""
+"""Values of continuations: sums made by the step, scored, and unpacked."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Examples, Feature, pack, score, unpack
-from pipeline.steps import make_eval_step, make_train_step, position_losses, sum_continuations
-
-BETA = 0.5
+from pipeline.steps import position_losses, sum_continuations
 
 
 def groups_of(count, sizes=(2,), seed=0):
@@ -86,34 +83,7 @@ def test_an_update_gives_the_values_of_continuations_back_in_order():
         unpack(results, Examples([[1, 2]]), per="continuation")
 
 
-def preference(table, batch):
-    """The DPO loss of each pair, with a reference of 0: segment s has continuations 2s − 1, 2s."""
-    sums = sum_continuations(logprobs(table, batch), batch, 8).reshape(-1, 4, 2)
-    there = (batch["inputs_segment_ids"].max(axis=1)[:, None] > jnp.arange(4)).astype(jnp.float32)
-    return -jax.nn.log_sigmoid(BETA * (sums[..., 0] - sums[..., 1])) * there, there
-
-
-def define_preference(groups, table):
-    margins = np.array([one - other for one, other in sums_of(groups, table)])
-    return np.log1p(np.exp(-BETA * margins))
-
-
-def test_a_step_of_a_loss_of_pairs_trains_on_their_sum():
-    import optax
-
-    groups, table = groups_of(8), jnp.array(table_of())
-    ((_, batch),) = pack(Examples.from_groups(groups), [Bucket(4, 40)], max_segments=4)
-    expected = define_preference(groups, table)
-    for most in (None, 4):
-        init, step = make_train_step(preference, optax.sgd(0.1), most_segments=most)
-        state, values = jax.jit(step)(init(table), batch)
-        assert float(values["loss"]) == pytest.approx(expected.mean(), rel=1e-5)
-        after = jax.jit(make_eval_step(preference))(state["params"], batch)
-        assert float(after[0]) < float(values["loss"]) * 8
-    losses, weights = np.asarray(values["segments"])
-    assert losses.shape == (4, 4)
-    np.testing.assert_allclose(np.sort(losses[weights == 1]), np.sort(expected), rtol=1e-5)
-    with pytest.raises(
-        ValueError, match="the loss gives an array of shape \\(4, 4\\), of segments"
-    ):
-        position_losses(preference, table, batch)
+def test_a_loss_of_segments_has_no_losses_of_positions():
+    ((_, batch),) = pack(Examples.from_groups(groups_of(8)), [Bucket(4, 40)], max_segments=4)
+    with pytest.raises(ValueError, match=r"gives an array of shape \(4, 4\), of segments"):
+        position_losses(lambda *_: (jnp.zeros((4, 4)), jnp.ones((4, 4))), None, batch)

@@ -13,61 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from flax import nnx
 
 import pipeline
 import train
-from models.config import TransformerConfig
-from models.decoder import Decoder
-from models.encoder import Encoder
-from models.encoder_decoder import EncoderDecoder
-from models.loss import cross_entropy
 from pipeline.corpus.tasks import INPUTS
 from pipeline.fs.atomic import directory_lock
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import scores as scoring
 from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
-from pipeline.steps import make_eval_step, make_mesh, make_score_step
+from pipeline.steps import make_eval_step, make_mesh
 from pipeline.trainer.corpora import prepare_corpora
 from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
-SPLIT = (pipeline.Bucket(4, 64),)
-LONG = (pipeline.Bucket(4, 208),)
 PAIRED = (pipeline.Bucket(4, (96, 64)),)
-
-
-@functools.cache
-def losses(network):
-    """A step of a Transformer, and its parameters."""
-    sizes = {"num_layers": 1, "width": 16, "num_heads": 2, "num_kv_heads": 1, "mlp_width": 32}
-    config = TransformerConfig(vocab_size=1001, **sizes, attention="dense")
-    graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)), nnx.Param)
-    fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
-    if network is EncoderDecoder:
-        fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
-
-    def loss(params, batch):
-        logits = nnx.merge(graph, params)(*(batch[name] for name in fields))
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
-
-    return make_score_step(loss), params
-
-
-def alone(corpus, network, bucket, epoch=0):
-    """The losses of each example, of pieces that are each alone in a row."""
-    step, params = losses(network)
-    plan = pipeline.Plan(corpus, [bucket], shuffle=False, packing="none")
-    batches, step = pipeline.Batches(corpus, plan).repeat(), jax.jit(step)
-    found = [{} for _ in range(len(corpus))]
-    for number in range(plan.first_step(epoch), plan.first_step(epoch + 1)):
-        nll = np.asarray(step(params, batches[number])["nll"])
-        for row, example, start, *sizes in plan.batch(number).segments:
-            found[example][start] = nll[row, : sizes[-1]]
-    return [[x for start in sorted(each) for x in each[start]] for each in found]
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +41,26 @@ def masked(examples, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("given", "network", "buckets", "epoch"),
+    ("given", "per", "field", "bucket", "epoch"),
     [
-        pytest.param("corpus", Decoder, LONG, 0, marks=pytest.mark.slow),
-        ("corpus", Decoder, SPLIT, 0),
-        ("pairs", EncoderDecoder, PAIRED, 0),
-        ("masked", Encoder, LONG, 2),
+        ("corpus", "position", "targets", pipeline.Bucket(4, 64), 0),  # examples are split
+        ("masked", "position", "inputs", pipeline.Bucket(4, 208), 2),
+        ("pairs", "inputs", "inputs", pipeline.Bucket(4, (96, 96)), 0),
+        ("pairs", "targets", "decoder_inputs", pipeline.Bucket(4, (96, 96)), 0),
     ],
-    ids=["causal", "split", "pairs", "masked"],
 )
-def test_scores_are_those_of_each_example_alone_in_a_row(
-    given, network, buckets, epoch, request, tmp_path
+def test_values_of_positions_are_those_of_the_example_they_are_at(
+    given, per, field, bucket, epoch, request, tmp_path
 ):
     corpus = request.getfixturevalue(given)
-    per = "targets" if given == "pairs" else "position"
-    step, params = losses(network)
-    scores = pipeline.score(
-        corpus, step, state=params, directory=tmp_path, buckets=buckets, epoch=epoch, per=per
-    )
-    last = pipeline.Bucket(50, buckets[-1].length)
-    expected = alone(corpus, network, last, epoch)
-    assert len(scores) == len(corpus)
-    for one, other in zip(scores["nll"].to_pylist(), expected, strict=True):
-        np.testing.assert_allclose(one or [], other, rtol=1e-5, atol=1e-5)
-    empty = [one is None for one in scores["nll"].to_pylist()]
-    assert empty == [not other for other in expected]
-    assert sum(map(len, expected)) > 3000
+    options = {"directory": tmp_path, "buckets": [bucket], "epoch": epoch, "per": per}
+    scores = pipeline.score(corpus, lambda batch: {"token": batch[field]}, **options)
+    side = int(per == "targets")
+    sizes = np.reshape(corpus.lengths, (len(corpus), -1))
+    for number, tokens in enumerate(scores["token"].to_pylist()):
+        due = corpus.sides[side].read([number], [0], [sizes[number, side]], epoch=epoch)[field]
+        # What has nothing to learn is in no batch.
+        assert tokens is None if not sizes[number, -1] else tokens == due.tolist()
 
 
 def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
@@ -347,14 +303,6 @@ def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"scores\.parts is a symbolic link"):
         pipeline.score(corpus, ready, directory=tmp_path / "e", **READY)
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-@pytest.mark.parametrize(("side", "field"), [("inputs", "inputs"), ("targets", "decoder_inputs")])
-def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, field, tmp_path):
-    options = {"buckets": [pipeline.Bucket(4, (96, 96))], "per": side, "directory": tmp_path}
-    scores = pipeline.score(pairs, lambda batch: {"token": batch[field]}, **options)
-    for example, tokens in zip(pairs, scores["token"].to_pylist(), strict=True):
-        assert tokens is None or tokens == example[field].tolist()
 
 
 def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):

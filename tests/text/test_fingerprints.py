@@ -12,7 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.corpus.preparation import prepare
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import ArrayRecords, Records
 from pipeline.text.templates import Answer, Chat, Function
@@ -222,13 +222,6 @@ def test_a_fingerprint_sees_all_that_a_template_depends_on(project, old, new, ch
     assert [n for n in EVERY if before[n] != after[n]] == sorted(changed)
 
 
-def suffix(text):
-    def template(record):
-        return [(record["text"] + text, 1.0)]
-
-    return template
-
-
 def test_the_fingerprints_of_what_lockstep_brings_stay():
     assert fingerprint(Answer(prompt="{q}", answer="{a}")) == "Answer(prompt='{q}', answer='{a}')"
     assert fingerprint(Chat()) == (
@@ -361,11 +354,3 @@ def test_an_own_fingerprint_is_a_text():
     for wrong in ("", 7, None):
         with pytest.raises(ValueError, match=r'fingerprint is .*; give a text, such as "v1"'):
             Function(parse, fingerprint=wrong)
-
-
-def test_pairs_take_templates_with_fingerprints(tmp_path):
-    fields = (suffix("?"), Function(Listed(), fingerprint="listed"))
-    pairs = prepare_pairs(RECORDS, Bytes(), tmp_path, fields=fields, progress=False)
-    assert prepare_pairs(RECORDS, Bytes(), tmp_path, fields=fields).fingerprint == pairs.fingerprint
-    with pytest.raises(ValueError, match="made with another template"):
-        prepare_pairs(RECORDS, Bytes(), tmp_path, fields=(suffix("!"), fields[1]))

@@ -161,7 +161,7 @@ def test_tokenizers_without_marks_give_what_they_gave(everyone, tmp_path):
 
 
 def test_a_role_cannot_hold_a_mark():
-    for role in ("user|>\nHi<|end", "a\nb", "[x]"):
+    for role in ("user|>\nHi<|end", *"<>|[]{}\r\n"):
         with pytest.raises(ValueError, match=r"has the role '.*; a role becomes part of a mark"):
             Chat()({"messages": [{"role": role, "content": "x"}]})
     assert Chat()({"messages": [{"role": "tool: search", "content": "x"}]})[0][0] == (

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from pipeline.text.sources import (
     ArrayRecords,
     ArrowFiles,
-    JsonLines,
     ParquetFiles,
     Records,
-    TextFiles,
     open_files,
 )
 from pipeline.text.sources.source import read_texts, where
@@ -75,6 +73,8 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
             open_files([str(folder / name)])
         assert len(open_files([str(folder / name)], kind="jsonl")) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
+    fields = {"files": f"{folder}/notes.txt,{folder}/notes.txt", "split": ""}
+    assert len(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train")) == 4
     with pytest.raises(ValueError, match="of several kinds, jsonl and text"):
         open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])
     with pytest.raises(ValueError, match="kind is 'csv'; it must be one of text, jsonl"):
@@ -133,19 +133,3 @@ def test_records_in_python_are_told_apart_by_content():
     filtered = grain.MapDataset.source(["a", "b"]).filter(lambda text: text == "a")
     with pytest.raises(ValueError, match=r"record 1 is a NoneType.*filter before"):
         Records(filtered)[1]
-
-
-def test_a_config_names_files_of_every_kind(tmp_path):
-    from ml_collections import ConfigDict
-
-    for kind, cls in (("parquet", ParquetFiles), ("jsonl", JsonLines), ("feather", ArrowFiles)):
-        make(kind, tmp_path, RECORDS)
-        files = f"{tmp_path}/0.{kind},{tmp_path}/1.{kind}"
-        fields = ConfigDict({"files": files, "tfds": "", "split": "", "begin": 0.0, "end": 1.0})
-        source = open_source(fields, tmp_path)
-        assert isinstance(source, cls)
-        assert source[59] == RECORDS[59]
-    (tmp_path / "a.txt").write_text("one\n")
-    assert isinstance(open_files([str(tmp_path / "a.txt")]), TextFiles)
-    with pytest.raises(ValueError, match="are of several kinds"):
-        open_files([str(tmp_path / "a.txt"), str(tmp_path / "0.parquet")])

@@ -75,9 +75,9 @@ def test_a_compressed_file_is_read_once_for_its_index_and_once_for_records_in_or
 
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
     path = tmp_path / "windows.txt"
-    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\nthird without end")
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n\xef\xbb\xbfthird without end")
     texts = [record["text"] for record in TextFiles(path)]
-    assert texts == ["first", "second", "third without end"]
+    assert texts == ["first", "second", "\ufeffthird without end"]
     whole = TextFiles(path, sample_by="file")
     assert len(whole) == 1
     assert whole[0]["text"].startswith("first\r\n\r\n")

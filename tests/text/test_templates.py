@@ -137,20 +137,6 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
         prepare(Records([good, record]), Bytes(), tmp_path, template=template)
 
 
-@pytest.mark.parametrize(
-    ("weights", "sentence"),
-    [
-        ([[1, 1]], "weights of example 0 has shape .2,.; .* each of its 3 tokens"),
-        ([[1, -1, 1]], r"weights of example 0 hold -1\.0; a weight is a finite number"),
-        ([[1, 1, np.nan]], "weights of example 0 holds NaN"),
-        ([], "the column 'weights' ends after 0 examples, before the others"),
-    ],
-)
-def test_weights_that_are_none_are_refused(tmp_path, weights, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": weights}, tmp_path)
-
-
 def test_a_task_without_a_loss_refuses_weights_that_would_be_lost(tmp_path):
     records = Records([{"spans": [("b", 1.0)]}, {"spans": [("a", 0.0), ("b", 1.0)]}])
     with pytest.raises(ValueError, match=r"record 1.*weight 0,.* Give all texts the weight 1"):

@@ -60,22 +60,14 @@ def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path, measured):
     # Steps that were measured leave no trace in the losses.
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
     # The batches are those of a run that is given these buckets.
-    given = tiny_given(config, tuned.buckets)
-    run(given, tmp_path / "given")
+    with config.unlocked():
+        config.batches.update(tune=False, buckets=[bucket.as_json for bucket in tuned.buckets])
+    run(config, tmp_path / "given")
     batches = [
         [line["batch"] for line in lines(place) if "loss" in line]
         for place in (tmp_path, tmp_path / "given")
     ]
     assert batches[0] == batches[1]
-
-
-def tiny_given(config, buckets):
-    """The config with buckets that are given."""
-    given = config.copy_and_resolve_references()
-    with given.unlocked():
-        given.batches.tune = False
-        given.batches.buckets = [bucket.as_json for bucket in buckets]
-    return given
 
 
 def test_the_report_of_a_run_shows_what_was_measured(config, tmp_path, capsys):
