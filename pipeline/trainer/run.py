@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
 from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.following import FollowedPlan
@@ -205,8 +207,11 @@ class Run(contextlib.ExitStack):
             with self.log.clock("tune"):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
+        make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
+        if corpus.grows:  # buckets are fitted to its first window, which may be waited for
+            make = functools.partial(wait_together, self.layout["sharding"], make)
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
+            self._plan = make(corpus, mixture)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "
