@@ -347,10 +347,10 @@ class Run(contextlib.ExitStack):
             stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             data = self._loader.get_state()
-            self._look_at_buckets(data)
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
+            self._look_at_buckets(data)
         if done == self.config.steps and stats.unapplied:
             logger.warning(
                 f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
@@ -381,7 +381,11 @@ class Run(contextlib.ExitStack):
             return
         assert isinstance(self._plan, FollowedPlan), "others have no chapters"
         step = data["step"] - 1
-        found = self._plan.refit(step, **self._schedule.fitting(step))
+        try:
+            found = self._plan.refit(step, **self._schedule.fitting(step))
+        except Exception:  # the checkpoint is still being written, and worth more
+            logger.warning("step %s: buckets were not compared", f"{step:,}", exc_info=True)
+            return
         if found is None or not found.is_worth:
             return
         change = json.dumps({"buckets": [bucket.as_json for bucket in found.fitted]})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pipeline
+from pipeline.errors import NotFinite, NotSealed
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.checksum import checksums
 from tests.meshes import mesh_of
@@ -61,6 +62,18 @@ def test_any_loop_saves_and_goes_on(corpus, buckets, tmp_path):
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, buckets))
     assert first + second == [float(batches[step]["inputs"].sum()) for step in range(7)]
     assert (int(state["batches"]), float(state["total"])) == (7, sum(first + second))
+
+
+@pytest.mark.parametrize("ending", [NotSealed, NotFinite])
+def test_a_save_that_has_begun_ends_before_a_program_that_can_do_no_more(tmp_path, ending):
+    def train():
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(4, state_after(4), data={"step": 4})
+            raise ending("what ends it")
+
+    with pytest.raises(ending):
+        train()
+    assert (tmp_path / "4" / "checksums").is_dir()  # it is renamed to this when it is whole
 
 
 def test_a_whole_checkpoint_gives_what_was_saved(directory):
