@@ -69,8 +69,11 @@ def follow(asked):
     if "fitting" not in asked:
         options["buckets"] = [pipeline.Bucket(8, 64)]
     answer = {"hashes": [], "said": [], "states": []}
+    corpus = asked["corpus"]
+    if asked.get("by_ranges"):
+        corpus = pipeline.Corpus.open(corpus, follow=True, memory_map=False)
     try:
-        loader = pipeline.load(asked["corpus"], **options)
+        loader = pipeline.load(corpus, **options)
     except TimeoutError as error:
         return answer | {"said": [str(error)]}
     with loader:
