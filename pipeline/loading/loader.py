@@ -16,7 +16,7 @@ from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import (
     WAITING,
@@ -27,6 +27,7 @@ from pipeline.loading.batches import (
 )
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
+from pipeline.loading.joint_wait import JointWait, wait_together
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
@@ -72,6 +73,9 @@ class LoadOptions(OrderedOptions, PlanOptions, total=False):
 class Loader(grain.DatasetIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
+    Processes that share the batches of a corpus that grows wait for it together: all get the next
+    batch, or all the same `TimeoutError`. They make their loaders in the same order.
+
     Its state is exact with batches in flight: it counts the batches that were handed out. As any
     iterator, it keeps its place: a second `for` continues there, and after the last batch, which
     `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
@@ -114,20 +118,24 @@ class Loader(grain.DatasetIterator):
         self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._logs)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
+        self._joint = JointWait.of(self.sharding) if self.plan.follows else None
+        self._begins = True  # no batch was given since the beginning, or since `set_state`
         # Without `self`, which threads would keep alive.
-        sharding, features = self.sharding, batches.features
+        plan, sharding, features = self.plan, self.sharding, batches.features
+        joins = self._joint is not None
 
         def transfer(
-            built: tuple[PlannedBatch, Batch[np.ndarray]],
-        ) -> "tuple[PlannedBatch, dict[str, jax.Array]]":
+            step: int, built: tuple[PlannedBatch, Batch[np.ndarray]]
+        ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
             planned, batch = built
+            waits = joins and plan.may_wait(step)
             with TraceAnnotation("transfer"):
-                bucket = planned.bucket
-                return planned, to_global(batch, sharding, bucket=bucket, features=features)
+                arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
+            return waits, planned, arrays
 
         # The thread that transfers batches also builds them, unless building waits as a rule.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
-        ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
+        ahead = batches.with_plans().to_iter_dataset(read_options).map_with_index(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 
@@ -161,7 +169,22 @@ class Loader(grain.DatasetIterator):
         return self._get_next_index()
 
     def __next__(self) -> "Batch[jax.Array]":
-        self.planned, batch = next(self._steps)
+        if self._joint is None:
+            _, self.planned, batch = next(self._steps)
+            return batch
+        before = self.get_state()
+        try:
+            waits, planned, batch = next(self._steps)
+        except (NotSealed, StopIteration) as error:
+            self._joint.end(error)
+            raise
+        if waits or self._begins:
+            try:
+                self._joint.end()
+            except BaseException:
+                self.set_state(before)  # this batch is the next again
+                raise
+        self._begins, self.planned = False, planned
         return batch
 
     def get_state(self) -> dict[str, Any]:
@@ -175,6 +198,7 @@ class Loader(grain.DatasetIterator):
                 log.close()
                 stack.callback(log.open)
             self._steps.set_state(state)
+        self._begins = True
 
     def traffic(self) -> dict[str, float]:
         """What reading through a cache has cost so far; see `ReadAhead.traffic`."""
@@ -189,6 +213,7 @@ class Loader(grain.DatasetIterator):
 
     def _set_next_index(self, index: int) -> None:
         grain.experimental.set_next_index(self._steps, index)
+        self._begins = True
 
     def close(self) -> None:
         """Stops the background threads; done by itself when the loader is no longer used."""
@@ -280,7 +305,8 @@ def load(
             `Corpus.open(directory, follow=True)` it is True by itself. `max_length` or `buckets` is
             needed.
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
-            ends with a `TimeoutError`; None: as long as it takes.
+            ends with a `TimeoutError`, on all processes at the same step; None: as long as it
+            takes. Give all processes the same.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
@@ -319,8 +345,13 @@ def load(
             f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give "
             "only one of the two"
         )
+    sharding = batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
-        corpus = open_growing(corpus, wait_seconds) if follow else open_corpus(corpus)
+        corpus = (
+            wait_together(sharding, open_growing, corpus, wait_seconds)
+            if follow
+            else open_corpus(corpus)
+        )
     parts = sealed_parts(corpus, wait_seconds)
     if parts is None and (follow or wait_seconds is not None):
         raise InvalidValue(
@@ -334,13 +365,14 @@ def load(
         )
     if options.get("weights") is not None and not isinstance(corpus, Corpora):
         raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
-    sharding = batch_sharding(sharding)
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         several = math.lcm(128, length) if length > 1 else None
         multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
-        lengths = corpus if parts is None else begin_lengths(parts, options)
+        lengths = (
+            corpus if parts is None else wait_together(sharding, begin_lengths, parts, options)
+        )
         buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
     overflow = options.get("overflow")
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:

@@ -291,6 +291,12 @@ class FollowedPlan(Plan):
                 found[stream.name] = range(stream.begin.part, ends[stream.name].part)
         return found
 
+    def may_wait(self, step: int) -> bool:
+        """See `Plan.may_wait`: at the beginning of an interval, and of a stage."""
+        stage = self.stage_at(step)
+        grows = any(isinstance(each, Chapter) for each in stage.streams)
+        return step == (stage.schedule.interval_around(step).start if grows else stage.start)
+
     # ---- the data state
 
     def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -314,6 +314,10 @@ class Plan:
         """
         return {}
 
+    def may_wait(self, step: int) -> bool:
+        """Whether a step may wait for parts that the step before it did not need."""
+        return False
+
     def streams_of(self, corpus: int) -> list[Stream]:
         """The streams of a corpus, by its number, one after another; some stages share one."""
         every = [stage.streams[corpus] for stage in self.stages if corpus < len(stage.streams)]

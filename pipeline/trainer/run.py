@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
 from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.following import FollowedPlan
@@ -205,8 +207,11 @@ class Run(contextlib.ExitStack):
             with self.log.clock("tune"):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
+        make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
+        if corpus.grows:  # buckets are fitted to its first window, which may be waited for
+            make = functools.partial(wait_together, self.layout["sharding"], make)
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
+            self._plan = make(corpus, mixture)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "
@@ -342,10 +347,10 @@ class Run(contextlib.ExitStack):
             stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             data = self._loader.get_state()
-            self._look_at_buckets(data)
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
+            self._look_at_buckets(data)
         if done == self.config.steps and stats.unapplied:
             logger.warning(
                 f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
@@ -376,7 +381,11 @@ class Run(contextlib.ExitStack):
             return
         assert isinstance(self._plan, FollowedPlan), "others have no chapters"
         step = data["step"] - 1
-        found = self._plan.refit(step, **self._schedule.fitting(step))
+        try:
+            found = self._plan.refit(step, **self._schedule.fitting(step))
+        except Exception:  # the checkpoint is still being written, and worth more
+            logger.warning("step %s: buckets were not compared", f"{step:,}", exc_info=True)
+            return
         if found is None or not found.is_worth:
             return
         change = json.dumps({"buckets": [bucket.as_json for bucket in found.fitted]})

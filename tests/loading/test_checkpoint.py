@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.errors import NotFinite, NotSealed
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.checksum import checksums
 from tests.meshes import mesh_of
@@ -36,6 +37,18 @@ def directory(three, tmp_path):
 def restore(directory, like=None):
     with Checkpoints(directory) as checkpoints:
         return checkpoints.restore(state_after(0) if like is None else like)
+
+
+@pytest.mark.parametrize("ending", [NotSealed, NotFinite])
+def test_a_save_that_has_begun_ends_before_a_program_that_can_do_no_more(tmp_path, ending):
+    def train():
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(4, state_after(4), data={"step": 4})
+            raise ending("what ends it")
+
+    with pytest.raises(ending):
+        train()
+    assert (tmp_path / "4" / "checksums").is_dir()  # it is renamed to this when it is whole
 
 
 def test_a_whole_checkpoint_gives_what_was_saved(directory):

@@ -91,6 +91,20 @@ def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, weigh
 
 
 @few
+@drawn
+def test_steps_that_ask_for_more_than_those_before_may_wait(seed, weights, options):
+    plan = mix(draw(seed), weights, **options)
+    asked, may_wait = [], []
+    for step in range(450):
+        plan.batch(step)
+        asked.append([sealed.asked for sealed in plan.parts.values()])
+        may_wait.append(plan.may_wait(step))
+    assert asked[-1] == [51, 31]  # to the end of both
+    assert all(may_wait[step] for step in range(1, 450) if asked[step] != asked[step - 1])
+    assert sum(may_wait) < 100
+
+
+@few
 @given(seed=st.integers(0, 10**6))
 def test_batches_are_the_same_whatever_is_sealed_first(seed):
     corpora, rng = draw(seed), np.random.default_rng(seed)

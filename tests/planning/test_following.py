@@ -114,10 +114,19 @@ def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
     sealed = SealedInMemory(parts)
     plan = follow(sealed, buckets, window=window, **options)
     for step, digest in enumerate(expected):
+        before = sealed.asked
         assert plan.batch(step).digest == digest
+        assert sealed.asked == before or plan.may_wait(step)
         (entry,) = plan.entries_at(step + 1)
         # Of a window that ends with the corpus, the next part was waited for.
         assert sealed.asked <= min(last_part(entry), len(parts)) + (sealed.asked > len(parts))
+
+
+def test_the_first_steps_of_windows_and_of_short_batches_may_wait():
+    plan = follow([[5, 9, 20, 16]] * 400, window=200)
+    assert len(first_epoch(plan)) == 168
+    chapters = [0, 20, 41, 62, 83], [84, 104, 125, 146, 167]
+    assert [step for step in range(500) if plan.may_wait(step)] == [*chapters[0], *chapters[1], 168]
 
 
 @few

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 import time
 
@@ -56,6 +57,35 @@ def batches(asked):
             answer["weights"].append(weight)
             answer["states"].append(loader.get_state())
     return answer
+
+
+def follow(asked):
+    """The batches of a corpus that grows: until a wait is over, and then with `more` of it."""
+    mesh, sharding = layout(asked)
+    options = {"follow": True, "window": 60, "wait_seconds": asked.get("wait_seconds", 1.0)}
+    options |= {"sharding": sharding, "num_epochs": 1} | asked.get("fitting", {})
+    if "fitting" not in asked:
+        options["buckets"] = [pipeline.Bucket(8, 64)]
+    answer = {"hashes": [], "said": [], "states": []}
+    corpus = asked["corpus"]
+    if asked.get("by_ranges"):
+        corpus = pipeline.Corpus.open(corpus, follow=True, memory_map=False)
+    try:
+        loader = pipeline.load(corpus, **options)
+    except TimeoutError as error:
+        return answer | {"said": [str(error)]}
+    with loader:
+        while True:
+            try:
+                for batch in loader:
+                    answer["hashes"].append(hash_of(batch, mesh)[0])
+                return answer
+            except TimeoutError as error:
+                answer["said"].append(str(error))
+                answer["states"].append(loader.get_state())
+            shutil.copytree(asked["more"], asked["corpus"], dirs_exist_ok=True)
+            if asked.get("restores"):
+                loader.set_state(loader.get_state())
 
 
 def agree(asked):
@@ -154,7 +184,7 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, agree, share, prepare, fail, count, score, several
+JOBS = batches, follow, agree, share, prepare, fail, count, score, several
 DO = {job.__name__: job for job in JOBS}
 
 

@@ -42,9 +42,9 @@ def wait_for_step(process, workdir, step):
     raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
 
 
-def start_hosts(text, workdir, count, *flags, program="train.py", own=None):
+def start_hosts(text, workdir, count, *flags, program="train.py", config="hosts_config", own=None):
     """The program in `count` processes; `own` has further flags by process, of those that start."""
-    command = [sys.executable, program, "--config=tests/runs/hosts_config.py", *flags]
+    command = [sys.executable, program, f"--config=tests/runs/{config}.py", *flags]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
     programs = str(text.parent / f"programs{count}")
     env = environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs)

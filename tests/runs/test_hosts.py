@@ -2,23 +2,31 @@
 
 import json
 import re
+import signal
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import pipeline
+from pipeline import Writer
 from pipeline.planning.options import VERSION
-from tests.processes import Group, environment, free_port
+from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.runs import host_worker
+
+
+def start_workers(count, folder, request):
+    """Starts host_worker.py in `count` processes with a JSON request."""
+    request = request | {"count": count, "port": free_port()}
+    asked = [request | {"index": index} for index in range(count)]
+    commands = [[sys.executable, host_worker.__file__, json.dumps(each)] for each in asked]
+    return Group(commands, folder, environment())
 
 
 def worker_group(count, folder, request):
     """Runs host_worker.py in `count` processes with a JSON request; returns their answers."""
-    request = request | {"count": count, "port": free_port()}
-    asked = [request | {"index": index} for index in range(count)]
-    commands = [[sys.executable, host_worker.__file__, json.dumps(each)] for each in asked]
-    group = Group(commands, folder, environment())
+    group = start_workers(count, folder, request)
     codes = group.wait()
     outputs = group.outputs()
     answers = [
@@ -94,6 +102,7 @@ def ask(folder):
     for number in (1, 3):
         few = {"corpus": str(folder / f"few{number}"), "buckets": [[4, 16]], "epochs": 2}
         jobs[4][f"few{number}"] = {"do": "batches", "mesh": {"data": 4}} | few
+    add_waits(folder, jobs)
     found = {1: {name: [host_worker.DO[job["do"]](job)] for name, job in jobs.pop(1).items()}}
     for count, asked in jobs.items():
         request = {"do": "several", "jobs": list(asked.values())}
@@ -102,6 +111,41 @@ def ask(folder):
         of_jobs = zip(*of_each, strict=True)
         found[count] = {name: list(each) for name, each in zip(asked, of_jobs, strict=True)}
     (folder / "answers.json").write_text(json.dumps(found))
+
+
+def write(directory, number, *, finish=False):
+    """Writes the first of 250 examples, in parts of 20, as a corpus that grows."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 99, size) for size in rng.integers(2, 60, 250)]
+    with Writer(directory) as writer:
+        for at, tokens in enumerate(documents[:number], 1):
+            writer.append(tokens)
+            if at % 20 == 0 or at == number:
+                writer.seal()
+        if finish:
+            writer.finish()
+
+
+def add_waits(folder, jobs):
+    """Adds those of a corpus that grows, of which process 1 sees less than process 0."""
+    write(folder / "followed", 250, finish=True)
+    whole = {"do": "follow", "corpus": str(folder / "followed")}
+    jobs[1]["follow"] = whole | LAYOUTS[1][0]
+    fitting = {"tokens_per_batch": 512, "max_length": 64, "window": 200}
+    waits = {
+        "a window": (180, 120, {}),
+        "a window by ranges": (180, 120, {"by_ranges": True}),
+        "the end": (250, 250, {"restores": True}),
+        "the first window": (240, 120, {"fitting": fitting}),
+        "the first part": (240, 0, {}),
+    }
+    for name, (*numbers, more) in waits.items():
+        own = {str(n): {"corpus": str(folder / f"{name} {n}")} for n in (0, 1)}
+        for n, number in enumerate(numbers):
+            if number:
+                write(own[str(n)]["corpus"], number, finish=number == 250 and n == 0)
+        jobs[2][name] = {"do": "follow", "mesh": {"data": 2}, "differ": own} | more
+        jobs[2][name] |= {"more": whole["corpus"]}
 
 
 GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
@@ -169,3 +213,41 @@ def test_when_process_0_fails_to_prepare_the_others_say_so(answers):
     first, second = answers[2]["prepare and fail"]
     assert first == "the disk is gone"
     assert "preparing failed on process 0" in second
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        ("a window", "it has 6, and is not finished"),
+        ("a window by ranges", "it has 6, and is not finished"),
+        ("the end", "it has 13, and is not finished"),
+        ("the first window", "it has 6, and is not finished"),
+        ("the first part", "nothing is sealed yet in"),
+    ],
+)
+def test_a_wait_that_is_over_on_one_process_ends_all_at_the_same_step(answers, wait, said):
+    ((whole,), (first, second)) = answers[1]["follow"], answers[2][wait]
+    assert first == second
+    assert first["said"][0].startswith("process 1: ")
+    assert said in first["said"][0]
+    assert len(first["said"]) == 1
+    if first["states"]:
+        assert 0 < first["states"][0]["step"] < len(whole["hashes"])
+        assert first["hashes"] == whole["hashes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [0, 1])
+def test_who_waits_for_a_process_that_dies_ends(tmp_path, dies):
+    own = {str(n): {"corpus": str(tmp_path / f"{n}")} for n in (0, 1)}
+    for n in (0, 1):
+        write(own[str(n)]["corpus"], 120 if n == dies else 180)
+    job = {"do": "follow", "mesh": {"data": 2}, "wait_seconds": 200.0, "differ": own}
+    group = start_workers(2, tmp_path / "logs", {"do": "several", "jobs": [job]})
+    deadline = time.monotonic() + TIME_LIMIT
+    while "waiting for part 6" not in group.outputs()[dies] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    group.processes[dies].send_signal(signal.SIGKILL)
+    codes = group.wait(limit=60)
+    assert codes[dies] == -signal.SIGKILL
+    assert codes[1 - dies] != 0

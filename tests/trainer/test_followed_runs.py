@@ -10,14 +10,15 @@ import threading
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 import pipeline
 import train
 from pipeline import Corpus, Writer, tokenizers
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
+from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning import growing
+from pipeline.planning.following import FollowedPlan
 from pipeline.scoring import open_table
 from pipeline.trainer import prepare_corpora
 from tests.runs.runs import audit, messages, run, steps, tiny
@@ -87,15 +88,7 @@ def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, 
     monkeypatch.setattr(growing, "CHAPTER", 3)
 
     def train_on(name, **fields):
-        config = tiny(text, "mixture_config", checkpoint_every=10, eval_every=60, **fields)
-        sources = config.sources.to_dict()
-        sources = {"library": sources["first"], "prepared": sources["second"]}
-        sources["prepared"]["follow"] = True
-        sources["written"] = {**sources["prepared"], "files": "", "wait_seconds": 60.0}
-        config.sources = ConfigDict(sources)
-        config.mixture.weights = ((0, {"library": 1, "prepared": 2, "written": 3}),)
-        with config.batches.unlocked():
-            config.batches.window = 20
+        config = tiny(text, "followed_config", checkpoint_every=10, eval_every=60, **fields)
         run(config, tmp_path / name)
         assert audit(tmp_path / name)[0] == 0
         return tmp_path / name
@@ -156,6 +149,28 @@ def test_a_run_and_its_audit_say_that_the_corpus_has_shifted(config, tmp_path):
     code, audited = audit(tmp_path)
     assert code == 0
     assert audited.count(sentence) == 2
+
+
+def test_a_look_at_buckets_that_fails_costs_no_checkpoint(config, tmp_path, monkeypatch):
+    for first in range(0, 200, 20):
+        write(tmp_path / "corpus" / "train", first, first + 20, finish=first == 180)
+    events, save = [], Checkpoints.save
+
+    def note(checkpoints, step, *state, **items):
+        events.append(step)
+        save(checkpoints, step, *state, **items)
+
+    def fail(plan, step, **options):
+        events.append("a look")
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Checkpoints, "save", note)
+    monkeypatch.setattr(FollowedPlan, "refit", fail)
+    config.update(checkpoint_every=3)
+    said = run(config, tmp_path)
+    assert events == [3, 6, "a look", 8]
+    assert "step 5: buckets were not compared" in said
+    assert Checkpoints(tmp_path / "checkpoints").latest == 8
 
 
 @pytest.mark.parametrize(

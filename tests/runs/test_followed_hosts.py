@@ -1,0 +1,90 @@
+"""The training program on corpora that grow: on several hosts, and in object storage."""
+
+import re
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pipeline import Writer, tokenizers
+from pipeline.fs import as_path
+from tests.fs import object_servers
+from tests.runs.programs import start_hosts
+from tests.runs.runs import audit, run, steps, tiny
+
+WRITTEN = "corpus/train/written"
+
+
+def write(directory, last, *, finish=False):
+    """Writes examples up to a number after those that are there, in parts of 20."""
+    with Writer(directory, tokenizer=tokenizers.Bytes(begin=True, end=True)) as writer:
+        for number in range(writer.cursor or 0, last):
+            rng = np.random.default_rng(number)
+            writer.append(rng.integers(3, 99, rng.integers(2, 120)))
+            if number % 20 == 19:
+                writer.seal(cursor=number + 1)
+        if finish:
+            writer.finish()
+
+
+@pytest.mark.slow
+def test_a_mixture_grows_on_two_hosts_then_one_then_two(text, tmp_path):
+    live, later = tmp_path / "live", tmp_path / "later"
+
+    def train(workdir, count, *flags):
+        flags = ["--config.steps=60", *flags]
+        group = start_hosts(text, workdir, count, *flags, config="followed_config")
+        return group.wait(), group.outputs()
+
+    saved = 0
+    for number, count in ((140, 2), (240, 1), (340, 2)):
+        write(live / WRITTEN, number)
+        codes, outputs = train(live, count, "--config.sources.written.wait_seconds=2.0")
+        assert codes == [2] * count, "\n\n".join(outputs)[-6000:]
+        (said,) = {re.search("^train.py: .*$", each, re.M)[0] for each in outputs}
+        assert "no part was added to" in said
+        assert ("process 0: " in said) == (count > 1)
+        assert (f"resumed: step {saved} " in outputs[0]) == (saved > 0)
+        last = steps(live)[-1]["step"]
+        assert saved <= last < 59
+        saved = (last + 1) // 6 * 6
+    write(live / WRITTEN, 380, finish=True)
+    shutil.copytree(live / WRITTEN, later / WRITTEN)
+    for workdir in (live, later):
+        codes, outputs = train(workdir, 2 if workdir == live else 1)
+        assert not any(codes), "\n\n".join(outputs)[-6000:]
+        assert audit(workdir)[0] == 0
+    ours, theirs = steps(live), steps(later)
+    assert [line["step"] for line in ours] == list(range(60))
+    assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
+    np.testing.assert_allclose(*([line["loss"] for line in each] for each in (ours, theirs)), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("counter")
+def test_a_mixture_grows_in_a_bucket(text, tmp_path, monkeypatch):
+    with object_servers.s3(tmp_path) as port:
+        for name, value in object_servers.s3_environment(port).items():
+            monkeypatch.setenv(name, value)
+        workdirs = [as_path(f"s3://{object_servers.BUCKET}/{name}") for name in ("live", "later")]
+        live, later = (workdir / WRITTEN for workdir in workdirs)
+
+        def write_on():
+            for number in range(60, 381, 20):
+                time.sleep(0.2)
+                write(live, number, finish=number == 380)
+
+        write(live, 40)
+        write(later, 380, finish=True)
+        writer = threading.Thread(target=write_on)
+        writer.start()
+        run(tiny(text, "followed_config", steps=25, checkpoint_every=10), workdirs[0])
+        for workdir in workdirs:
+            run(tiny(text, "followed_config", steps=60, checkpoint_every=10), workdir)
+            assert audit(workdir)[0] == 0
+        writer.join()
+        ours, theirs = map(steps, workdirs)
+        assert [line["step"] for line in ours] == list(range(60))
+        assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
