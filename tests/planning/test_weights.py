@@ -275,6 +275,10 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     later = mixture.after(third, seed=1)
     assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
     assert later.first_step(2) == third
+    # One that has a weight again has an epoch of its own from there on.
+    gone = mixture.after(third, weights={**WEIGHTS, "chat": 0})
+    back = gone.after(third + 40, weights={**WEIGHTS, "chat": 0.01})
+    assert figures.count_steps(back, third + 40, back.first_step(4)).passes["chat"] >= 1
 
 
 # ---- as a plan
