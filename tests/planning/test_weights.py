@@ -140,6 +140,15 @@ def test_weights_by_loss_count_what_carries_loss():
 # ---- endings
 
 
+def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
+    plan = Plan({"a": [4, 4, 4, 4]}, [Bucket(2, 4)], weights={"a": 1}, ending="stop")
+    more = {"a": [4, 4, 4, 4], "b": [4, 4, 4, 4]}
+    longer = plan.after(2, lengths=more, weights={"a": 0, "b": 1}, seed=1)
+    assert (plan.num_batches(), longer.num_batches()) == (2, 4)
+    assert [longer.batch(step).epoch for step in range(4)] == [0, 0, 0, 0]
+    assert longer.batches_per_bucket == {Bucket(2, 4): 4}
+
+
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
