@@ -140,6 +140,15 @@ def test_weights_by_loss_count_what_carries_loss():
 # ---- endings
 
 
+def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
+    plan = Plan({"a": [4, 4, 4, 4]}, [Bucket(2, 4)], weights={"a": 1}, ending="stop")
+    more = {"a": [4, 4, 4, 4], "b": [4, 4, 4, 4]}
+    longer = plan.after(2, lengths=more, weights={"a": 0, "b": 1}, seed=1)
+    assert (plan.num_batches(), longer.num_batches()) == (2, 4)
+    assert [longer.batch(step).epoch for step in range(4)] == [0, 0, 0, 0]
+    assert longer.batches_per_bucket == {Bucket(2, 4): 4}
+
+
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
@@ -275,6 +284,10 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     later = mixture.after(third, seed=1)
     assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
     assert later.first_step(2) == third
+    # One that has a weight again has an epoch of its own from there on.
+    gone = mixture.after(third, weights={**WEIGHTS, "chat": 0})
+    back = gone.after(third + 40, weights={**WEIGHTS, "chat": 0.01})
+    assert figures.count_steps(back, third + 40, back.first_step(4)).passes["chat"] >= 1
 
 
 # ---- as a plan
