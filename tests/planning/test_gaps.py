@@ -20,6 +20,7 @@ from pipeline.planning.gaps import (
 )
 from tests.properties.accounts import (
     Account,
+    Accounts,
     assert_epochs_are_those_due,
     assert_random_access,
     batches_of,
@@ -247,6 +248,11 @@ def test_corpora_of_a_mixture_are_filled_each_by_itself():
     plan = Plan(corpora, ROWS, packing="fill", weights={"a": 1, "b": 1})
     assert plan.cuts[0] > plan.cuts[1] > 0
     assert plan.padding < 0.01 < Plan(corpora, ROWS, weights={"a": 1, "b": 1}).padding
+    books = Accounts(corpora, vars(plan.options), [])
+    accounts = books.by_name.values()
+    for step in range(120):
+        books.take(plan.batch(step))
+    assert all(account.over[0] for account in accounts)
 
 
 def test_buckets_for_full_rows_have_the_cost_of_full_rows():
