@@ -319,15 +319,8 @@ class _StepIterator(grain.DatasetIterator):
     def __next__(self) -> Any:
         try:
             return next(self._parent)
-        except StopIteration:
-            raise
         except Ended:
-            self._set_next_index(self._get_next_index())
             raise StopIteration from None
-        except Exception:
-            # Grain has dropped the element without counting its step: make it again.
-            self._set_next_index(self._get_next_index())
-            raise
 
     def get_state(self) -> dict[str, Any]:
         index = self._get_next_index()
