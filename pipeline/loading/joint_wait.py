@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from pipeline.errors import NotSealed, name_some
 from pipeline.planning.identity import fingerprint_of
 
@@ -51,7 +53,7 @@ class JointWait:
     @classmethod
     def of(cls, sharding: "NamedSharding") -> "JointWait | None":
         """That of the processes that share a batch; None if there is one process."""
-        processes = {device.process_index for device in sharding.mesh.devices.flat}
+        processes = {device.process_index for device in np.asarray(sharding.mesh.devices).flat}
         return cls(processes) if len(processes) > 1 else None
 
     def end(self, error: BaseException | None = None) -> None:

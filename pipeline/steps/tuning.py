@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted, require_whole, suggest_keywords
@@ -270,7 +270,7 @@ def tune(
         max_segments=max_segments,
     )
     found = search_of(length_multiple=length_multiple)
-    if length_multiple is None and found.multiple > FINE and not _on_tpus(sharding):
+    if length_multiple is None and found.multiple > FINE and jax.default_backend() != "tpu":
         found = search_of(length_multiple=FINE)
     search = SetSearch(found)
 
@@ -410,10 +410,6 @@ def estimate_all(
         ]
     )
     return Estimate(*(np.where(lost, np.inf, values) for values in found))
-
-
-def _on_tpus(sharding: NamedSharding) -> bool:
-    return any(device.platform == "tpu" for device in sharding.mesh.devices.flat)
 
 
 def _some(timings: Mapping[Trial, Timing], choice: int) -> list[Trial]:
