@@ -11,6 +11,7 @@ python -m benchmarks remote                # batches of a corpus in object stora
 python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside all sets of two
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 python -m benchmarks groups                # continuations that share a prefix in a row
+python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
 
 import argparse
@@ -24,7 +25,10 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups")
+NAMED = (
+    *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
+    "following",
+)
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
@@ -32,6 +36,7 @@ OPTIONS = {
     "scale": ("examples",),
     "peers": ("text", "interpreter", "row_length"),
     "tuning": ("text",),
+    "following": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
     "groups": ("widths",),
@@ -66,7 +71,7 @@ def main() -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="for peers and tuning: a document a line (functions of this Python)",
+        help="for peers, tuning and following: a document a line (functions of this Python)",
     )
     parser.add_argument("--row-length", type=int, default=512, help="for peers (512)")
     parser.add_argument(
