@@ -33,10 +33,11 @@ from pipeline.steps.tuning import Tuned
 from pipeline.text.tokenizers import Bytes
 
 TOKENS, LONGEST = 6_144, 1_536  # positions of a batch, and of the longest row
+LONGEST_PAIR = 128, 128  # positions of the longest row of pairs, on each side
 WIDTHS = (128, 256)
 GRID = tuple(range(128, LONGEST + 1, 128))  # twelve lengths of rows
 ROUNDS = 5
-STEPS = 200  # of an epoch, at most
+STEPS = 60  # of an epoch, at most
 
 COLUMNS = (
     "data, width",
@@ -91,18 +92,17 @@ class Step:
 
 def measure(text: str | None) -> Section:
     """Tunes for functions, for the lines of `text`, a file, if it is given, and for pairs."""
-    data = {"functions": _corpus(read_documents(None)[0])}
-    if text:
-        data["lines"] = _corpus(read_documents(text)[0])
     folder = tempfile.TemporaryDirectory()
-    data["pairs"] = _pairs(folder.name)
+    data = {"lines": _corpus(read_documents(text)[0])} if text else {}
+    data |= {"pairs": _pairs(folder.name), "functions": _corpus(read_documents(None)[0])}
     lines = []
     for (name, corpus), width in itertools.product(data.items(), WIDTHS):
         lines.append((f"{name}, {width}", *_compare(corpus, width)))
         print(" | ".join(lines[-1]), flush=True)
     about = (
         f"A decoder of {MODEL.num_layers} layers, for pairs an encoder–decoder, with dense "
-        f"attention; {TOKENS:,} positions in a batch, rows of up to {LONGEST:,}, up to two shapes. "
+        f"attention; {TOKENS:,} positions in a batch, rows of up to {LONGEST:,}, and of "
+        f"{LONGEST_PAIR[0]} and {LONGEST_PAIR[1]} for pairs, up to two shapes. "
         "Seconds of an epoch are its batches times the seconds of their shapes, all shapes "
         f"measured in turns after tuning; measured over predicted is of up to {STEPS} steps of the "
         "plan, in order. Compilations count over ten epochs. The machine had a load of "
@@ -115,9 +115,8 @@ def _compare(corpus, width: int) -> tuple[str, ...]:
     pairs = np.ndim(corpus.lengths) == 2
     model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, width=width)
     step = Step(model, pairs=pairs)
-    options = {"tokens_per_batch": TOKENS, "max_buckets": 2}
-    if not pairs:
-        options["max_length"] = LONGEST
+    longest = LONGEST_PAIR if pairs else LONGEST
+    options = {"tokens_per_batch": TOKENS, "max_buckets": 2, "max_length": longest}
     begin = time.perf_counter()
     tuned = pipeline.tune(lambda: step, corpus, epochs=10, **options)
     took = time.perf_counter() - begin
