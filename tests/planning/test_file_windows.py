@@ -64,6 +64,14 @@ def test_batches_need_the_files_of_a_window_and_seldom_of_the_next_ones():
         assert set(needed) <= set(np.concatenate(ahead[:4]))
 
 
+def test_a_step_needs_the_files_of_all_steps_that_share_its_rows():
+    corpus = some_files()
+    plan = Plan(corpus, BUCKETS, window=250, tiers=6)
+    for step in range(plan.num_batches()):
+        needed = file_of(corpus, plan.batch(step).segments[:, 1])
+        assert set(needed) <= set(np.concatenate(plan.files_ahead(step)[""][:3]))
+
+
 def test_files_decide_the_fingerprint():
     corpus = some_files()
     others = np.concatenate([corpus.files[:-2], corpus.files[:-3:-1]])

@@ -192,14 +192,15 @@ def test_the_config_of_docstrings_needs_no_network(tmp_path, monkeypatch):
 
 
 def test_the_work_of_pairs_is_counted_on_both_sides():
-    sizes = {"num_layers": 2, "width": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_width": 16}
+    sizes = {"num_layers": 2, "width": 8, "num_heads": 2, "num_kv_heads": 1, "mlp_width": 16}
     config = TransformerConfig(vocab_size=10, **sizes)
     vocabulary = 6 * 5 * 8 * 10
     decoder = step_flops(config, np.array([[5]])) - vocabulary
-    cross = 6 * 2 * 5 * 8 * (8 + 8)  # queries and outputs
-    assert step_flops(config, np.array([[0, 5]])) == decoder + vocabulary + cross
+    queries = 6 * 2 * 5 * 8 * (8 + 8)  # and outputs
+    assert step_flops(config, np.array([[0, 5]])) == decoder + vocabulary + queries
     # An encoder's scores are not halved, and its output is read by the decoder's keys and values.
-    assert step_flops(config, np.array([[5, 0]])) == decoder + cross + 6 * 25 * 8 * 2
+    keys = 6 * 2 * 5 * 8 * (4 + 4)  # and values; both have half as many heads
+    assert step_flops(config, np.array([[5, 0]])) == decoder + keys + 6 * 25 * 8 * 2
 
 
 def test_the_work_of_groups_counts_what_columns_see():

@@ -108,6 +108,11 @@ def test_records_of_rows_segments_and_pairs_come_back():
         unpack(ones, examples, per="segment")
     assert unpack(ones, examples, per="segment", combine="sum") == [1, 2, 1]
     assert unpack(ones, examples, per="segment", combine="mean") == [1, 1, 1]
+    later = [(p, np.zeros((p.bucket.rows, 4), np.int32)) for p, _ in split]
+    for planned, values in later:
+        values[planned.segments[:, 0], planned.numbers] = planned.segments[:, 2] > 0
+    assert unpack(later, examples, per="segment", combine="sum") == [0, 1, 0]
+    assert unpack(later, examples, per="segment", combine="mean") == [0, 0.5, 0]
     dropped = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
         examples, [Bucket(4, 4)], overflow="drop", features=()
     )]  # fmt: skip

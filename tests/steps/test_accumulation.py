@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from pipeline.history import read_history
-from pipeline.steps import accumulate, hosts
+from pipeline.steps import accumulate, hosts, make_train_step
 from tests.runs.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4
@@ -52,6 +52,20 @@ def test_an_update_of_several_batches_is_that_of_one_batch_with_all_rows(inner):
         ends.append(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *ends)
     assert not np.allclose(ends[0]["w"], start["w"])
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_in_which_nothing_has_a_weight_is_a_finite_step_that_moves_nothing(accumulated):
+    start = {"w": jnp.ones(3), "b": jnp.float32(0)}
+    batch = {"x": jnp.ones((4, 3)), "y": jnp.zeros(4), "weight": jnp.zeros(4)}
+    init, train_step = make_train_step(problem, optax.sgd(1e-2), accumulated=accumulated)
+    state = init(start)
+    for done in (1, 2):
+        state, values = train_step(state, batch)
+        found = {name: float(each) for name, each in values.items()}
+        assert found == {"loss": 0, "gradient_norm": 0, "finite": True}
+        assert int(state["steps"]) == done
+    jax.tree.map(np.testing.assert_array_equal, state["params"], start)
 
 
 @pytest.mark.slow

@@ -21,14 +21,15 @@ class Machine:
         seed: of the cost and of the noise.
         slow: the share of steps that are slow at random.
         fails: whether a step of a bucket fails.
+        compiling: seconds that the first step of a bucket takes beside.
     """
 
-    def __init__(self, seed, slow=0.0, fails=lambda bucket: False):
+    def __init__(self, seed, slow=0.0, fails=lambda bucket: False, compiling=0.0):
         rng = np.random.default_rng(seed)
         self.now, self.seen, self._fails = 0.0, set(), fails
         self._width, self._edges = rng.uniform(200, 4000), rng.uniform(128, 1536, 3)
         self._jumps, self._odd = rng.uniform(1, 1.35, 3), rng.uniform(0.95, 1.05, 4096)
-        self._slow, self._rng = slow, rng
+        self._slow, self._rng, self._compiling = slow, rng, compiling
 
     def __call__(self):
         return self.now
@@ -42,6 +43,7 @@ class Machine:
     def stopwatch(self):
         def make_step(choice):
             def step(bucket):
+                self.now += self._compiling * ((choice, bucket) not in self.seen)
                 self.seen.add((choice, bucket))
                 if self._fails(bucket):
                     raise RuntimeError("RESOURCE_EXHAUSTED")
@@ -108,6 +110,16 @@ def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
     assert gap <= 0.02
     counts = [sum(each == choice for each, _ in machine.seen) for choice in range(3)]
     assert counts[2] <= counts[0] <= MOST
+
+
+@pytest.mark.parametrize(("epochs", "number"), [(1, 1), (10, 2)])
+def test_a_second_shape_is_compiled_where_epochs_enough_pay_for_it(epochs, number):
+    machine = Machine(0, compiling=200.0)  # a second shape saves 36 seconds an epoch
+    _, search = twelve_lengths(0)
+    options = {"choices": 1, "max_buckets": 2, "epochs": epochs}
+    _, best, gap = find_best(machine.stopwatch(), search, **options)
+    assert (len(best.buckets), best.compiling) == (number, pytest.approx(200 * number))
+    assert gap <= 0.02
 
 
 def test_shapes_that_fail_are_left_out_and_so_are_larger_ones():
