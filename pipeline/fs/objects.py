@@ -44,6 +44,8 @@ SCHEMES = ("s3://", "gs://", "az://")
 
 # The attempts of a request, and the most seconds between two of them.
 TRIES, LONGEST = 12, 15.0
+# What the storage says when a request can succeed that is made anew, from its beginning.
+AGAIN = "response body|code: 41[26]|NoSuchUpload|InvalidBlockList"
 # Large objects are read and written in pieces, so many at once.
 PIECE, TOGETHER = 8 << 20, 16
 # Ranges with at most `GAP` bytes between them are read as one: at 200 MB/s, 256 KiB take as long as
@@ -102,15 +104,22 @@ def _open_store(bucket: str) -> Any:
     pauses = {"init_backoff": first, "max_backoff": most, "base": 4}
     make: Any = store.from_url  # has a signature for each cloud
 
+    def open_with(retries: int) -> Any:
+        return make(bucket, retry_config={"max_retries": retries, "backoff": pauses}, **config)
+
+    try:
+        cautious = open_with(2)
+    except _error() as error:
+        found = f"the environment does not say how to open {bucket}"
+        raise _no_credentials(found, _reason(error)) from error
     # Where there are no credentials, the machine is asked for some: not for a minute and a half.
     with _told(bucket), contextlib.suppress(FileNotFoundError):
         try:
-            few = {"max_retries": 2, "backoff": pauses}
-            make(bucket, retry_config=few, **config).head("credentials")
+            cautious.head("credentials")
         except _error() as error:
             if _asks_machine(str(error)):
                 raise
-    return make(bucket, retry_config={"max_retries": TRIES - 1, "backoff": pauses}, **config)
+    return open_with(TRIES - 1)
 
 
 def _profile() -> dict[str, Any]:
@@ -135,12 +144,14 @@ def _request(
         for last in (False, False, True):
             try:
                 return call(store, key)
-            except _error() as error:
+            except (_error(), FileNotFoundError) as error:
                 # obstore makes other requests again by itself, and neither conditional writes nor
                 # those whose answer it begins to read: lists, and the first of a large object. It
                 # asks for the rest of an answer that was cut; the object may have changed since.
+                # The last request of a large write has no parts any more if the answer to it was
+                # lost or, on Azure, if somebody else has written the object meanwhile.
                 tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
-                if last or (tried and not re.search("response body|code: 41[26]", str(error))):
+                if last or (tried and not re.search(AGAIN, str(error))):
                     raise
     raise AssertionError("the last attempt returns or raises")
 
@@ -168,8 +179,11 @@ def _told(path: epath.PathLike, in_bucket: bool = False) -> Iterator[None]:
     try:
         yield
     except (_error(), OSError) as error:
-        reason = str(error).partition("\n\nDebug source")[0][:300]
-        raise _sentence(os.fspath(path), error, reason, in_bucket) from error
+        raise _sentence(os.fspath(path), error, _reason(error), in_bucket) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n\nDebug source")[0][:300]
 
 
 def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSError:
@@ -177,25 +191,26 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
     found = re.search(r"status code: (\d{3})", reason)
     status = int(found[1]) if found else None
     if _asks_machine(reason):
-        return NotAllowed(
-            f"there are no credentials for {bucket}. Set those of its cloud: for s3:// "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// "
-            "GOOGLE_APPLICATION_CREDENTIALS, for "
-            f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
-        )
+        return _no_credentials(f"there are no credentials for {bucket}", reason)
+    account = ""
+    if bucket.startswith("az://"):
+        name = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        account = f"; its account is {name}, as AZURE_STORAGE_ACCOUNT_NAME says"
     if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (in_bucket and status == 404):
         return StorageError(
             f"there is no bucket {bucket}, in which {place} is to be; create it, or check its name "
-            "and the address of the storage"
+            f"and the address of the storage{account}"
         )
     if isinstance(error, FileNotFoundError):
         return Missing(f"there is no object {place}; check the path")
     if kind == "UnauthenticatedError" or status == 401:
-        return NotAllowed(f"the credentials for {bucket} are refused; renew them ({reason})")
+        return NotAllowed(
+            f"the credentials for {bucket} are refused; renew them{account} ({reason})"
+        )
     if kind == "PermissionDeniedError" or status == 403:
         return NotAllowed(
             f"the credentials do not allow this of {place}; they need the right to list the bucket "
-            f"and to read and write in it ({reason})"
+            f"and to read and write in it{account} ({reason})"
         )
     if status in (301, 307, 308):
         return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
@@ -206,6 +221,14 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
     return StorageError(
         f"{place} cannot be reached: {reason}. Check the network and the address of the storage, "
         "and run again to continue"
+    )
+
+
+def _no_credentials(found: str, reason: str) -> NotAllowed:
+    return NotAllowed(
+        f"{found}. Set the credentials of its cloud: for s3:// AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, for "
+        f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
     )
 
 

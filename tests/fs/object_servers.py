@@ -1,15 +1,20 @@
-"""Servers of object storage on loopback: S3 over folders, an emulator of GCS, and a bad network.
+"""Servers of object storage on loopback: S3, emulators of Google's and Azure's, and a bad network.
 
 The emulator of Google's servers understands reading in XML, and writing in JSON alone; `Proxy`
 translates what clients send to write, so that they meet a server that answers as Google's do.
 """
 
+import base64
 import contextlib
+import email.utils
+import hashlib
+import hmac
 import http.client
 import http.server
 import json
 import pathlib
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +26,12 @@ import urllib.request
 from tests.processes import free_port
 
 BUCKET = "bucket"
+
+# The account of every Azurite, and its key, which is no secret.
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 
 
 @contextlib.contextmanager
@@ -73,6 +84,29 @@ def gcs(folder):
         address = f"http://127.0.0.1:{port}/storage/v1/b"
         urllib.request.urlopen(address, json.dumps({"name": BUCKET}).encode()).close()
         yield port
+
+
+@contextlib.contextmanager
+def azure(folder):
+    """Azurite, an emulator of Azure Blob Storage; gives its port, and has one bucket."""
+    port = free_port()
+    command = ["azurite-blob", "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--loose"]
+    command += ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    del folder
+    with serving(command, port):
+        about = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
+        signed = [*(f"{name}:{value}" for name, value in about.items()), f"/{ACCOUNT}/{ACCOUNT}"]
+        text = "PUT" + 12 * "\n" + "\n".join(signed) + f"/{BUCKET}\nrestype:container"
+        digest = hmac.digest(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256)
+        about["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+        address = f"http://127.0.0.1:{port}/{ACCOUNT}/{BUCKET}?restype=container"
+        urllib.request.urlopen(urllib.request.Request(address, None, about, method="PUT")).close()
+        yield port
+
+
+def has_azure():
+    """Whether Azurite is installed, which `npm install -g azurite` does."""
+    return shutil.which("azurite-blob") is not None
 
 
 class Proxy(http.server.ThreadingHTTPServer):
@@ -270,5 +304,16 @@ def gcs_environment(port):
     return {
         "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account),
         "TENSORSTORE_GCS_HTTP_URL": address,
+        "STORAGE_EMULATOR_HOST": address,  # of Google's own client
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def azure_environment(port):
+    """What a process needs to reach an emulator of Azure Blob Storage."""
+    return {
+        "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+        "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+        "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{ACCOUNT}",
         "NO_PROXY": "127.0.0.1",
     }

@@ -42,8 +42,20 @@ def wait_for_step(process, workdir, step):
     raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
 
 
-def start_hosts(text, workdir, count, *flags, program="train.py", config="hosts_config", own=None):
-    """The program in `count` processes; `own` has further flags by process, of those that start."""
+def start_hosts(
+    text,
+    workdir,
+    count,
+    *flags,
+    program="train.py",
+    config="hosts_config",
+    own=None,
+    logs=None,
+):
+    """The program in `count` processes; `own` has further flags by process, of those that start.
+
+    `logs` is where the output goes: the work directory, if it is local.
+    """
     command = [sys.executable, program, f"--config=tests/runs/{config}.py", *flags]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
     programs = str(text.parent / f"programs{count}")
@@ -52,7 +64,7 @@ def start_hosts(text, workdir, count, *flags, program="train.py", config="hosts_
     for index, more in (own or dict.fromkeys(range(count), ())).items():
         hosts = [*join, f"--process_id={index}"] if count > 1 else []
         commands.append([*command, f"--workdir={workdir}", *hosts, *more])
-    return Group(commands, workdir / f"logs{time.monotonic_ns()}", env)
+    return Group(commands, (logs or workdir) / f"logs{time.monotonic_ns()}", env)
 
 
 def run_hosts(text, workdir, count, *flags):

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from pipeline.fs import as_path, objects
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.trainer import read_tuned
+from tests.fs import object_servers
 from tests.processes import TIME_LIMIT
 from tests.runs.programs import run_hosts, start_hosts
 from tests.runs.runs import assert_same_losses, audit, steps, summary
@@ -60,6 +62,30 @@ def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):
         assert codes == [143 if stopped else 0] * count, "\n\n".join(group.outputs())[-6000:]
     assert "resumed: step" in group.outputs()[0]
     assert_same_run(tmp_path, alone)
+
+
+@pytest.mark.slow
+def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, monkeypatch):
+    pytest.importorskip("google.cloud.storage")  # by which orbax asks about the bucket
+    objects._open_store.cache_clear()
+    with (
+        object_servers.gcs(tmp_path) as port,
+        object_servers.Proxy(port, translate=True) as proxy,
+    ):
+        for name, value in object_servers.gcs_environment(proxy.server_port).items():
+            monkeypatch.setenv(name, value)
+        workdir = as_path(f"gs://{object_servers.BUCKET}/run")
+        for count, stopped in ((2, True), (1, True), (2, False)):
+            group = start_hosts(text, workdir, count, program=SLOW, logs=tmp_path)
+            if stopped:
+                wait_for_steps(group, workdir, 3)
+                group.processes[-1].send_signal(signal.SIGTERM)
+            codes = group.wait()
+            assert codes == [143 if stopped else 0] * count, "\n\n".join(group.outputs())[-6000:]
+        assert "resumed: step" in group.outputs()[0]
+        assert_same_run(workdir, alone)
+        assert audit(workdir)[0] == 0
+    objects._open_store.cache_clear()
 
 
 @pytest.mark.slow
