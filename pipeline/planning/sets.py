@@ -5,7 +5,6 @@ be the best is packed; whether it could is told by a lower bound, so that few ar
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import BucketSearch
 
 # Of each number of shapes, the sets that are extended by one more; and those that are packed.
@@ -194,7 +192,7 @@ def make_candidates(search: BucketSearch) -> list[Bucket]:
 
 
 def _candidate_lengths(search: BucketSearch) -> list[tuple[int, ...]]:
-    plain = dataclasses.replace(search, price_of=functools.partial(row_cost, attention="segment"))
+    plain = dataclasses.replace(search, attention="segment")
     tried = [each for way in (search, plain) for each in [*way.sets(4), way.find(4)]]
     found = set(itertools.chain.from_iterable(tried))
     if search.lengths.shape[1] == 1:
