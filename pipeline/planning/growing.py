@@ -16,11 +16,10 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.layout import Layout
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
 from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
-from pipeline.planning.stream import Pass, Stream, make_packer
+from pipeline.planning.stream import Pass, Stream
 
 # Windows in a chapter.
 CHAPTER = 64
@@ -220,26 +219,12 @@ class Chapter(Stream, Handles):
         return self._cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        options = self.options
-        pieces = self._cut(self.window_lengths(window))
-        pack_window, _ = make_packer(pieces, options.buckets, options, lambda name, make: make())
-        layout = Layout(
-            pieces,
-            pack_window,
-            options.groups,
-            key=None,
-            window=max(len(pieces), 1),
-            rows_before=window.rows_before,
-            ends=window.ends,
-        )
         return Pass(
-            layout,
-            options,
-            random_key(options.seed, self.name, "part", window.begin.part),
-            first_epoch=0,
-            by_row=bool(self.name),
+            self,
+            self._cut(self.window_lengths(window)),
+            random_key(self.options.seed, self.name, "part", window.begin.part),
             first=self.first + window.begin.example,
-            repeats=False,
+            chapter=(window.rows_before, window.ends),
         )
 
     def _cut(self, lengths: np.ndarray) -> Any:

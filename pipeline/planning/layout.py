@@ -59,12 +59,13 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        rows_before: np.ndarray | None = None,
-        ends: bool = True,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
+        """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
         self.pieces, self._pack = pieces, pack
-        alone = rows_before is None
-        self.rows_before = np.zeros(len(groups), np.int64) if rows_before is None else rows_before
+        none, rows_before = (0,) * len(groups), np.zeros(len(groups), np.int64)
+        self.rows_before, ends = chapter or (rows_before, True)
+        window = len(pieces) if chapter else window
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -79,7 +80,7 @@ class Layout:
         self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
         self.cuts = np.zeros((2, len(self)), np.int64)
         # A single window finds out itself how many rows fill no batch.
-        none, single = (0,) * len(groups), alone and len(self) == 1
+        single = chapter is None and len(self) == 1
         self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
 

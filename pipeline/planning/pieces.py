@@ -285,13 +285,11 @@ def as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) 
     return spans
 
 
-def file_runs(spans: np.ndarray, files: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+def file_runs(spans: np.ndarray, files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The file of each run of spans in one file, and the number of spans in the run.
 
-    `files` has the examples of each file; without files there are no runs.
+    `files` has the examples of each file.
     """
-    if files is None:
-        return lengths_lib.NO_EXAMPLES, None
     of_span = np.searchsorted(np.cumsum(files), spans[:, 1], side="right")
     starts = np.flatnonzero(np.diff(of_span, prepend=-1))
     return of_span[starts], np.diff(starts, append=len(spans))

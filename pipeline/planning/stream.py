@@ -76,36 +76,54 @@ class Rows:
 
 
 class Pass:
-    """The rows of a layout, window by window: once, or again and again in new orders.
+    """The rows of some pieces, window by window: once, or again and again in new orders.
 
     Attributes:
         layout: the windows and their rows.
         first_epoch: the epoch of its first rows.
-        spans: what the pieces of the layout are cut from, as for `merge_spans`; None: from whole
-            examples.
+        spans: what the pieces are cut from, as for `merge_spans`; None: from whole examples.
         first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one time.
+        solution: the patterns of its rows with packing="optimal"; else None.
     """
 
     def __init__(
         self,
-        layout: Layout,
-        options: Options,
+        stream: "Stream",
+        pieces: Pieces,
         key: int,
         *,
-        first_epoch: int,
-        by_row: bool,
         first: int,
-        repeats: bool,
+        first_epoch: int = 0,
+        repeats: bool = False,
+        buckets: tuple[Bucket, ...] = (),
         spans: np.ndarray | None = None,
+        files: np.ndarray | None = None,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        self.layout, self.first_epoch, self.first = layout, first_epoch, first
-        self.spans, self.repeats = spans, repeats
-        self._shuffle, self._by_row = options.shuffle, by_row
+        """`buckets` are those that have rows, by default all; others are as for `Layout`."""
+        options, runs = stream.options, None
+        pack_window, self.solution = _make_packer(stream, pieces, buckets or options.buckets)
+        if files is not None and spans is not None:
+            runs, files = file_runs(spans, files)
+        self.layout = layout = Layout(
+            pieces,
+            pack_window,
+            options.groups,
+            key=key if options.shuffle else None,
+            window=options.window,
+            files=files,
+            chapter=chapter,
+        )
+        self.first_epoch, self.first, self.spans, self.repeats = first_epoch, first, spans, repeats
+        self._shuffle, self._by_row = options.shuffle, bool(stream.name)
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
+        self._files = layout.files
+        if layout.files is not None and runs is not None:
+            self._files = [np.unique(runs[of_window]) for of_window in layout.files]
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
@@ -239,9 +257,8 @@ class Pass:
         """The files of each window of an epoch, from the first with later rows on; None for all."""
         windows, edges = self.order(epoch)
         place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
-        if self.layout.files is None:
-            return [None] * (place < len(windows))
-        return [self.layout.files[window] for window in windows[place:].tolist()]
+        files = self._files
+        return [None if files is None else files[window] for window in windows[place:].tolist()]
 
 
 class Stream:
@@ -259,7 +276,6 @@ class Stream:
         open_epochs: the epochs before it of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
         starts: int64 [passes, lengths], the rows before each pass.
-        solution: the patterns of whole epochs with packing="optimal"; else None.
     """
 
     def __init__(
@@ -292,49 +308,23 @@ class Stream:
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole, self.solution = self._make_pass(pieces, options.buckets, lengths.files)
+        self.whole = Pass(
+            self,
+            pieces,
+            random_key(options.seed, name, number, True),
+            first=first,
+            first_epoch=epoch,
+            repeats=True,
+            files=lengths.files,
+        )
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
-        self._files_of_rest = NO_EXAMPLES  # the file of each run of its spans
-        self._solution_of_rest: Solution | None = None
         self.passes: tuple[Pass, ...] = (self.whole,)
         if rest is not None and len(rest):
             self._plan_rest(rest)
         rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes)])
         self.starts = rows.cumsum(axis=0)[:-1]
-
-    def _make_pass(
-        self,
-        pieces: Pieces,
-        buckets: tuple[Bucket, ...],
-        files: np.ndarray | None,
-        spans: np.ndarray | None = None,
-    ) -> tuple[Pass, Solution | None]:
-        """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options = self.options
-        pack_window, solution = make_packer(pieces, buckets, options, self.lengths.store)
-        key = random_key(options.seed, self.name, self._number, spans is None)
-        layout = Layout(
-            pieces,
-            pack_window,
-            options.groups,
-            key=key if options.shuffle else None,
-            window=options.window,
-            files=files,
-        )
-        first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
-        made = Pass(
-            layout,
-            options,
-            key,
-            first_epoch=first_epoch,
-            by_row=bool(self.name),
-            first=self.first,
-            repeats=spans is None,
-            spans=spans,
-        )
-        return made, solution
 
     def _plan_rest(self, spans: np.ndarray) -> None:
         """Puts the pass of the rest of open epochs first, if that has a position."""
@@ -356,8 +346,16 @@ class Stream:
         last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
         self.max_position = max(self.max_position, last, pieces.max_position)
         if pieces.longest:
-            self._files_of_rest, files = file_runs(spans, self.lengths.files)
-            planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
+            planned = Pass(
+                self,
+                pieces,
+                random_key(self.options.seed, self.name, self._number, False),
+                first=self.first,
+                first_epoch=int(spans[:, 0].min()),
+                buckets=buckets,
+                spans=spans,
+                files=self.lengths.files,
+            )
             self.passes = planned, self.whole
 
     def _cut_rest(
@@ -391,10 +389,16 @@ class Stream:
         if self.options.by == "loss":
             found["loss"] = f"{self.lengths.loss_share}"
         if self.solution is not None:
-            found["patterns"] = self.solution.digest
-        if self._solution_of_rest is not None:
-            found["patterns of the rest"] = self._solution_of_rest.digest
+            names = "patterns", "patterns of the rest"
+            for name, each in zip(names, reversed(self.passes), strict=False):
+                assert each.solution is not None
+                found[name] = each.solution.digest
         return found
+
+    @property
+    def solution(self) -> Solution | None:
+        """The patterns of whole epochs with packing="optimal"; else None."""
+        return self.whole.solution
 
     # ---- rows
 
@@ -474,28 +478,25 @@ class Stream:
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
         """The files of each window after some rows, and of those of the next epoch."""
         assert self.lengths.files is not None, "only a corpus of files is asked"
-        every, found = np.arange(len(self.lengths.files)), list[np.ndarray]()
+        found = list[np.ndarray | None]()
         for part, start in zip(self.passes[:-1], self.starts, strict=False):
-            for runs in part.files_from(part.first_epoch, rows - start):
-                found.append(every if runs is None else np.unique(self._files_of_rest[runs]))
+            found += part.files_from(part.first_epoch, rows - start)
         rows = np.maximum(rows - self.starts[-1], 0)
-        epochs, _ = self._count_times(rows)
-        for more, before in ((0, rows - epochs * self.whole.rows), (1, 0 * rows)):
-            for files in self.whole.files_from(self.epoch + epochs + more, before):
-                found.append(every if files is None else files)
-        return found
+        over, _ = self._count_times(rows)
+        found += self.whole.files_from(self.epoch + over, rows - over * self.whole.rows)
+        found += self.whole.files_from(self.epoch + over + 1, 0 * rows)
+        every = np.arange(len(self.lengths.files))
+        return [every if files is None else files for files in found]
 
 
-def make_packer(
-    pieces: Pieces,
-    buckets: tuple[Bucket, ...],
-    options: Options,
-    store: Callable[[str, Callable[[], bytes]], bytes],
+def _make_packer(
+    stream: Stream, pieces: Pieces, buckets: tuple[Bucket, ...]
 ) -> tuple[Callable[..., Packed], Solution | None]:
     """The function with which a `Layout` of some pieces packs histograms into some of the buckets.
 
-    With packing="optimal", it uses the solution of all pieces, which `store` keeps.
+    With packing="optimal", it uses the solution of all pieces, which is stored beside the corpus.
     """
+    options = stream.options
     solution, places = None, None
     if options.align > 1:
         places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
@@ -507,7 +508,7 @@ def make_packer(
         if places is not None:
             share = places.filled(counts)
             counts, shapes = places.fold(counts), places.in_units(buckets)
-        solution = load_solution(store, counts, shapes, options.max_segments)
+        solution = load_solution(stream.lengths.store, counts, shapes, options.max_segments)
         solution.bound *= share
         search = solution.pack
     if places is not None:
