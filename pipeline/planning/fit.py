@@ -128,7 +128,10 @@ def fit_buckets(
         width=width,
     )
     found = search.find(max_buckets)
-    logger.info("buckets %s; %s", ", ".join(map(str, found)), search.comparison)
+    costs = ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in search.costs.items())
+    enough = "; one bucket is enough" * (len(found) == 1 < len(search.costs))
+    shapes = ", ".join(map(str, found))
+    logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
     return tuple(search.bucket(each) for each in found)
 
 
@@ -290,7 +293,8 @@ class BucketSearch:
     max_segments: int | None = None
     attention: Attention = "dense"
     width: int = 1024
-    comparison: str = ""  # of the sets of the last search, for a message
+    # Of the sets that were packed, the cost of an epoch per position; of pairs, that of a sample.
+    costs: dict[Shapes, float] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         lengths, counts = self.lengths, self.counts
@@ -373,41 +377,31 @@ class BucketSearch:
 
         Rows of a few short examples are seldom full, so the set may have longer rows.
         """
-        cheapest, _ = self._find_cheapest(self.sets(most))
+        cheapest = self._choose(self.sets(most))
         if self.packing == "none" or len(cheapest[0]) == 2:
             return cheapest
         ((longest,),) = cheapest[-1:]
         longer = [(length,) for times in LONGER if (length := longest * times) <= self.most]
         sets = [each for length in longer for each in ((length,), (*cheapest[:-1], length))]
-        if not sets:
-            return cheapest
-        lengthened, least = self._find_cheapest(sets)
+        least = min(map(self.cost, sets), default=math.inf)
         worth = least <= self.cost(cheapest) * (1 - WORTH_LONGER)
-        return lengthened if worth else cheapest
+        return self._choose(sets) if worth else cheapest
 
-    def _find_cheapest(self, sets: Sequence[Shapes]) -> tuple[Shapes, float]:
-        """The set to choose of some, small ones first, and the least cost of all.
+    def _choose(self, sets: Sequence[Shapes]) -> Shapes:
+        """The set to choose of some, of which those with fewer buckets come first.
 
         A larger set must save a share of the cost, for packed rows one for each further bucket.
         """
-        costs = [self.cost(each) for each in sets]
-        least: dict[int, int] = {}  # the number of the cheapest set of so many buckets
-        for number, each in enumerate(sets):
-            best = least.setdefault(len(each), number)
-            if costs[number] < costs[best]:
-                least[len(each)] = number
-        first, *others = least.values()
-        for number in others:
-            further = len(sets[number]) - len(sets[first])
+        by_number: dict[int, list[Shapes]] = {}
+        for each in sets:
+            by_number.setdefault(len(each), []).append(each)
+        chosen, *others = (min(every, key=self.cost) for every in by_number.values())
+        for other in others:
+            further = len(other) - len(chosen)
             worth = WORTH if self.packing == "none" else WORTH_PACKED * further
-            if costs[number] < costs[first] * (1 - worth):
-                first = number
-        every = zip(sets, costs, strict=True)
-        self.comparison = "cost of an epoch per token, by number of buckets: "
-        self.comparison += ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in every)
-        if len(sets[first]) == 1 and len(sets) > 1:
-            self.comparison += "; one bucket is enough"
-        return sets[first], min(costs)
+            if self.cost(other) < self.cost(chosen) * (1 - worth):
+                chosen = other
+        return chosen
 
     def sets(self, most: int) -> list[Shapes]:
         """Good sets of up to `most` buckets, small sets first; the last bucket holds all."""
@@ -498,8 +492,10 @@ class BucketSearch:
 
     def cost(self, lengths: Shapes) -> float:
         """The cost of an epoch per position; of pairs, that of a sample."""
-        rows = self._count_rows(lengths)
-        return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
+        if lengths not in self.costs:
+            cost = self._count_rows(lengths) @ self.price(np.array(lengths))
+            self.costs[lengths] = float(cost / (self._counts @ self._table).sum())
+        return self.costs[lengths]
 
     def padding(self, lengths: Shapes) -> float:
         """The share of the positions of an epoch that hold nothing."""
