@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
-from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
@@ -34,15 +33,8 @@ class Assembly:
     where the stage or an epoch begins or ends.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[Stream],
-        schedule: Schedule,
-        options: Options,
-        cache: WindowCache,
-    ):
-        self._streams, self._schedule = streams, schedule
-        self._options, self._cache = options, cache
+    def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
+        self._streams, self._schedule, self._options = streams, schedule, options
         # The number of the length of each bucket.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
@@ -68,7 +60,7 @@ class Assembly:
             rows = self._gather(bucket, taken, last_epoch)
             return self._make_batch(rows, bucket, None, step)
         most = max(each.rows for each in self._options.buckets)
-        batches = self._cache.get(
+        batches = self._streams[0].cache.get(
             (self, steps), len(steps) * most, self._assemble, steps, last_epoch
         )
         planned = batches[step - steps.start]
@@ -114,9 +106,7 @@ class Assembly:
             [
                 (number, rows)
                 for number, first, count in taken
-                for rows in self._streams[number].take(
-                    self._cache, length, first, count, last_epoch
-                )
+                for rows in self._streams[number].take(length, first, count, last_epoch)
             ]
         )
 

@@ -88,7 +88,7 @@ def pack(
         placed[to] += repack(moving)
     counts = counts.copy()
     counts[0] = 0
-    return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
+    return Packed(tuple(map(tuple, placed)), counts)
 
 
 def _fill(
@@ -115,7 +115,6 @@ def _fill(
         number += sum([chain.num_cuts for chain in chains])
         least += fewest_cuts(documents[index], length, rows)
     return Packed(
-        tuple(group[0] for group in groups),
         tuple(map(tuple, filled)),
         np.sum(documents, axis=0),
         cuts.table,

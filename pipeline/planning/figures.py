@@ -120,13 +120,6 @@ def losses(plan: "Plan") -> dict[str, int]:
     return dict(zip(("excluded", "empty", "overlong", "lost"), found.tolist(), strict=True))
 
 
-def count_cuts(plan: "Plan") -> tuple[int, int]:
-    """See `Plan.cuts`."""
-    each = [stream.whole.layout.cuts.sum(axis=1) for stream in plan.stages[-1].streams]
-    cuts, least = np.sum(each, axis=0).tolist()
-    return cuts, least
-
-
 def phases(plan: "Plan") -> list[list[Stage]]:
     """The stages, in groups of those that differ only in weights and new corpora."""
     groups = itertools.groupby(plan.stages, lambda stage: stage.streams[0])

@@ -137,7 +137,7 @@ class FollowedPlan(Plan):
         _check_options(options, several=shares is not None)
         streams = tuple(self._stream(n, Place(), options) for n in range(len(self._given)))
         schedule = Schedule(step, streams, options, shares)
-        return Stage(options, streams, schedule, shares, self._given, self._cache, changes)
+        return Stage(options, streams, schedule, shares, self._given, changes)
 
     def _stream(self, number: int, place: Place | None, options: Options) -> Stream:
         """The stream of a corpus: of a chapter, or of all of one that does not grow any more."""
@@ -148,7 +148,7 @@ class FollowedPlan(Plan):
             return Chapter(given, options, self._cache, begin=place, **own)
         grew = name in self.parts
         lengths = Lengths.of(given.whole() if grew else given)
-        return Stream(lengths, options, epoch=int(grew), **own)
+        return Stream(lengths, options, self._cache, epoch=int(grew), **own)
 
     def declared_at(self, step: int) -> Stage:
         """The stage of `stages` whose options a chapter has that begins at a step."""
@@ -234,8 +234,7 @@ class FollowedPlan(Plan):
         plan = object.__new__(FollowedPlan)
         plan._given, plan.parts, plan._cache = self._given, self.parts, self._cache
         plan._begun = tuple(start for start in self._begun if start.step <= step)
-        new = plan._declare(step, options, None, options.as_json(changes) if changes else {})
-        plan._set([*self.stages, new])
+        plan._set([*self.stages, plan._declare(step, options, None, options.as_json(changes))])
         return plan
 
     def plan_of(self, step: int) -> Plan:

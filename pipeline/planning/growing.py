@@ -139,7 +139,7 @@ class Chapter(Stream, Handles):
         first: int = 0,
         begin: Place | None = None,
     ):
-        self._parts, self.options, self._cache = parts, options, cache
+        self._parts, self.options, self.cache = parts, options, cache
         self.name, self.first, self.begin = name, first, begin or Place()
         self.__setstate__({})
 
@@ -215,8 +215,8 @@ class Chapter(Stream, Handles):
     def _pass(self, window: Window) -> Pass:
         pieces = window.end.pieces - window.begin.pieces
         # Two windows of which batches take rows, the one to come, and their slots.
-        self._cache.capacity = max(self._cache.capacity, 9 * pieces)
-        return self._cache.get((self, window.begin), pieces, self._pack, window)
+        self.cache.capacity = max(self.cache.capacity, 9 * pieces)
+        return self.cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
         return Pass(

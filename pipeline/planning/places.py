@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed, Pattern
-from pipeline.planning.tails import group_tails
 
 
 class Places:
@@ -70,8 +69,7 @@ class Places:
             tuple(row for pattern in of_bucket for row in self._fill(pattern, pieces))
             for of_bucket in packed.patterns
         ]
-        longest = [bucket for bucket, *_ in group_tails(buckets)]
-        return Packed(tuple(longest), tuple(patterns), counts)
+        return Packed(tuple(patterns), counts)
 
     def in_units(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets, with lengths in units."""

@@ -18,7 +18,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.layout import Layout, Slots, WindowRows
+from pipeline.planning.layout import Layout, Slots, WindowRows, make_slots
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -117,7 +117,7 @@ class Pass:
             chapter=chapter,
         )
         self.first_epoch, self.first, self.spans, self.repeats = first_epoch, first, spans, repeats
-        self._shuffle, self._by_row = options.shuffle, bool(stream.name)
+        self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
@@ -154,9 +154,7 @@ class Pass:
                 self._orders.pop(oldest, None)
         return found
 
-    def take(
-        self, cache: WindowCache, epoch: int, length: int, first: int, count: int, last_epoch: float
-    ) -> Rows:
+    def take(self, epoch: int, length: int, first: int, count: int, last_epoch: float) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
         Once half of a window is taken, the next one is filled in the background, unless it is of an
@@ -166,26 +164,28 @@ class Pass:
         place = int(edges[length].searchsorted(first, side="right")) - 1
         begin, end = edges[length, place : place + 2].tolist()
         last = min(first + count, end)
-        filled = self._window(cache.get, cache, epoch, place)[length]
+        filled = self._window(self._cache.get, epoch, place)[length]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
             if not more or (self.repeats and epoch < last_epoch):
-                self._window(cache.prepare, cache, epoch + more, following)
+                self._window(self._cache.prepare, epoch + more, following)
         return Rows(self, epoch, filled, first - begin, last - begin)
 
-    def _window(self, get: Callable, cache: WindowCache, epoch: int, place: int) -> Any:
+    def _window(self, get: Callable, epoch: int, place: int) -> Any:
         """The rows of each length in the window at `place` in an epoch's order, by the cache."""
         epoch = epoch if self._shuffle else 0
-        return get((self, epoch, place), self.layout.most_pieces, self._fill, cache, epoch, place)
+        # The key is not the pass, which has the cache: a plan is freed as soon as it is dropped.
+        key = self.layout, epoch, place
+        return get(key, self.layout.most_pieces, self._fill, epoch, place)
 
-    def _fill(self, cache: WindowCache, epoch: int, place: int) -> list[WindowRows]:
+    def _fill(self, epoch: int, place: int) -> list[WindowRows]:
         """The rows of each length in the window at `place` in an epoch's order."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
-        slots: Slots = cache.get(
+        every: list[Slots] = self._cache.get(
             (layout, window),
             layout.most_pieces,
-            lambda: Slots(layout.packed(window), layout.pieces),
+            lambda: make_slots(layout.packed(window), layout.pieces),
         )
         draw = functools.partial(self._bits, epoch=epoch, window=window)
         sizes = layout.sizes(window)
@@ -197,20 +197,18 @@ class Pass:
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
         filled = []
-        for length, rows_per_batch in enumerate(self._rows_per_batch):
+        for length, (slots, rows) in enumerate(zip(every, self._rows_per_batch, strict=True)):
             if not self._shuffle:
-                order = sort_by_group(pieces[slots.first_piece(length)], None)
+                order = sort_by_group(pieces[slots.first_piece()], None)
             else:
-                dealt = None if self._by_row else rows_per_batch
                 before = int(edges[length, place] + layout.rows_before[length])
-                missing = -before % rows_per_batch  # in a batch that has begun
+                missing = -before % rows  # in a batch that has begun
                 of_length = functools.partial(draw, bucket=length)
-                order = deal(slots.segments(length), dealt, of_length, missing)
-            every = layout.pieces
-            filled.append(WindowRows(slots, length, order, pieces, every, flat=self._by_row))
+                order = deal(slots.segments(), None if self._by_row else rows, of_length, missing)
+            filled.append(WindowRows(slots, order, pieces, layout.pieces, flat=self._by_row))
         return filled
 
-    def rest(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
+    def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each length.
 
         Fills only windows of which some rows, but not all, are before.
@@ -226,7 +224,7 @@ class Pass:
                 window = int(windows[place])
                 found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
                 continue
-            for length, filled in enumerate(self._window(cache.get, cache, epoch, place)):
+            for length, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 rows = len(filled.costs)
                 first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
                 _, pieces, sizes, cut_at = filled.take(first, rows)
@@ -282,6 +280,7 @@ class Stream:
         self,
         lengths: Lengths,
         options: Options,
+        cache: WindowCache,
         *,
         name: str = "",
         first: int = 0,
@@ -290,7 +289,8 @@ class Stream:
         rest: np.ndarray | None = None,
     ):
         """`number` counts the streams of this corpus before; `rest` are spans of open epochs."""
-        self.lengths, self.options, self.name, self.first = lengths, options, name, first
+        self.lengths, self.options, self.cache = lengths, options, cache
+        self.name, self.first = name, first
         self._number, self.epoch = number, epoch
         longest = options.buckets[-1]
         if lengths.array.ndim != len(longest.lengths):
@@ -414,32 +414,27 @@ class Stream:
         return found, found.first_epoch + epochs, row
 
     def take(
-        self,
-        cache: WindowCache,
-        length: int,
-        first: int,
-        count: int,
-        last_epoch: float = float("inf"),
+        self, length: int, first: int, count: int, last_epoch: float = float("inf")
     ) -> Iterator[Rows]:
         """Rows `first` to `first + count` of a length, divided by window."""
         while count:
             found, epoch, row = self.locate(length, first)
-            rows = found.take(cache, epoch, length, row, count, last_epoch)
+            rows = found.take(epoch, length, row, count, last_epoch)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def rest(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """The spans that remain of open epochs after some rows, and the first epoch not begun."""
         spans = [self.lost[:0]]
         for found, start in zip(self.passes[:-1], self.starts, strict=False):
             used = np.clip(rows - start, 0, found.rows)
-            spans.append(found.rest(cache, found.first_epoch, used))
+            spans.append(found.rest(found.first_epoch, used))
         whole = self.whole
         rows = np.maximum(rows - self.starts[-1], 0)
         over, begun = self._count_times(rows)
         for number in range(over, begun):
             used = np.clip(rows - number * whole.rows, 0, whole.rows)
-            spans.append(whole.rest(cache, self.epoch + number, used))
+            spans.append(whole.rest(self.epoch + number, used))
         return merge_spans(np.concatenate(spans)), self.epoch + begun
 
     def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
@@ -448,18 +443,12 @@ class Stream:
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(
-        self,
-        cache: WindowCache,
-        rows: np.ndarray,
-        lengths: Lengths,
-        options: Options,
-    ) -> "Stream":
+    def after(self, rows: np.ndarray, lengths: Lengths, options: Options) -> "Stream":
         """The stream after some rows, with the rest of open epochs planned again.
 
         `lengths` may have new examples at its end; they join the latest epoch in progress.
         """
-        spans, epoch = self.rest(cache, rows)
+        spans, epoch = self.rest(rows)
         new = np.arange(len(self.lengths), len(lengths))
         if len(spans) and len(new):
             sizes = trainable_positions(lengths.array[new])
@@ -468,6 +457,7 @@ class Stream:
         return Stream(
             lengths,
             options,
+            self.cache,
             name=self.name,
             first=self.first,
             number=self._number + 1,
@@ -531,7 +521,7 @@ def _pack_into(
     packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
     every = tuple(patterns.get(bucket, ()) for bucket in options.buckets)
-    return dataclasses.replace(packed, buckets=options.buckets, patterns=every)
+    return dataclasses.replace(packed, patterns=every)
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
