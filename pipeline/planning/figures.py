@@ -97,7 +97,7 @@ def count_epoch(plan: "Plan") -> Counts:
 def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     """Epochs of each corpus that are over before `step`, by name."""
     found = dict.fromkeys(plan.names, 0)
-    stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
+    stage = plan.last_stage(step - 1)
     # In the middle of a block, epochs that end in it are not over. Nothing after `step` is asked.
     block = stage.assembly.block(max(step - 1, 0))
     epochs = stage.schedule.epochs(block.start if step < block.stop else step)

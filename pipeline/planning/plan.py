@@ -264,8 +264,7 @@ class Plan:
     def next_block(self, step: int) -> int:
         """The first step from `step` on at which the plan can change; without tiers, `step`."""
         step = require_whole("step", step, 0)
-        stage = self.stages[bisect_right(self._starts, step) - 1]
-        block = stage.assembly.block(step)
+        block = self.last_stage(step).assembly.block(step)
         return step if block.start == step else block.stop
 
     def between(self, first: int, last: int | None = None) -> "Plan":
@@ -282,9 +281,13 @@ class Plan:
 
     # ---- stages
 
+    def last_stage(self, step: int) -> Stage:
+        """The last of `stages` that begins up to a step."""
+        return self.stages[max(bisect_right(self._starts, step), 1) - 1]
+
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
-        stage = self.stages[bisect_right(self._starts, step) - 1]
+        stage = self.last_stage(step)
         if step < self._first:
             raise OutOfRange(
                 f"step is {step:,}; steps count from 0 over all epochs"
@@ -397,8 +400,8 @@ class Plan:
         """
         if self._last is None or self.stages[-1].weights is not None:
             return math.inf
-        stage = self.stages[bisect_right(self._starts, max(self._last - 1, 0)) - 1]
-        return stage.schedule.epoch_of(max(self._last - 1, 0))
+        step = max(self._last - 1, 0)
+        return self.last_stage(step).schedule.epoch_of(step)
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""

@@ -55,7 +55,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
-        if all(stream.passes for stream in self.streams):
+        if not self.grows:
             needed = max(needed, 2 * CACHED)  # chapters of corpora that grow see to it themselves
         cache = self.streams[0].cache  # of all stages of a plan
         cache.capacity = max(cache.capacity, needed)
@@ -74,6 +74,11 @@ class Stage:
     def end(self) -> int | None:
         """One past the last step of the schedule; None if it never ends."""
         return self.schedule.end
+
+    @property
+    def grows(self) -> bool:
+        """Whether it has chapters of corpora that grow."""
+        return not all(stream.passes for stream in self.streams)
 
     @property
     def is_phase(self) -> bool:
