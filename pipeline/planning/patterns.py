@@ -45,7 +45,7 @@ class Packed:
 
     def rows(self, index: int) -> int:
         """Rows of length number `index`, without empty rows."""
-        return sum([pattern.rows for pattern in self.patterns[index]])
+        return count_rows(self.patterns[index])
 
     def real(self, index: int) -> int:
         """Real positions in the rows of length number `index`."""
@@ -60,6 +60,11 @@ class Packed:
         every = (pattern.pieces for pattern in self.patterns[index])
         sums = (sum(int(of_size[size]) * times for size, times in pieces) for pieces in every)
         return max(sums, default=0)
+
+
+def count_rows(patterns: Iterable[Pattern]) -> int:
+    """The rows of some patterns."""
+    return sum([pattern.rows for pattern in patterns])
 
 
 def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:

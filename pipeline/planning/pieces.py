@@ -55,14 +55,14 @@ class Pieces:
             chunks = lengths_lib.chunks(stored)
             longest = max((int(self._clipped(chunk).max()) for chunk in chunks), default=0)
         self.longest = longest
-        self.max_position = (self.longest if table is None else int(table.max())) - 1
-        if later is not None:  # positions of a later piece continue those of the one before
-            self.max_position = int((later[1] + later[2]).max()) - 1
+        first = self.longest if table is None else int(table.max())
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._clipped(stored)
             paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
-            last = 0 if later is None else int((later[1] + later[2]).max())
-            self.max_position = max(last, int(paths.max(initial=0))) - 1
+            first = int(paths.max(initial=0))
+        # Positions of a later piece continue those of the one before.
+        last = int((self._later[1] + self._later[2]).max(initial=0))
+        self.max_position = max(first, last) - 1
 
     def _clipped(self, sizes: np.ndarray) -> np.ndarray:
         return (

@@ -96,7 +96,7 @@ class Interval:
         return self.length_quota.before(self.rotation)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batches of each bucket and the rows of each stream before a step, as attributes."""
+        """`batches` and `rows` of `taken(step)`."""
         places = self.length_quota.before(self.rotation + step - self.start)
         steps = np.subtract(places, self._rotated)
         taken = (steps * self.rows_per_batch).tolist()
@@ -107,7 +107,7 @@ class Interval:
         return batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
+        """As `Schedule.at`."""
         place = self.rotation + step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
@@ -166,7 +166,6 @@ class Schedule:
         in the window of the step before, the chapter of a single corpus ends.
         """
         self.start, self._streams, self._options, self._until = start, streams, options, until
-        self._progress = _Progress(streams)
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # each length
@@ -179,7 +178,16 @@ class Schedule:
         self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
+        # The rows before whole epochs and those of one, of each stream; of one that grows, which is
+        # in its first epoch, more than there can be. Then the epoch of its first row, and the first
+        # whole epoch.
         rows = np.zeros((len(self._groups), len(streams)), np.int64)
+        self._rest, self._whole = rows.copy(), np.full_like(rows, NEVER)
+        self._first_epochs = np.zeros((2, len(streams)), np.int64)
+        for number, stream in enumerate(streams):
+            if stream.passes:
+                self._rest[:, number], self._whole[:, number] = stream.starts[-1], stream.whole.rows
+                self._first_epochs[:, number] = stream.passes[0].first_epoch, stream.epoch
         owed, windows = [[0] * len(streams) for _ in rows], [0] * len(streams)
         if taken is not None and weights is not None:
             joined = len(streams) - len(taken.windows)
@@ -200,11 +208,10 @@ class Schedule:
             return
         nothing = (0,) * len(streams)
         epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
+        each = zip(self._weights, self._epochs_after(rows), strict=True)
         self.offsets = tuple(
             (epoch - begun if had is None else had) if weight else None
-            for weight, begun, had in itertools.zip_longest(
-                self._weights, self._progress.epochs(rows).tolist(), offsets
-            )
+            for (weight, begun), had in itertools.zip_longest(each, offsets)
         )
         self._sizes = [
             [_size(stream, found, options.by) for found in stream.passes] for stream in streams
@@ -214,7 +221,7 @@ class Schedule:
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
-            too_many = first_step(lambda at: bool((self.taken(at).rows > stock).any()), start)
+            too_many = find_first(lambda at: bool((self.taken(at).rows > stock).any()), start)
             self.end = too_many - 1
 
     # ---- one stream: an interval for each pass, for each whole epoch, and for each window
@@ -316,16 +323,16 @@ class Schedule:
         """
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
-        present = self._progress.count_passes(taken.rows).tolist()
+        begun = (taken.rows >= self._rest).all(axis=0).tolist()  # whole epochs
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if isinstance(stream, Chapter):
                 last = stream.last(windows[number])
                 rows, size = last.rows, last.real
             else:
-                at = present[number]
+                at = -1 if begun[number] else 0
                 rows, size = stream.passes[at].rows, self._sizes[number][at]
                 if weight and not stream.passes[at].repeats:
-                    waiting[number] = stream.starts[at + 1]
+                    waiting[number] = stream.starts[-1]
             pace = self._unit * weight.numerator // (weight.denominator * size)
             for of_length, count in zip(shares, rows.tolist(), strict=True):
                 of_length.append(pace * count)
@@ -517,7 +524,14 @@ class Schedule:
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""
         _, rows = self._interval(max(step - 1, self.start)).before(step)  # what is owed takes time
-        return self._progress.epochs(rows).tolist()
+        return self._epochs_after(rows)
+
+    def _epochs_after(self, rows: np.ndarray) -> list[int]:
+        """The least epoch of each stream that is not over after some rows."""
+        times = (rows - self._rest) // np.maximum(self._whole, 1)
+        times = times.min(axis=0, initial=NEVER, where=self._whole > 0)
+        first, whole = self._first_epochs
+        return np.where((rows >= self._rest).all(axis=0), whole + times, first).tolist()
 
     def _epoch_at(self, step: int) -> int:
         if self.end is not None or self._growing:  # it is one epoch
@@ -529,7 +543,7 @@ class Schedule:
         """The first step of an epoch: at least `start`, and at most `end`."""
         if self.end is not None and self._epoch_at(self.end) < epoch:
             return self.end
-        return first_step(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
+        return find_first(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
 
 
 def _share_out(due: Sequence[int], places: int) -> list[int]:
@@ -547,41 +561,12 @@ def _share_out(due: Sequence[int], places: int) -> list[int]:
     return found
 
 
-class _Progress:
-    """Where some streams are after some rows, int64 [lengths, streams], for all at once."""
-
-    def __init__(self, streams: Sequence[Stream]):
-        most = max(1, *(len(stream.passes) for stream in streams))
-        self._skipped = np.array([most - len(stream.passes) for stream in streams])
-        shape = most, len(streams[0].options.groups), len(streams)
-        # Passes are aligned at the last; streams with fewer begin with some that are over.
-        self._starts, self._first_epochs = np.zeros(shape, np.int64), np.zeros(shape[::2], np.int64)
-        self._whole = np.full(shape[1:], NEVER)  # of one that grows, which is in its first epoch
-        for number, (stream, skipped) in enumerate(zip(streams, self._skipped, strict=True)):
-            if stream.passes:
-                self._starts[skipped:, :, number] = stream.starts
-                self._first_epochs[skipped:, number] = [each.first_epoch for each in stream.passes]
-                self._whole[:, number] = stream.whole.rows
-
-    def count_passes(self, rows: np.ndarray) -> np.ndarray:
-        """The number of passes of each stream that are over: int64 [streams]."""
-        return (rows >= self._starts[1:]).all(axis=1).sum(axis=0) - self._skipped
-
-    def epochs(self, rows: np.ndarray) -> np.ndarray:
-        """The least epoch of each stream that is not over: int64 [streams]."""
-        at = self.count_passes(rows) + self._skipped
-        times = (rows - self._starts[-1]) // np.maximum(self._whole, 1)
-        times = times.min(axis=0, initial=1 << 62, where=self._whole > 0)
-        of_pass = self._first_epochs[at, np.arange(len(at))]
-        return of_pass + times * (at == len(self._starts) - 1)
-
-
 def _at(intervals: Sequence[Interval], step: int) -> Interval:
     """The interval of a step."""
     return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
 
 
-def first_step(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
+def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
     """The first step after `after` at which a condition holds, which then holds for ever."""
     low, high, far = after, max(near, after + 1), 1
     while not holds(high):
@@ -613,7 +598,7 @@ def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | No
         )
         for stream, of_stream in zip(streams, missing, strict=True)
     )
-    return first_step(is_over, interval.start, interval.start + near)
+    return find_first(is_over, interval.start, interval.start + near)
 
 
 def _size(stream: Stream, found: Pass, by: str) -> int:
