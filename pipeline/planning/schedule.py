@@ -171,9 +171,9 @@ class Schedule:
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
-        # Of one stream, what is taken before whole epochs; and the intervals of the latest epoch.
+        # Of one stream, what is taken before whole epochs; and the intervals of the latest pass.
         self._before_epochs: Taken | None = None
-        self._intervals_of_epoch: list[Interval] = []
+        self._intervals_of_pass: list[Interval] = []
         self.end: int | None = None
         self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
@@ -204,7 +204,9 @@ class Schedule:
         }
         if weights is None:
             if not self._growing:
-                self._add_passes()
+                batches = self._count_batches(self._rest[:, 0])
+                step = start + int(batches.sum())
+                self._before_epochs = Taken(step, batches, self._rest, owed, windows)
             return
         nothing = (0,) * len(streams)
         epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
@@ -224,24 +226,12 @@ class Schedule:
             too_many = find_first(lambda at: bool((self.taken(at).rows > stock).any()), start)
             self.end = too_many - 1
 
-    # ---- one stream: an interval for each pass, for each whole epoch, and for each window
-
-    def _add_passes(self) -> None:
-        (stream,), taken = self._streams, self._begin
-        for found in stream.passes[:-1]:
-            self._intervals += (*self._intervals_of(found, found.first_epoch, taken),)
-            taken = self.taken(self._intervals[-1].end or 0)
-        self._before_epochs = taken
+    # ---- one stream: intervals of each pass, and of each whole epoch
 
     def _count_batches(self, rows: np.ndarray) -> np.ndarray:
         """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
         each = zip(rows.tolist(), self._groups, strict=True)
         return np.concatenate([count_batches(count, group) for count, group in each])
-
-    def _intervals_of(self, found: Pass, epoch: int, taken: Taken) -> Iterator[Interval]:
-        """The intervals of one time of a pass, after what was taken."""
-        most = taken.rows + found.rows[:, None]
-        return self._cut(self._count_batches(found.rows), taken, most, found.repeats, epoch)
 
     def _cut(
         self,
@@ -292,22 +282,27 @@ class Schedule:
                 yield interval
                 taken = interval.taken(end)
 
-    def _interval_of_epoch(self, step: int) -> Interval:
-        """The interval of a step that is in a whole epoch of the only stream."""
-        assert self._before_epochs is not None, "there is one stream"
-        latest = self._intervals_of_epoch
+    def _interval_of_pass(self, step: int) -> Interval:
+        """The interval of a step of the only stream."""
+        latest, before = self._intervals_of_pass, self._before_epochs
+        assert before is not None, "there is one stream"
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            (stream,), begin = self._streams, self._before_epochs
-            per_epoch = self._count_batches(stream.whole.rows)
-            steps = int(per_epoch.sum())
-            epochs = (step - begin.step) // steps
-            begin = begin._replace(
-                step=begin.step + epochs * steps,
-                batches=begin.batches + epochs * per_epoch,
-                rows=begin.rows + epochs * stream.whole.rows[:, None],
-            )
-            epoch = stream.epoch + epochs
-            latest = self._intervals_of_epoch = [*self._intervals_of(stream.whole, epoch, begin)]
+            (stream,) = self._streams
+            found, begin, epoch = stream.passes[0], self._begin, stream.passes[0].first_epoch
+            counts = self._count_batches(found.rows)
+            if step >= before.step:
+                found = stream.whole
+                counts = self._count_batches(found.rows)
+                epochs = (step - before.step) // int(counts.sum())
+                begin = before._replace(
+                    step=before.step + epochs * int(counts.sum()),
+                    batches=before.batches + epochs * counts,
+                    rows=before.rows + epochs * found.rows[:, None],
+                )
+                epoch = stream.epoch + epochs
+            most = begin.rows + found.rows[:, None]
+            latest = [*self._cut(counts, begin, most, found.repeats, epoch)]
+            self._intervals_of_pass = latest
         return _at(latest, step)
 
     # ---- several streams
@@ -454,8 +449,8 @@ class Schedule:
         return self.end is None or step < self.end
 
     def _interval(self, step: int) -> Interval:
-        if self._before_epochs is not None and step >= self._before_epochs.step:
-            return self._interval_of_epoch(step)
+        if self._before_epochs is not None:
+            return self._interval_of_pass(step)
         return _at(self._reach(step), step)
 
     def taken(self, step: int) -> Taken:
