@@ -16,8 +16,8 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.planning.cache import WindowCache
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
-from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
 from pipeline.planning.stream import Pass, Stream
 
@@ -127,7 +127,8 @@ class Chapter(Stream, Handles):
 
     handles = ("windows",)
     passes = ()  # those of its windows are made when they are needed
-    lengths: Any = ()  # they are with the parts
+    lengths = Lengths(NO_EXAMPLES)  # they are with the parts
+    epoch = 0
 
     def __init__(
         self,
@@ -219,13 +220,9 @@ class Chapter(Stream, Handles):
         return self.cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        return Pass(
-            self,
-            self._cut(self.window_lengths(window)),
-            random_key(self.options.seed, self.name, "part", window.begin.part),
-            first=self.first + window.begin.example,
-            chapter=(window.rows_before, window.ends),
-        )
+        pieces, begin = self._cut(self.window_lengths(window)), window.begin
+        chapter = begin.example, window.rows_before, window.ends
+        return Pass(self, pieces, "part", begin.part, chapter=chapter)
 
     def _cut(self, lengths: np.ndarray) -> Any:
         return cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)

@@ -59,7 +59,7 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        chapter: tuple[np.ndarray, bool] | None = None,
+        chapter: Sequence[Any] | None = None,
     ):
         """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
         self.pieces, self._pack = pieces, pack

@@ -382,7 +382,7 @@ class Plan:
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
-            if stream.passes and stream.lengths.files is not None
+            if stream.lengths.files is not None
         }
 
     # ---- epochs

@@ -92,21 +92,21 @@ class Pass:
         self,
         stream: "Stream",
         pieces: Pieces,
-        key: int,
-        *,
-        first: int,
-        first_epoch: int = 0,
-        repeats: bool = False,
+        *names: object,
         buckets: tuple[Bucket, ...] = (),
         spans: np.ndarray | None = None,
-        files: np.ndarray | None = None,
-        chapter: tuple[np.ndarray, bool] | None = None,
+        chapter: tuple[int, np.ndarray, bool] | None = None,
     ):
-        """`buckets` are those that have rows, by default all; others are as for `Layout`."""
-        options, runs = stream.options, None
+        """`names` are those of its random bits; `buckets` those that have rows, by default all.
+
+        `chapter`: it is a window of one; the first example, and as for `Layout`.
+        """
+        options, files, runs = stream.options, stream.lengths.files, None
+        key = random_key(options.seed, stream.name, *names)
         pack_window, self.solution = _make_packer(stream, pieces, buckets or options.buckets)
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
+        first, *after = chapter or (0,)
         self.layout = layout = Layout(
             pieces,
             pack_window,
@@ -114,9 +114,11 @@ class Pass:
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
-            chapter=chapter,
+            chapter=after or None,
         )
-        self.first_epoch, self.first, self.spans, self.repeats = first_epoch, first, spans, repeats
+        self.spans, self.first = spans, stream.first + first
+        self.repeats = spans is None and chapter is None
+        self.first_epoch = stream.epoch if spans is None else int(spans[:, 0].min())
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
@@ -308,15 +310,7 @@ class Stream:
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole = Pass(
-            self,
-            pieces,
-            random_key(options.seed, name, number, True),
-            first=first,
-            first_epoch=epoch,
-            repeats=True,
-            files=lengths.files,
-        )
+        self.whole = Pass(self, pieces, number, True)
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
@@ -346,16 +340,7 @@ class Stream:
         last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
         self.max_position = max(self.max_position, last, pieces.max_position)
         if pieces.longest:
-            planned = Pass(
-                self,
-                pieces,
-                random_key(self.options.seed, self.name, self._number, False),
-                first=self.first,
-                first_epoch=int(spans[:, 0].min()),
-                buckets=buckets,
-                spans=spans,
-                files=self.lengths.files,
-            )
+            planned = Pass(self, pieces, self._number, False, buckets=buckets, spans=spans)
             self.passes = planned, self.whole
 
     def _cut_rest(
