@@ -195,15 +195,16 @@ def make_search(
     row_multiple: int = 1,
     align: int = 1,
     packing: Packing = "best_fit",
-    max_segments: int | None = None,
-    attention: Attention = "dense",
-    width: int = 1024,
+    **others: Any,
 ) -> "BucketSearch":
-    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`."""
+    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`.
+
+    `others` are further attributes of a `BucketSearch`.
+    """
     require_one_of("packing", packing, PACKINGS)
-    require_one_of("attention", attention, ATTENTIONS)
+    require_one_of("attention", others.get("attention", "dense"), ATTENTIONS)
+    require_whole("width", others.get("width", 1), 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
-    width = require_whole("width", width, 1)
     array = lengths_lib.as_lengths(lengths)
     given = [] if max_length is None else np.array(max_length, object).ravel().tolist()
     limits = [require_whole("max_length", limit, 1) for limit in given]
@@ -247,15 +248,7 @@ def make_search(
             if limits:
                 most = min(most, int(_round_up(np.array(limits), multiple)[0]))
         return BucketSearch(
-            *found,
-            multiple,
-            most,
-            packing,
-            tokens_per_batch,
-            row_multiple,
-            max_segments,
-            attention,
-            width,
+            *found, multiple, most, packing, tokens_per_batch, row_multiple, **others
         )
 
     if length_multiple is not None:
