@@ -64,7 +64,10 @@ class Places:
         counts = counts.copy()
         counts[0] = 0
         packed = search(self.fold(counts), self.in_units(buckets), **options)
-        pieces = self._sort(counts)
+        # The sizes of the pieces in each place, ascending, each with its number of pieces.
+        pieces = [collections.deque[list[int]]() for _ in self.units]
+        for size in np.flatnonzero(counts).tolist():
+            pieces[self._place[size]].append([size, int(counts[size])])
         patterns = [
             tuple(row for pattern in of_bucket for row in self._fill(pattern, pieces))
             for of_bucket in packed.patterns
@@ -78,13 +81,6 @@ class Places:
             Bucket(bucket.rows, lengths[0] if len(lengths) == 1 else lengths)
             for bucket, lengths in zip(buckets, each, strict=True)
         )
-
-    def _sort(self, counts: np.ndarray) -> "list[collections.deque[list[int]]]":
-        """The sizes of the pieces in each place, ascending, each with its number of pieces."""
-        found = [collections.deque[list[int]]() for _ in self.units]
-        for size in np.flatnonzero(counts).tolist():
-            found[self._place[size]].append([size, int(counts[size])])
-        return found
 
     def _fill(
         self, pattern: Pattern, pieces: "list[collections.deque[list[int]]]"

@@ -26,7 +26,7 @@ import numpy as np
 from pipeline.planning.growing import Chapter
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
-from pipeline.planning.stream import Pass, Stream
+from pipeline.planning.stream import Stream
 from pipeline.planning.tails import count_batches
 
 # So many steps after one, it is looked whether their epoch is still the same.
@@ -215,9 +215,6 @@ class Schedule:
             (epoch - begun if had is None else had) if weight else None
             for (weight, begun), had in itertools.zip_longest(each, offsets)
         )
-        self._sizes = [
-            [_size(stream, found, options.by) for found in stream.passes] for stream in streams
-        ]
         if options.ending == "stop":
             # Each stream has the rest of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
@@ -324,9 +321,9 @@ class Schedule:
                 last = stream.last(windows[number])
                 rows, size = last.rows, last.real
             else:
-                at = -1 if begun[number] else 0
-                rows, size = stream.passes[at].rows, self._sizes[number][at]
-                if weight and not stream.passes[at].repeats:
+                found = stream.whole if begun[number] else stream.passes[0]
+                rows, size = found.rows, found.size
+                if weight and not found.repeats:
                     waiting[number] = stream.starts[-1]
             pace = self._unit * weight.numerator // (weight.denominator * size)
             for of_length, count in zip(shares, rows.tolist(), strict=True):
@@ -594,12 +591,3 @@ def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | No
         for stream, of_stream in zip(streams, missing, strict=True)
     )
     return find_first(is_over, interval.start, interval.start + near)
-
-
-def _size(stream: Stream, found: Pass, by: str) -> int:
-    """The tokens, examples or positions with loss in the rows of a pass."""
-    layout = found.layout
-    if by == "examples":
-        return int(layout.counts[1:].sum()) - layout.pieces.num_later
-    tokens = int(layout.real.sum())
-    return max(int(tokens * stream.lengths.loss_share), 1) if by == "loss" else tokens

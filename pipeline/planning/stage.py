@@ -132,11 +132,8 @@ class Stage:
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         check_options(options, several=weights is not None)
-        if weights is None:
-            members = {"": Lengths.of(lengths)}
-        else:
-            given = as_corpora(lengths)
-            members = {name: Lengths.of(given[name]) for name in weights}
+        given = {"": lengths} if weights is None else as_corpora(lengths)
+        members = {name: Lengths.of(given[name]) for name in weights or given}
         changes = options_as_json(options, weights)
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)

@@ -85,6 +85,7 @@ class Pass:
         first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one time.
+        size: the tokens, examples or positions with loss in these, as weights count them.
         solution: the patterns of its rows with packing="optimal"; else None.
     """
 
@@ -122,7 +123,11 @@ class Pass:
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
-        self.rows = layout.rows.sum(axis=1)
+        self.rows, self.size = layout.rows.sum(axis=1), int(layout.real.sum())
+        if options.by == "examples":
+            self.size = int(layout.counts[1:].sum()) - pieces.num_later
+        elif options.by == "loss":
+            self.size = max(int(self.size * stream.lengths.loss_share), 1)
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
