@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.alignment import Alignment
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
@@ -38,7 +39,6 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
-from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
 
 # The orders of windows that are kept: readers are in two epochs at a time.
@@ -477,22 +477,22 @@ def _make_packer(
     With packing="optimal", it uses the solution of all pieces, which is stored beside the corpus.
     """
     options = stream.options
-    solution, places = None, None
+    solution, aligned = None, None
     if options.align > 1:
-        places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
-    units = pieces.table if places is None else places.units
+        aligned = Alignment(pieces.positions(np.arange(pieces.longest + 1)), options.align)
+    units = pieces.table if aligned is None else aligned.units
     fill = options.packing == "fill"
     search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
     if options.packing == "optimal":
         counts, shapes, share = pieces.count(), buckets, 1.0
-        if places is not None:
-            share = places.filled(counts)
-            counts, shapes = places.fold(counts), places.in_units(buckets)
+        if aligned is not None:
+            share = aligned.filled(counts)
+            counts, shapes = aligned.fold(counts), aligned.in_units(buckets)
         solution = load_solution(stream.lengths.store, counts, shapes, options.max_segments)
         solution.bound *= share
         search = solution.pack
-    if places is not None:
-        search = functools.partial(places.pack, search)
+    if aligned is not None:
+        search = functools.partial(aligned.pack, search)
     return functools.partial(_pack_into, search, buckets, options), solution
 
 

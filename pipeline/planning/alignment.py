@@ -1,7 +1,7 @@
-"""Places: the columns that segments take in rows where each begins at a multiple.
+"""Alignment: rows in which each segment begins at a multiple of some columns.
 
-A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so
-its histogram is short. The rows that it finds then get pieces, whose positions are counted.
+A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so its
+histogram is short. The rows that it finds then get pieces, whose positions are counted.
 """
 
 import collections
@@ -14,11 +14,11 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed, Pattern
 
 
-class Places:
+class Alignment:
     """The units that pieces of each size take.
 
-    >>> places = Places(np.arange(5)[:, None], align=2)
-    >>> places.units.tolist(), places.fold(np.array([0, 5, 1, 1, 2])).tolist()
+    >>> aligned = Alignment(np.arange(5)[:, None], align=2)
+    >>> aligned.units.tolist(), aligned.fold(np.array([0, 5, 1, 1, 2])).tolist()
     ([[0], [1], [2]], [0, 6, 3])
 
     Args:
