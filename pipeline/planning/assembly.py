@@ -7,7 +7,6 @@ and cut into batches: a tier is a batch of such rows. The tiers come in random o
 as a whole has the rows that it has without tiers.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -81,13 +80,11 @@ class Assembly:
             taken = sorted(
                 (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
             )
-            firsts: dict[int, int] = {}
-            counts = collections.Counter[int]()
+            joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
-                firsts.setdefault(number, first)
-                counts[number] += count
-            joined = [(number, first, counts[number]) for number, first in firsts.items()]
-            rows = self._gather(bucket, joined, last_epoch)
+                _, begin, before = joined.get(number, (number, first, 0))
+                joined[number] = number, begin, before + count
+            rows = self._gather(bucket, joined.values(), last_epoch)
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
