@@ -537,7 +537,7 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndar
     return sizes[:, None], found[sizes]
 
 
-def typical_lengths(given: AnyLengths, weights: Weights, by: By) -> np.ndarray:
+def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 
     Each corpus has its share over the phases, of examples spread evenly over it (perhaps several

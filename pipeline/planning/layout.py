@@ -63,8 +63,9 @@ class Layout:
     ):
         """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
         self.pieces, self._pack = pieces, pack
-        none, rows_before = (0,) * len(groups), np.zeros(len(groups), np.int64)
-        self.rows_before, ends = chapter or (rows_before, True)
+        none: tuple[int, ...] = (0,) * len(groups)
+        self.rows_before: np.ndarray
+        self.rows_before, ends = chapter or (np.zeros(len(groups), np.int64), True)
         window = len(pieces) if chapter else window
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)

@@ -315,7 +315,7 @@ class Schedule:
         """
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
-        begun = (taken.rows >= self._rest).all(axis=0).tolist()  # whole epochs
+        begun = np.all(taken.rows >= self._rest, axis=0).tolist()  # whole epochs
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if isinstance(stream, Chapter):
                 last = stream.last(windows[number])
