@@ -221,8 +221,8 @@ class Chapter(Stream, Handles):
 
     def _pack(self, window: Window) -> Pass:
         pieces, begin = self._cut(self.window_lengths(window)), window.begin
-        chapter = begin.example, window.rows_before, window.ends
-        return Pass(self, pieces, "part", begin.part, chapter=chapter)
+        chapter = window.rows_before, window.ends
+        return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)
 
     def _cut(self, lengths: np.ndarray) -> Any:
         return cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)

@@ -59,12 +59,11 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        chapter: Sequence[Any] | None = None,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
         """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
         self.pieces, self._pack = pieces, pack
         none: tuple[int, ...] = (0,) * len(groups)
-        self.rows_before: np.ndarray
         self.rows_before, ends = chapter or (np.zeros(len(groups), np.int64), True)
         window = len(pieces) if chapter else window
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)

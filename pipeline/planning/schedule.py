@@ -175,7 +175,7 @@ class Schedule:
         self._before_epochs: Taken | None = None
         self._intervals_of_pass: list[Interval] = []
         self.end: int | None = None
-        self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
+        self._latest_epoch = 0, range(0)  # with steps that have it
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
         # The rows before whole epochs and those of one, of each stream; of one that grows, which is
@@ -482,8 +482,8 @@ class Schedule:
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
-        epoch, begin, end = self._latest_epoch
-        if begin <= step < end:
+        epoch, steps = self._latest_epoch
+        if step in steps:
             return epoch
         epoch, interval = self._epoch_at(step), self._interval(step)
         end = step + 1
@@ -491,7 +491,7 @@ class Schedule:
             step, end = interval.start, interval.end
         elif epoch == self._epoch_at(later := min(step + KEEPS, interval.end or step + KEEPS)):
             end = later
-        self._latest_epoch = epoch, step, end
+        self._latest_epoch = epoch, range(step, end)
         return epoch
 
     def interval_around(self, step: int) -> range:

@@ -94,20 +94,20 @@ class Pass:
         stream: "Stream",
         pieces: Pieces,
         *names: object,
+        first: int = 0,
         buckets: tuple[Bucket, ...] = (),
         spans: np.ndarray | None = None,
-        chapter: tuple[int, np.ndarray, bool] | None = None,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        """`names` are those of its random bits; `buckets` those that have rows, by default all.
+        """`names` are those of its random bits; `first` is its first example in the stream.
 
-        `chapter`: it is a window of one; the first example, and as for `Layout`.
+        `buckets` are those that have rows, by default all; `chapter` is as for `Layout`.
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
         pack_window, self.solution = _make_packer(stream, pieces, buckets or options.buckets)
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
-        first, *after = chapter or (0,)
         self.layout = layout = Layout(
             pieces,
             pack_window,
@@ -115,7 +115,7 @@ class Pass:
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
-            chapter=after or None,
+            chapter=chapter,
         )
         self.spans, self.first = spans, stream.first + first
         self.repeats = spans is None and chapter is None
@@ -315,7 +315,7 @@ class Stream:
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole = Pass(self, pieces, number, True)
+        self.whole = Pass(self, pieces, number, True)  # its epochs are whole
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
