@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -285,20 +285,18 @@ class Schedule:
         assert before is not None, "there is one stream"
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
             (stream,) = self._streams
-            found, begin, epoch = stream.passes[0], self._begin, stream.passes[0].first_epoch
-            counts = self._count_batches(found.rows)
-            if step >= before.step:
-                found = stream.whole
-                counts = self._count_batches(found.rows)
-                epochs = (step - before.step) // int(counts.sum())
-                begin = before._replace(
-                    step=before.step + epochs * int(counts.sum()),
-                    batches=before.batches + epochs * counts,
-                    rows=before.rows + epochs * found.rows[:, None],
-                )
-                epoch = stream.epoch + epochs
-            most = begin.rows + found.rows[:, None]
-            latest = [*self._cut(counts, begin, most, found.repeats, epoch)]
+            whole = step >= before.step
+            found, begin = (stream.whole, before) if whole else (stream.passes[0], self._begin)
+            counts, rows = self._count_batches(found.rows), found.rows[:, None]
+            steps = int(counts.sum())
+            times = (step - begin.step) // steps  # that it is over
+            begin = begin._replace(
+                step=begin.step + times * steps,
+                batches=begin.batches + times * counts,
+                rows=begin.rows + times * rows,
+            )
+            epoch = found.first_epoch + times
+            latest = [*self._cut(counts, begin, begin.rows + rows, found.repeats, epoch)]
             self._intervals_of_pass = latest
         return _at(latest, step)
 
@@ -421,19 +419,16 @@ class Schedule:
 
     # ---- all steps
 
-    def _following(self, taken: Taken) -> Iterable[Interval]:
-        """The next intervals; none at the end of a chapter."""
-        return (
-            self._intervals_in_hand(taken) if self._growing else [self._interval_in_shares(taken)]
-        )
-
     def _reach(self, step: int) -> tuple[Interval, ...]:
         """The intervals up to that of a step, or to the end of the chapter."""
         intervals = self._intervals
         while (end := intervals[-1].end if intervals else self.start) is not None and step >= end:
             taken = intervals[-1].taken(end) if intervals else self._begin
-            following = tuple(self._following(taken))
-            if not following:
+            if self._growing:
+                following = tuple(self._intervals_in_hand(taken))
+            else:
+                following = (self._interval_in_shares(taken),)
+            if not following:  # the chapter ends
                 self.end = taken.step
                 break
             self._intervals = intervals = intervals + following
