@@ -76,8 +76,8 @@ class Layout:
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(pieces.longest + 1, np.int64)
-        shape = 4, len(groups), len(self)
-        self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
+        measured = np.zeros((4, len(groups), len(self)), np.int64)
+        self.rows, self.real, segments, continuations = measured
         self.cuts = np.zeros((2, len(self)), np.int64)
         # A single window finds out itself how many rows fill no batch.
         single = chapter is None and len(self) == 1
@@ -87,12 +87,7 @@ class Layout:
         def measure(window: int, packed: Packed) -> None:
             self.cuts[:, window] = packed.num_cuts
             for length in range(len(groups)):
-                self.rows[length, window] = packed.rows(length)
-                self.real[length, window] = packed.real(length)
-                segments[length, window] = packed.most_segments(length)
-                if pieces.trees is not None:
-                    most = packed.most_continuations(length, pieces.most_continuations)
-                    continuations[length, window] = most
+                measured[:, length, window] = packed.measure(length, pieces.most_continuations)
 
         for window in range(len(self)):
             counts = self._count(window)

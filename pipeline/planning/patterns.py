@@ -47,19 +47,19 @@ class Packed:
         """Rows of length number `index`, without empty rows."""
         return count_rows(self.patterns[index])
 
-    def real(self, index: int) -> int:
-        """Real positions in the rows of length number `index`."""
-        return sum([pattern.fill * pattern.rows for pattern in self.patterns[index]])
+    def measure(self, index: int, continuations: np.ndarray | None) -> tuple[int, int, int, int]:
+        """The rows of length number `index`, and the real positions in them.
 
-    def most_segments(self, index: int) -> int:
-        """The most segments in a row of length number `index`; 1 if it has no rows."""
-        return max([pattern.segments for pattern in self.patterns[index]], default=1)
-
-    def most_continuations(self, index: int, of_size: np.ndarray) -> int:
-        """The most in a row of length number `index`, if a piece of each size has `of_size`."""
-        every = (pattern.pieces for pattern in self.patterns[index])
-        sums = (sum(int(of_size[size]) * times for size, times in pieces) for pieces in every)
-        return max(sums, default=0)
+        Then the most segments in one, at least 1, and the most `continuations` if a piece of each
+        size has so many; None: 0.
+        """
+        patterns, most = self.patterns[index], 0
+        if continuations is not None:
+            each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
+            most = max(map(sum, each), default=0)
+        real = sum([pattern.fill * pattern.rows for pattern in patterns])
+        segments = max([pattern.segments for pattern in patterns], default=1)
+        return self.rows(index), real, segments, most
 
 
 def count_rows(patterns: Iterable[Pattern]) -> int:

@@ -128,11 +128,12 @@ class Pieces:
         return np.where(branches > 0, costs, self.costs(sizes))
 
     @functools.cached_property
-    def most_continuations(self) -> np.ndarray:
-        """The most continuations of a piece of each size: int64 [longest + 1]."""
+    def most_continuations(self) -> np.ndarray | None:
+        """The most continuations of a piece of each size: int64 [longest + 1], or None."""
+        if self.trees is None:
+            return None
         found = np.zeros(self.longest + 1, np.int64)
-        if self.trees is not None:
-            np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
+        np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
         return found
 
     def positions_of(self, pieces: np.ndarray) -> np.ndarray:
