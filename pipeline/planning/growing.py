@@ -101,7 +101,7 @@ class Window:
         ends: whether the chapter ends with it.
         rows_before: int64 [lengths], the rows of the chapter before it.
         rows: int64 [lengths], its rows.
-        real: the real positions in these, at least 1.
+        size: the real positions in these, at least 1.
     """
 
     begin: Place
@@ -109,7 +109,7 @@ class Window:
     ends: bool
     rows_before: np.ndarray
     rows: np.ndarray
-    real: int = 1
+    size: int = 1
 
     @property
     def rows_after(self) -> np.ndarray:
@@ -209,9 +209,8 @@ class Chapter(Stream, Handles):
         assert digest is not None, "its parts are sealed"
         end = Place(part, example, pieces, digest)
         found = Window(begin, end, ends, before.rows_after, 0 * before.rows)
-        layout = self._pass(found).layout
-        real = max(int(layout.real.sum()), 1)
-        return dataclasses.replace(found, rows=layout.rows[:, 0], real=real)
+        made = self._pass(found)
+        return dataclasses.replace(found, rows=made.rows, size=max(made.size, 1))
 
     def _pass(self, window: Window) -> Pass:
         pieces = window.end.pieces - window.begin.pieces

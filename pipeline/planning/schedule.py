@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.planning.growing import Chapter
+from pipeline.planning.growing import Chapter, Window
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
-from pipeline.planning.stream import Stream
+from pipeline.planning.stream import Pass, Stream
 from pipeline.planning.tails import count_batches
 
 # So many steps after one, it is looked whether their epoch is still the same.
@@ -315,16 +315,15 @@ class Schedule:
         waiting = {}
         begun = np.all(taken.rows >= self._rest, axis=0).tolist()  # whole epochs
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
+            found: Pass | Window
             if isinstance(stream, Chapter):
-                last = stream.last(windows[number])
-                rows, size = last.rows, last.real
+                found = stream.last(windows[number])
             else:
                 found = stream.whole if begun[number] else stream.passes[0]
-                rows, size = found.rows, found.size
-                if weight and not found.repeats:
+                if weight and not begun[number]:
                     waiting[number] = stream.starts[-1]
-            pace = self._unit * weight.numerator // (weight.denominator * size)
-            for of_length, count in zip(shares, rows.tolist(), strict=True):
+            pace = self._unit * weight.numerator // (weight.denominator * found.size)
+            for of_length, count in zip(shares, found.rows.tolist(), strict=True):
                 of_length.append(pace * count)
         return shares, waiting
 
