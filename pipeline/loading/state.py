@@ -98,7 +98,7 @@ class StateKey(NamedTuple):
                     "another number of corpora; load what it was saved with, without follow=True "
                     "if it was planned as a whole"
                 )
-            own = self.plan.declared_at(then[0]["from"]).identity
+            own = self.plan.last_stage(then[0]["from"]).identity
             changes = differences(then[0]["identity"], own)
             if not changes:
                 self.plan.resume(then)

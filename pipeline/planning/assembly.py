@@ -7,7 +7,6 @@ and cut into batches: a tier is a batch of such rows. The tiers come in random o
 as a whole has the rows that it has without tiers.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
-from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
@@ -34,15 +32,8 @@ class Assembly:
     where the stage or an epoch begins or ends.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[Stream],
-        schedule: Schedule,
-        options: Options,
-        cache: WindowCache,
-    ):
-        self._streams, self._schedule = streams, schedule
-        self._options, self._cache = options, cache
+    def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
+        self._streams, self._schedule, self._options = streams, schedule, options
         # The number of the length of each bucket.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
@@ -68,7 +59,7 @@ class Assembly:
             rows = self._gather(bucket, taken, last_epoch)
             return self._make_batch(rows, bucket, None, step)
         most = max(each.rows for each in self._options.buckets)
-        batches = self._cache.get(
+        batches = self._streams[0].cache.get(
             (self, steps), len(steps) * most, self._assemble, steps, last_epoch
         )
         planned = batches[step - steps.start]
@@ -89,13 +80,11 @@ class Assembly:
             taken = sorted(
                 (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
             )
-            firsts: dict[int, int] = {}
-            counts = collections.Counter[int]()
+            joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
-                firsts.setdefault(number, first)
-                counts[number] += count
-            joined = [(number, first, counts[number]) for number, first in firsts.items()]
-            rows = self._gather(bucket, joined, last_epoch)
+                _, begin, before = joined.get(number, (number, first, 0))
+                joined[number] = number, begin, before + count
+            rows = self._gather(bucket, joined.values(), last_epoch)
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
@@ -114,9 +103,7 @@ class Assembly:
             [
                 (number, rows)
                 for number, first, count in taken
-                for rows in self._streams[number].take(
-                    self._cache, length, first, count, last_epoch
-                )
+                for rows in self._streams[number].take(length, first, count, last_epoch)
             ]
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.gaps import Cuts, fewest_cuts, fill_rows, remove_rows
 from pipeline.planning.pair_packing import best_fit_pairs
-from pipeline.planning.patterns import Packed, Pattern, best_fit, count_segments
+from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
 from pipeline.planning.tails import count_surplus, group_tails
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
@@ -79,16 +79,16 @@ def pack(
 
         enough = FULL_ENOUGH * room.sum()
         empty = [p for p in placed[index] if p.fill < enough and p.segments != max_segments]
-        spare = _count_rows(empty)
-        if _count_rows(repack(empty)) * row_cost(*buckets[to].lengths) >= spare * row_cost(*room):
+        spare = count_rows(empty)
+        if count_rows(repack(empty)) * row_cost(*buckets[to].lengths) >= spare * row_cost(*room):
             spare = 0
-        rows = _count_rows(placed[index]) - spare
+        rows = count_rows(placed[index]) - spare
         spare += surplus[index] if surplus else count_surplus(rows, groups[index])
         placed[index], moving = _split_surplus(placed[index], spare, max_segments)
         placed[to] += repack(moving)
     counts = counts.copy()
     counts[0] = 0
-    return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
+    return Packed(tuple(map(tuple, placed)), counts)
 
 
 def _fill(
@@ -115,16 +115,11 @@ def _fill(
         number += sum([chain.num_cuts for chain in chains])
         least += fewest_cuts(documents[index], length, rows)
     return Packed(
-        tuple(group[0] for group in groups),
         tuple(map(tuple, filled)),
         np.sum(documents, axis=0),
         cuts.table,
         (number, least),
     )
-
-
-def _count_rows(patterns: Sequence[Pattern]) -> int:
-    return sum([pattern.rows for pattern in patterns])
 
 
 def _split_surplus(

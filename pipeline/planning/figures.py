@@ -97,7 +97,7 @@ def count_epoch(plan: "Plan") -> Counts:
 def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     """Epochs of each corpus that are over before `step`, by name."""
     found = dict.fromkeys(plan.names, 0)
-    stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
+    stage = plan.last_stage(step - 1)
     # In the middle of a block, epochs that end in it are not over. Nothing after `step` is asked.
     block = stage.assembly.block(max(step - 1, 0))
     epochs = stage.schedule.epochs(block.start if step < block.stop else step)
@@ -118,13 +118,6 @@ def losses(plan: "Plan") -> dict[str, int]:
         empty = int(layout.counts[0]) - dropped - excluded
         found += (excluded, empty, overlong, layout.pieces.lost)
     return dict(zip(("excluded", "empty", "overlong", "lost"), found.tolist(), strict=True))
-
-
-def count_cuts(plan: "Plan") -> tuple[int, int]:
-    """See `Plan.cuts`."""
-    each = [stream.whole.layout.cuts.sum(axis=1) for stream in plan.stages[-1].streams]
-    cuts, least = np.sum(each, axis=0).tolist()
-    return cuts, least
 
 
 def phases(plan: "Plan") -> list[list[Stage]]:

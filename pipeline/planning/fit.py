@@ -1,11 +1,10 @@
 """The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
 import dataclasses
-import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -116,16 +115,8 @@ def fit_buckets(
         ValueError: an argument is not as above, no example has a position, or a batch of
             `row_multiple` rows of the longest bucket exceeds `tokens_per_batch`.
     """
-    require_one_of("packing", packing, PACKINGS)
-    require_one_of("attention", attention, ATTENTIONS)
-    max_buckets = require_whole("max_buckets", max_buckets, 1)
-    width = require_whole("width", width, 1)
-    if weights is not None:
-        each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
-        lengths = typical_lengths(each, weights, by)
-    attention = "segment" if packing == "none" else attention
     search = make_search(
-        lengths,
+        lengths if weights is None else typical_lengths(lengths, weights, by),
         tokens_per_batch=tokens_per_batch,
         max_buckets=max_buckets,
         max_length=max_length,
@@ -133,10 +124,14 @@ def fit_buckets(
         row_multiple=row_multiple,
         align=align,
         packing=packing,
-        price=functools.partial(row_cost, attention=attention, width=width),
+        attention="segment" if packing == "none" else attention,
+        width=width,
     )
     found = search.find(max_buckets)
-    logger.info("buckets %s; %s", ", ".join(map(str, found)), search.comparison)
+    costs = ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in search.costs.items())
+    enough = "; one bucket is enough" * (len(found) == 1 < len(search.costs))
+    shapes = ", ".join(map(str, found))
+    logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
     return tuple(search.bucket(each) for each in found)
 
 
@@ -175,19 +170,11 @@ class Refit:
         )
 
 
-def refit(
-    buckets: Sequence[Bucket],
-    lengths: AnyLengths,
-    *,
-    packing: Packing = "best_fit",
-    attention: Attention = "dense",
-    width: int = 1024,
-    **options: Any,
-) -> Refit:
+def refit(buckets: Sequence[Bucket], lengths: AnyLengths, **options: Any) -> Refit:
     """What `fit_buckets` would choose for lengths that `buckets` hold; options are its own."""
-    attention = "segment" if packing == "none" else attention
-    price = functools.partial(row_cost, attention=attention, width=width)
-    search = make_search(lengths, packing=packing, price=price, **options)
+    if options["packing"] == "none":
+        options["attention"] = "segment"
+    search = make_search(lengths, **options)
     present = tuple(dict.fromkeys(bucket.lengths for bucket in buckets))
     found = search.find(options["max_buckets"])
     return Refit(
@@ -208,10 +195,16 @@ def make_search(
     row_multiple: int = 1,
     align: int = 1,
     packing: Packing = "best_fit",
-    max_segments: int | None = None,
-    price: Callable[..., Any] = row_cost,
+    **others: Any,
 ) -> "BucketSearch":
-    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`."""
+    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`.
+
+    `others` are further attributes of a `BucketSearch`.
+    """
+    require_one_of("packing", packing, PACKINGS)
+    require_one_of("attention", others.get("attention", "dense"), ATTENTIONS)
+    require_whole("width", others.get("width", 1), 1)
+    max_buckets = require_whole("max_buckets", max_buckets, 1)
     array = lengths_lib.as_lengths(lengths)
     given = [] if max_length is None else np.array(max_length, object).ravel().tolist()
     limits = [require_whole("max_length", limit, 1) for limit in given]
@@ -255,14 +248,7 @@ def make_search(
             if limits:
                 most = min(most, int(_round_up(np.array(limits), multiple)[0]))
         return BucketSearch(
-            *found,
-            multiple,
-            most,
-            packing,
-            price,
-            tokens_per_batch,
-            row_multiple,
-            max_segments,
+            *found, multiple, most, packing, tokens_per_batch, row_multiple, **others
         )
 
     if length_multiple is not None:
@@ -295,12 +281,13 @@ class BucketSearch:
     multiple: int  # bucket lengths are multiples of this
     most: int  # positions in a row, for pairs of both sides
     packing: Packing
-    # The cost of rows, from an array of their lengths, for pairs of inputs and of targets.
-    price_of: Callable[..., Any]
     tokens_per_batch: int
     row_multiple: int = 1
     max_segments: int | None = None
-    comparison: str = ""  # of the sets of the last search, for a message
+    attention: Attention = "dense"
+    width: int = 1024
+    # Of the sets that were packed, the cost of an epoch per position; of pairs, that of a sample.
+    costs: dict[Shapes, float] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         lengths, counts = self.lengths, self.counts
@@ -340,11 +327,13 @@ class BucketSearch:
 
     def price(self, lengths: np.ndarray) -> np.ndarray:
         """The cost of rows of some lengths [..., sides], in positions."""
-        return self.price_of(*np.moveaxis(lengths, -1, 0))
+        sides = np.moveaxis(lengths, -1, 0)
+        return row_cost(*sides, attention=self.attention, width=self.width)
 
-    def bucket(self, lengths: tuple[int, ...]) -> Bucket:
-        """The bucket with rows of some lengths, as many as fit the tokens of a batch."""
-        rows = self.tokens_per_batch // (sum(lengths) * self.row_multiple) * self.row_multiple
+    def bucket(self, lengths: tuple[int, ...], rows: int | None = None) -> Bucket:
+        """The bucket with rows of some lengths, by default as many as fit the tokens of a batch."""
+        if rows is None:
+            rows = self.tokens_per_batch // (sum(lengths) * self.row_multiple) * self.row_multiple
         return Bucket(rows, lengths if len(lengths) == 2 else lengths[0])
 
     def _best_buckets(
@@ -381,41 +370,31 @@ class BucketSearch:
 
         Rows of a few short examples are seldom full, so the set may have longer rows.
         """
-        cheapest, _ = self._find_cheapest(self.sets(most))
+        cheapest = self._choose(self.sets(most))
         if self.packing == "none" or len(cheapest[0]) == 2:
             return cheapest
         ((longest,),) = cheapest[-1:]
         longer = [(length,) for times in LONGER if (length := longest * times) <= self.most]
         sets = [each for length in longer for each in ((length,), (*cheapest[:-1], length))]
-        if not sets:
-            return cheapest
-        lengthened, least = self._find_cheapest(sets)
+        least = min(map(self.cost, sets), default=math.inf)
         worth = least <= self.cost(cheapest) * (1 - WORTH_LONGER)
-        return lengthened if worth else cheapest
+        return self._choose(sets) if worth else cheapest
 
-    def _find_cheapest(self, sets: Sequence[Shapes]) -> tuple[Shapes, float]:
-        """The set to choose of some, small ones first, and the least cost of all.
+    def _choose(self, sets: Sequence[Shapes]) -> Shapes:
+        """The set to choose of some, of which those with fewer buckets come first.
 
         A larger set must save a share of the cost, for packed rows one for each further bucket.
         """
-        costs = [self.cost(each) for each in sets]
-        least: dict[int, int] = {}  # the number of the cheapest set of so many buckets
-        for number, each in enumerate(sets):
-            best = least.setdefault(len(each), number)
-            if costs[number] < costs[best]:
-                least[len(each)] = number
-        first, *others = least.values()
-        for number in others:
-            further = len(sets[number]) - len(sets[first])
+        by_number: dict[int, list[Shapes]] = {}
+        for each in sets:
+            by_number.setdefault(len(each), []).append(each)
+        chosen, *others = (min(every, key=self.cost) for every in by_number.values())
+        for other in others:
+            further = len(other) - len(chosen)
             worth = WORTH if self.packing == "none" else WORTH_PACKED * further
-            if costs[number] < costs[first] * (1 - worth):
-                first = number
-        every = zip(sets, costs, strict=True)
-        self.comparison = "cost of an epoch per token, by number of buckets: "
-        self.comparison += ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in every)
-        if len(sets[first]) == 1 and len(sets) > 1:
-            self.comparison += "; one bucket is enough"
-        return sets[first], min(costs)
+            if self.cost(other) < self.cost(chosen) * (1 - worth):
+                chosen = other
+        return chosen
 
     def sets(self, most: int) -> list[Shapes]:
         """Good sets of up to `most` buckets, small sets first; the last bucket holds all."""
@@ -506,16 +485,19 @@ class BucketSearch:
 
     def cost(self, lengths: Shapes) -> float:
         """The cost of an epoch per position; of pairs, that of a sample."""
-        # Batches of one row: the last batch of each bucket, which is not full, must not count.
-        buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
-        rows = np.array(self._pack_rows(buckets))
-        return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
+        if lengths not in self.costs:
+            cost = self._count_rows(lengths) @ self.price(np.array(lengths))
+            self.costs[lengths] = float(cost / (self._counts @ self._table).sum())
+        return self.costs[lengths]
 
     def padding(self, lengths: Shapes) -> float:
         """The share of the positions of an epoch that hold nothing."""
-        rows = self._pack_rows([Bucket(1, each if len(each) == 2 else each[0]) for each in lengths])
-        positions = np.array(rows) @ np.array(lengths).sum(axis=1)
+        positions = self._count_rows(lengths) @ np.array(lengths).sum(axis=1)
         return float(1 - (self._counts @ self._table).sum() / positions)
+
+    def _count_rows(self, lengths: Shapes) -> np.ndarray:
+        # Batches of one row: the last batch of each bucket, which is not full, must not count.
+        return np.array(self._pack_rows([self.bucket(each, 1) for each in lengths]))
 
     def batches(self, buckets: Sequence[Bucket]) -> tuple[int, ...]:
         """The batches of an epoch in each of some buckets; of many pairs, by those of a sample."""
@@ -555,23 +537,22 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndar
     return sizes[:, None], found[sizes]
 
 
-def typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
+def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 
     Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
     times), and its longest examples.
     """
-    corpora = {name: lengths.array for name, lengths in given.items()}
-    phases = as_phases(weights, tuple(corpora))
-    counts = {}  # the examples of each corpus, in any unit
-    for name, lengths in corpora.items():
-        mean = 1 if by == "examples" else lengths.sum(dtype=np.int64) / max(len(lengths), 1)
-        mean *= float(given[name].loss_share) if by == "loss" else 1
-        shares = sum(each.get(name, Fraction(0)) for _, each in phases)
+    corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
+    phases, counts = as_phases(weights, tuple(corpora)), {}
+    for name, each in corpora.items():  # its examples, in any unit
+        mean = 1 if by == "examples" else each.array.sum(dtype=np.int64) / max(len(each), 1)
+        mean *= float(each.loss_share) if by == "loss" else 1
+        shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
     parts = []
     for name, count in counts.items():
-        lengths = corpora[name]
+        lengths = corpora[name].array
         number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:

@@ -137,7 +137,7 @@ class FollowedPlan(Plan):
         _check_options(options, several=shares is not None)
         streams = tuple(self._stream(n, Place(), options) for n in range(len(self._given)))
         schedule = Schedule(step, streams, options, shares)
-        return Stage(options, streams, schedule, shares, self._given, self._cache, changes)
+        return Stage(options, streams, schedule, shares, self._given, changes)
 
     def _stream(self, number: int, place: Place | None, options: Options) -> Stream:
         """The stream of a corpus: of a chapter, or of all of one that does not grow any more."""
@@ -148,18 +148,14 @@ class FollowedPlan(Plan):
             return Chapter(given, options, self._cache, begin=place, **own)
         grew = name in self.parts
         lengths = Lengths.of(given.whole() if grew else given)
-        return Stream(lengths, options, epoch=int(grew), **own)
-
-    def declared_at(self, step: int) -> Stage:
-        """The stage of `stages` whose options a chapter has that begins at a step."""
-        return [stage for stage in self.stages if stage.start <= step][-1]
+        return Stream(lengths, options, self._cache, epoch=int(grew), **own)
 
     def _make(self, start: Start, before: Stage | None) -> tuple[Stage, ...]:
         """The stage of a start, with those of later epochs; `before` is the one before, if at hand.
 
         Waits until it is known whether chapters follow.
         """
-        declared, streams = self.declared_at(start.step), list[Stream]()
+        declared, streams = self.last_stage(start.step), list[Stream]()
         there: dict[tuple[str, Place | None], Stream] = {
             (each.name, each.begin if isinstance(each, Chapter) else None): each
             for each in (*declared.streams, *(before.streams if before else ()))
@@ -173,7 +169,7 @@ class FollowedPlan(Plan):
         options, shares = declared.options, declared.weights
         schedule = Schedule(start.step, streams, options, shares, taken=start.taken, until=until)
         stage = dataclasses.replace(declared, streams=tuple(streams), schedule=schedule)
-        if any(isinstance(each, Chapter) for each in streams):
+        if stage.grows:
             return (stage,)
         plan = Plan._from_stages([dataclasses.replace(stage, given=streams[0].lengths.given)])
         for later in self.stages:
@@ -234,8 +230,7 @@ class FollowedPlan(Plan):
         plan = object.__new__(FollowedPlan)
         plan._given, plan.parts, plan._cache = self._given, self.parts, self._cache
         plan._begun = tuple(start for start in self._begun if start.step <= step)
-        new = plan._declare(step, options, None, options.as_json(changes) if changes else {})
-        plan._set([*self.stages, new])
+        plan._set([*self.stages, plan._declare(step, options, None, options.as_json(changes))])
         return plan
 
     def plan_of(self, step: int) -> Plan:
@@ -251,7 +246,8 @@ class FollowedPlan(Plan):
             step: from 0; it is waited for.
             **options: of `fit_buckets`; by default as the present buckets say.
         """
-        stage = self.stage_at(step)
+        if not (stage := self.stage_at(step)).grows:
+            return None
         own, lengths = stage.options, dict[str, Lengths]()
         windows = stage.schedule.taken(step + 1).windows
         for stream, number in zip(stage.streams, windows, strict=True):
@@ -260,8 +256,6 @@ class FollowedPlan(Plan):
                 lengths[stream.name] = Lengths(stream.window_lengths(last))
             elif stream.passes:
                 lengths[stream.name] = stream.lengths
-        if all(stream.passes for stream in stage.streams):
-            return None
         every, (array, *_) = own.buckets, (each.array for each in lengths.values())
         if stage.weights is not None:
             weights = {name: float(stage.weights[name]) for name in lengths}
@@ -294,8 +288,7 @@ class FollowedPlan(Plan):
     def may_wait(self, step: int) -> bool:
         """See `Plan.may_wait`: at the beginning of an interval, and of a stage."""
         stage = self.stage_at(step)
-        grows = any(isinstance(each, Chapter) for each in stage.streams)
-        return step == (stage.schedule.interval_around(step).start if grows else stage.start)
+        return step == (stage.schedule.interval_around(step).start if stage.grows else stage.start)
 
     # ---- the data state
 
@@ -326,7 +319,7 @@ class FollowedPlan(Plan):
         if step > start.step:
             start, stages = self._stages_at(step - 1)
             ends = _ends(stages[0], step)
-        entry = dict(self.declared_at(start.step).entry)
+        entry = dict(self.last_stage(start.step).entry)
         del entry["changes"]
         others = [each.entry for each in stages[1:] if each.start < step]
         return (entry | start.entry(ends), *map(dict, others))
@@ -388,7 +381,7 @@ class FollowedPlan(Plan):
 
 def _ends(stage: Stage, step: int) -> dict[str, Place]:
     """The end of the last window in hand before a step, of each chapter of a stage, by name."""
-    if all(stream.passes for stream in stage.streams):
+    if not stage.grows:
         return {}
     windows = zip(stage.streams, stage.schedule.taken(step).windows, strict=True)
     return {each.name: each.last(n).end for each, n in windows if isinstance(each, Chapter)}

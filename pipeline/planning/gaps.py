@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.patterns import Pattern, best_fit, count_segments
+from pipeline.planning.patterns import Pattern, best_fit, count_rows, count_segments
 
 # A piece has at least so many positions, or an eighth of a short row. A model predicts the first
 # positions of a piece from next to nothing, and every piece costs a segment.
@@ -95,7 +95,7 @@ class Chain(NamedTuple):
     @property
     def rows(self) -> int:
         """The rows of all such chains."""
-        return sum(pattern.rows for pattern in self.patterns)
+        return count_rows(self.patterns)
 
     @property
     def num_cuts(self) -> int:
@@ -147,7 +147,7 @@ def fill_rows(
         every = itertools.chain.from_iterable(chain.patterns for chain in laid)
         left -= copies * cuts.count_documents(every)
         copies //= 2
-    saved = sum(pattern.rows for pattern in patterns) - sum(chain.rows for chain in found)
+    saved = count_rows(patterns) - sum(chain.rows for chain in found)
     if saved > 0 and saved * length >= least_piece(length) * sum(c.num_cuts for c in found):
         return found
     return [Chain([pattern]) for pattern in patterns]

@@ -16,11 +16,10 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.layout import Layout
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
-from pipeline.planning.order import random_key
 from pipeline.planning.pieces import cut
-from pipeline.planning.stream import Pass, Stream, make_packer
+from pipeline.planning.stream import Pass, Stream
 
 # Windows in a chapter.
 CHAPTER = 64
@@ -102,7 +101,7 @@ class Window:
         ends: whether the chapter ends with it.
         rows_before: int64 [lengths], the rows of the chapter before it.
         rows: int64 [lengths], its rows.
-        real: the real positions in these, at least 1.
+        size: the real positions in these, at least 1.
     """
 
     begin: Place
@@ -110,7 +109,7 @@ class Window:
     ends: bool
     rows_before: np.ndarray
     rows: np.ndarray
-    real: int = 1
+    size: int = 1
 
     @property
     def rows_after(self) -> np.ndarray:
@@ -128,7 +127,8 @@ class Chapter(Stream, Handles):
 
     handles = ("windows",)
     passes = ()  # those of its windows are made when they are needed
-    lengths: Any = ()  # they are with the parts
+    lengths = Lengths(NO_EXAMPLES)  # they are with the parts
+    epoch = 0
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Chapter(Stream, Handles):
         first: int = 0,
         begin: Place | None = None,
     ):
-        self._parts, self.options, self._cache = parts, options, cache
+        self._parts, self.options, self.cache = parts, options, cache
         self.name, self.first, self.begin = name, first, begin or Place()
         self.__setstate__({})
 
@@ -209,38 +209,19 @@ class Chapter(Stream, Handles):
         assert digest is not None, "its parts are sealed"
         end = Place(part, example, pieces, digest)
         found = Window(begin, end, ends, before.rows_after, 0 * before.rows)
-        layout = self._pass(found).layout
-        real = max(int(layout.real.sum()), 1)
-        return dataclasses.replace(found, rows=layout.rows[:, 0], real=real)
+        made = self._pass(found)
+        return dataclasses.replace(found, rows=made.rows, size=max(made.size, 1))
 
     def _pass(self, window: Window) -> Pass:
         pieces = window.end.pieces - window.begin.pieces
         # Two windows of which batches take rows, the one to come, and their slots.
-        self._cache.capacity = max(self._cache.capacity, 9 * pieces)
-        return self._cache.get((self, window.begin), pieces, self._pack, window)
+        self.cache.capacity = max(self.cache.capacity, 9 * pieces)
+        return self.cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        options = self.options
-        pieces = self._cut(self.window_lengths(window))
-        pack_window, _ = make_packer(pieces, options.buckets, options, lambda name, make: make())
-        layout = Layout(
-            pieces,
-            pack_window,
-            options.groups,
-            key=None,
-            window=max(len(pieces), 1),
-            rows_before=window.rows_before,
-            ends=window.ends,
-        )
-        return Pass(
-            layout,
-            options,
-            random_key(options.seed, self.name, "part", window.begin.part),
-            first_epoch=0,
-            by_row=bool(self.name),
-            first=self.first + window.begin.example,
-            repeats=False,
-        )
+        pieces, begin = self._cut(self.window_lengths(window)), window.begin
+        chapter = window.rows_before, window.ends
+        return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)
 
     def _cut(self, lengths: np.ndarray) -> Any:
         return cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)

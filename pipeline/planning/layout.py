@@ -59,12 +59,13 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        rows_before: np.ndarray | None = None,
-        ends: bool = True,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
+        """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
         self.pieces, self._pack = pieces, pack
-        alone = rows_before is None
-        self.rows_before = np.zeros(len(groups), np.int64) if rows_before is None else rows_before
+        none: tuple[int, ...] = (0,) * len(groups)
+        self.rows_before, ends = chapter or (np.zeros(len(groups), np.int64), True)
+        window = len(pieces) if chapter else window
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -75,23 +76,18 @@ class Layout:
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(pieces.longest + 1, np.int64)
-        shape = 4, len(groups), len(self)
-        self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
+        measured = np.zeros((4, len(groups), len(self)), np.int64)
+        self.rows, self.real, segments, continuations = measured
         self.cuts = np.zeros((2, len(self)), np.int64)
         # A single window finds out itself how many rows fill no batch.
-        none, single = (0,) * len(groups), alone and len(self) == 1
+        single = chapter is None and len(self) == 1
         self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
             self.cuts[:, window] = packed.num_cuts
             for length in range(len(groups)):
-                self.rows[length, window] = packed.rows(length)
-                self.real[length, window] = packed.real(length)
-                segments[length, window] = packed.most_segments(length)
-                if pieces.trees is not None:
-                    most = packed.most_continuations(length, pieces.most_continuations)
-                    continuations[length, window] = most
+                measured[:, length, window] = packed.measure(length, pieces.most_continuations)
 
         for window in range(len(self)):
             counts = self._count(window)
@@ -172,14 +168,14 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
 
 
 def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The sum of the counts before each one in the same row: int64 [n]; rows are in order.
+    """The sum of the counts before each one in the same row: int64, as `count`; rows are in order.
 
     >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
     [0, 2, 5, 0, 5]
     """
-    before = np.cumsum(count) - count
+    before = count.cumsum(axis=0) - count
     first = np.flatnonzero(np.diff(row, prepend=-1))
-    return before - before[first].repeat(np.diff(first, append=len(row)))
+    return before - before[first].repeat(np.diff(first, append=len(row)), axis=0)
 
 
 def _cut_blocks(
@@ -203,108 +199,111 @@ def _cut_blocks(
 
 
 class Slots:
-    """The slots of a packed histogram, as arrays: rows → patterns → slots.
+    """The slots of one length of a packed histogram, as arrays: rows → patterns → slots.
 
-    A slot is a place for one piece in a row. Row `r` of a length is copy `r − row_start[p]` of its
-    pattern `p`. The pieces of a window are sorted by size. The slot of the first copy takes piece
-    number `slot_piece` in that order, the slot of the next copy the next piece. With packing="fill"
-    a slot may take a part of its piece, from position `slot_begin` on; both parts of a piece have a
-    slot, and of each size the last pieces are cut.
+    A slot is a place for one piece in a row. Row `r` is copy `r − row_start[p]` of its pattern `p`;
+    patterns ascend by their number of segments. The pieces of a window are sorted by size. The slot
+    of the first copy takes piece number `piece` in that order, the slot of the next copy the next
+    piece. With packing="fill" a slot may take a part of its piece, from position `begin` on; both
+    parts of a piece have a slot, and of each size the last pieces are cut.
 
-    Attributes, for each length:
-        row_start, slot_start: the first row and the first slot of each pattern, and the end;
-            patterns ascend by their number of segments.
-        slot_piece: the piece of each slot in the first copy of the pattern.
-        slot_size: the size of each slot.
-        slot_begin: the first position of its piece that each slot takes; None if nothing is cut.
-        cost: for each pattern, what its segments cost.
+    Attributes:
         pattern: int32 [rows], the pattern of each row.
+        cost: for each pattern, what its segments cost.
     """
 
-    def __init__(self, packed: Packed, pieces: Pieces):
-        every = [pattern for patterns in packed.patterns for pattern in patterns]
-        flat = itertools.chain.from_iterable(pattern.pieces for pattern in every)
-        size, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
-        entries = np.array([len(pattern.pieces) for pattern in every], np.int64)
-        rows = np.array([pattern.rows for pattern in every], np.int64)
-        segments = np.array([pattern.segments for pattern in every], np.int64)
-        of_entry = rows.repeat(entries)
-        # An entry takes `times * rows` pieces of its size, in the order of the entries.
-        order, used = size.argsort(kind="stable"), times * of_entry
-        first = np.empty(len(size), np.int64)
-        first[order] = used[order].cumsum() - used[order]
-        begin = None
-        if len(packed.cuts):
-            begin, size, first = self._cut(packed, size, used, first)
-            begin = begin.repeat(times)
-        piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
-        size = size.repeat(times).astype(np.int32)
-        slot = segments.cumsum() - segments  # the first of each pattern
-        ends = np.cumsum([len(patterns) for patterns in packed.patterns])
-        arrays = []
-        for low, high in itertools.pairwise([0, *ends.tolist()]):
-            by_segments = low + segments[low:high].argsort(kind="stable")
-            slots = ranges(slot[by_segments], segments[by_segments])
-            starts = (np.append(0, each[by_segments].cumsum()) for each in (rows, segments))
-            cut_at = None if begin is None else begin[slots]
-            arrays.append([*starts, piece[slots], size[slots], cut_at])
-        self.row_start, self.slot_start, self.slot_piece, self.slot_size, self.slot_begin = zip(
-            *arrays, strict=True
-        )
-        self._times = [np.diff(starts) for starts in self.slot_start]
-        self.cost = [
-            np.add.reduceat(pieces.costs(sizes), starts[:-1]) if len(sizes) else sizes
-            for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
-        ]
-        self.pattern = [
-            np.repeat(np.arange(len(rows) - 1, dtype=np.int32), np.diff(rows))
-            for rows in self.row_start
-        ]
+    def __init__(
+        self,
+        rows: np.ndarray,
+        segments: np.ndarray,
+        piece: np.ndarray,
+        size: np.ndarray,
+        begin: np.ndarray | None,
+        pieces: Pieces,
+    ):
+        """`rows` and `segments` are those of each pattern, and the others of each slot."""
+        self._segments, self._piece, self._size, self._begin = segments, piece, size, begin
+        self._row_start, self._slot_start = (np.cumsum(n) - n for n in (rows, segments))
+        self._rows = rows
+        self.pattern = np.arange(len(rows), dtype=np.int32).repeat(rows)
+        self.cost = size
+        if len(size):
+            self.cost = np.add.reduceat(pieces.costs(size), self._slot_start)
 
-    def _cut(
-        self, packed: Packed, size: np.ndarray, used: np.ndarray, first: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For entries, of which some are pieces: their begin and size, and the first piece.
+    def segments(self) -> np.ndarray:
+        """The number of segments of each row, ascending: int32 [rows]."""
+        return self._segments.astype(np.int32)[self.pattern]
 
-        `size` and `first` are those of entries that count parts of pieces as pieces of other sizes.
-        """
-        sizes, table = len(packed.counts), packed.cuts
-        number = np.bincount(size, used, sizes + 2 * len(table)).astype(np.int64)
-        begins, lengths, whole = np.zeros((3, len(number)), np.int64)
-        whole[:sizes] = lengths[:sizes] = np.arange(sizes)
-        whole[sizes::2] = whole[sizes + 1 :: 2] = table[:, 0]
-        begins[sizes + 1 :: 2] = lengths[sizes::2] = table[:, 1]
-        lengths[sizes + 1 :: 2] = table[:, 0] - table[:, 1]
-        # Pieces are counted where they begin, by their own size; second parts are those of the
-        # pieces that are counted with the first parts.
-        counted = number.copy()
-        counted[sizes + 1 :: 2] = 0
-        order, base = whole.argsort(kind="stable"), np.empty(len(number), np.int64)
-        base[order] = counted[order].cumsum() - counted[order]
-        base[sizes + 1 :: 2] = base[sizes::2]
-        base -= number.cumsum() - number
-        return begins[size], lengths[size], first + base[size]
-
-    def segments(self, length: int) -> np.ndarray:
-        """The number of segments of each row of length number `length`, ascending: int32 [rows]."""
-        return np.diff(self.slot_start[length]).astype(np.int32)[self.pattern[length]]
-
-    def first_piece(self, length: int) -> np.ndarray:
-        """The piece in the first slot of every row of length number `length`."""
-        rows, start = np.diff(self.row_start[length]), self.slot_start[length][:-1]
-        return ranges(self.slot_piece[length][start], rows)
+    def first_piece(self) -> np.ndarray:
+        """The piece in the first slot of every row."""
+        return ranges(self._piece[self._slot_start], self._rows)
 
     def of_rows(
-        self, length: int, rows: np.ndarray
+        self, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
         """The number of slots of each of `rows`; the piece, size and begin of each slot."""
-        pattern = self.pattern[length][rows]
-        first, times = self.slot_start[length][pattern], self._times[length][pattern]
-        slot = ranges(first, times)
-        copy = (rows - self.row_start[length][pattern]).repeat(times)
-        begin = self.slot_begin[length]
-        begin = None if begin is None else begin[slot]
-        return times, self.slot_piece[length][slot] + copy, self.slot_size[length][slot], begin
+        pattern = self.pattern[rows]
+        times = self._segments[pattern]
+        slot = ranges(self._slot_start[pattern], times)
+        copy = (rows - self._row_start[pattern]).repeat(times)
+        begin = None if self._begin is None else self._begin[slot]
+        return times, self._piece[slot] + copy, self._size[slot], begin
+
+
+def make_slots(packed: Packed, pieces: Pieces) -> list[Slots]:
+    """The slots of each length."""
+    every = [pattern for patterns in packed.patterns for pattern in patterns]
+    flat = itertools.chain.from_iterable(pattern.pieces for pattern in every)
+    size, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
+    entries = np.array([len(pattern.pieces) for pattern in every], np.int64)
+    rows = np.array([pattern.rows for pattern in every], np.int64)
+    segments = np.array([pattern.segments for pattern in every], np.int64)
+    of_entry = rows.repeat(entries)
+    # An entry takes `times * rows` pieces of its size, in the order of the entries.
+    order, used = size.argsort(kind="stable"), times * of_entry
+    first = np.empty(len(size), np.int64)
+    first[order] = used[order].cumsum() - used[order]
+    begin = None
+    if len(packed.cuts):
+        begin, size, first = _cut_entries(packed, size, used, first)
+        begin = begin.repeat(times)
+    piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
+    size = size.repeat(times).astype(np.int32)
+    slot = segments.cumsum() - segments  # the first of each pattern
+    ends = np.cumsum([len(patterns) for patterns in packed.patterns])
+    found = []
+    for low, high in itertools.pairwise([0, *ends.tolist()]):
+        by_segments = low + segments[low:high].argsort(kind="stable")
+        slots = ranges(slot[by_segments], segments[by_segments])
+        cut_at = None if begin is None else begin[slots]
+        of_length = rows[by_segments], segments[by_segments], piece[slots], size[slots], cut_at
+        found.append(Slots(*of_length, pieces))
+    return found
+
+
+def _cut_entries(
+    packed: Packed, size: np.ndarray, used: np.ndarray, first: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For entries, of which some are pieces: their begin and size, and the first piece.
+
+    `size` and `first` are those of entries that count parts of pieces as pieces of other sizes.
+    """
+    sizes, table = len(packed.counts), packed.cuts
+    number = np.bincount(size, used, sizes + 2 * len(table)).astype(np.int64)
+    begins, lengths, whole = np.zeros((3, len(number)), np.int64)
+    whole[:sizes] = lengths[:sizes] = np.arange(sizes)
+    whole[sizes::2] = whole[sizes + 1 :: 2] = table[:, 0]
+    begins[sizes + 1 :: 2] = lengths[sizes::2] = table[:, 1]
+    lengths[sizes + 1 :: 2] = table[:, 0] - table[:, 1]
+    # Pieces are counted where they begin, by their own size; second parts are those of the
+    # pieces that are counted with the first parts.
+    counted = number.copy()
+    counted[sizes + 1 :: 2] = 0
+    order, base = whole.argsort(kind="stable"), np.empty(len(number), np.int64)
+    base[order] = counted[order].cumsum() - counted[order]
+    base[sizes + 1 :: 2] = base[sizes::2]
+    base -= number.cumsum() - number
+    return begins[size], lengths[size], first + base[size]
 
 
 class WindowRows:
@@ -315,17 +314,10 @@ class WindowRows:
     """
 
     def __init__(
-        self,
-        slots: Slots,
-        length: int,
-        order: np.ndarray,
-        pieces: np.ndarray,
-        every: Pieces,
-        *,
-        flat: bool,
+        self, slots: Slots, order: np.ndarray, pieces: np.ndarray, every: Pieces, *, flat: bool
     ):
-        self._slots, self._length, self._order, self._pieces = slots, length, order, pieces
-        self.costs = slots.cost[length][slots.pattern[length][order]]  # int64 [rows]
+        self._slots, self._order, self._pieces = slots, order, pieces
+        self.costs = slots.cost[slots.pattern[order]]  # int64 [rows]
         self._flat: tuple[Any, ...] | None = None
         if flat:
             times, *parts = self.take(0, len(order))
@@ -346,7 +338,7 @@ class WindowRows:
         if self._flat is None:
             rows = self._order[begin:end]
             rows = rows if order is None else rows[order]
-            times, pieces, sizes, begins = self._slots.of_rows(self._length, rows)
+            times, pieces, sizes, begins = self._slots.of_rows(rows)
             return times, self._pieces[pieces], sizes, begins
         starts, times, pieces, sizes, begins = self._flat
         if order is None:

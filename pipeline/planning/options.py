@@ -151,9 +151,9 @@ class Options:
         values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
         return dataclasses.replace(self, **values)
 
-    def as_json(self, names: Iterable[str] = ()) -> dict[str, Any]:
-        """Some options as JSON, or all; a bucket is `[rows, length]`."""
-        values = {name: getattr(self, name) for name in names or vars(self)}
+    def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Some options as JSON, by default all; a bucket is `[rows, length]`."""
+        values = {name: getattr(self, name) for name in (vars(self) if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         return values

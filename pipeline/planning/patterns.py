@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
-
 
 class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
@@ -36,10 +34,9 @@ class Pattern(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A histogram packed into rows of several buckets."""
+    """A histogram packed into rows of several lengths."""
 
-    buckets: tuple[Bucket, ...]
-    patterns: tuple[tuple[Pattern, ...], ...]  # of each bucket
+    patterns: tuple[tuple[Pattern, ...], ...]  # of each length
     counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
     # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and how many are,
     # and at least must be.
@@ -47,22 +44,27 @@ class Packed:
     num_cuts: tuple[int, int] = (0, 0)
 
     def rows(self, index: int) -> int:
-        """Rows of bucket number `index`, without empty rows."""
-        return sum([pattern.rows for pattern in self.patterns[index]])
+        """Rows of length number `index`, without empty rows."""
+        return count_rows(self.patterns[index])
 
-    def real(self, index: int) -> int:
-        """Real positions in the rows of bucket number `index`."""
-        return sum([pattern.fill * pattern.rows for pattern in self.patterns[index]])
+    def measure(self, index: int, continuations: np.ndarray | None) -> tuple[int, int, int, int]:
+        """The rows of length number `index`, and the real positions in them.
 
-    def most_segments(self, index: int) -> int:
-        """The most segments in a row of bucket number `index`; 1 if it has no rows."""
-        return max([pattern.segments for pattern in self.patterns[index]], default=1)
+        Then the most segments in one, at least 1, and the most `continuations` if a piece of each
+        size has so many; None: 0.
+        """
+        patterns, most = self.patterns[index], 0
+        if continuations is not None:
+            each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
+            most = max(map(sum, each), default=0)
+        real = sum([pattern.fill * pattern.rows for pattern in patterns])
+        segments = max([pattern.segments for pattern in patterns], default=1)
+        return self.rows(index), real, segments, most
 
-    def most_continuations(self, index: int, of_size: np.ndarray) -> int:
-        """The most in a row of bucket number `index`, if a piece of each size has `of_size`."""
-        every = (pattern.pieces for pattern in self.patterns[index])
-        sums = (sum(int(of_size[size]) * times for size, times in pieces) for pieces in every)
-        return max(sums, default=0)
+
+def count_rows(patterns: Iterable[Pattern]) -> int:
+    """The rows of some patterns."""
+    return sum([pattern.rows for pattern in patterns])
 
 
 def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:

@@ -55,14 +55,14 @@ class Pieces:
             chunks = lengths_lib.chunks(stored)
             longest = max((int(self._clipped(chunk).max()) for chunk in chunks), default=0)
         self.longest = longest
-        self.max_position = (self.longest if table is None else int(table.max())) - 1
-        if later is not None:  # positions of a later piece continue those of the one before
-            self.max_position = int((later[1] + later[2]).max()) - 1
+        first = self.longest if table is None else int(table.max())
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._clipped(stored)
             paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
-            last = 0 if later is None else int((later[1] + later[2]).max())
-            self.max_position = max(last, int(paths.max(initial=0))) - 1
+            first = int(paths.max(initial=0))
+        # Positions of a later piece continue those of the one before.
+        last = int((self._later[1] + self._later[2]).max(initial=0))
+        self.max_position = max(first, last) - 1
 
     def _clipped(self, sizes: np.ndarray) -> np.ndarray:
         return (
@@ -128,11 +128,12 @@ class Pieces:
         return np.where(branches > 0, costs, self.costs(sizes))
 
     @functools.cached_property
-    def most_continuations(self) -> np.ndarray:
-        """The most continuations of a piece of each size: int64 [longest + 1]."""
+    def most_continuations(self) -> np.ndarray | None:
+        """The most continuations of a piece of each size: int64 [longest + 1], or None."""
+        if self.trees is None:
+            return None
         found = np.zeros(self.longest + 1, np.int64)
-        if self.trees is not None:
-            np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
+        np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
         return found
 
     def positions_of(self, pieces: np.ndarray) -> np.ndarray:
@@ -285,13 +286,11 @@ def as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) 
     return spans
 
 
-def file_runs(spans: np.ndarray, files: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+def file_runs(spans: np.ndarray, files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The file of each run of spans in one file, and the number of spans in the run.
 
-    `files` has the examples of each file; without files there are no runs.
+    `files` has the examples of each file.
     """
-    if files is None:
-        return lengths_lib.NO_EXAMPLES, None
     of_span = np.searchsorted(np.cumsum(files), spans[:, 1], side="right")
     starts = np.flatnonzero(np.diff(of_span, prepend=-1))
     return of_span[starts], np.diff(starts, append=len(spans))

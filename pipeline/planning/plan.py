@@ -105,9 +105,6 @@ class Plan:
 
     Attributes:
         stages: how batches are made, from which step on; one stage more for each change.
-        identity: everything that the batches depend on, as JSON; if the plan changes, a list with
-            an entry for each stage.
-        fingerprint: a short digest of `identity`; plans with the same one have the same batches.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
@@ -264,8 +261,7 @@ class Plan:
     def next_block(self, step: int) -> int:
         """The first step from `step` on at which the plan can change; without tiers, `step`."""
         step = require_whole("step", step, 0)
-        stage = self.stages[bisect_right(self._starts, step) - 1]
-        block = stage.assembly.block(step)
+        block = self.last_stage(step).assembly.block(step)
         return step if block.start == step else block.stop
 
     def between(self, first: int, last: int | None = None) -> "Plan":
@@ -282,9 +278,13 @@ class Plan:
 
     # ---- stages
 
+    def last_stage(self, step: int) -> Stage:
+        """The last of `stages` that begins up to a step."""
+        return self.stages[max(bisect_right(self._starts, step), 1) - 1]
+
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
-        stage = self.stages[bisect_right(self._starts, step) - 1]
+        stage = self.last_stage(step)
         if step < self._first:
             raise OutOfRange(
                 f"step is {step:,}; steps count from 0 over all epochs"
@@ -379,7 +379,7 @@ class Plan:
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
-            if stream.passes and stream.lengths.files is not None
+            if stream.lengths.files is not None
         }
 
     # ---- epochs
@@ -397,8 +397,8 @@ class Plan:
         """
         if self._last is None or self.stages[-1].weights is not None:
             return math.inf
-        stage = self.stages[bisect_right(self._starts, max(self._last - 1, 0)) - 1]
-        return stage.schedule.epoch_of(max(self._last - 1, 0))
+        step = max(self._last - 1, 0)
+        return self.last_stage(step).schedule.epoch_of(step)
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""
@@ -545,7 +545,9 @@ class Plan:
         >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
         (1, 1)
         """
-        return figures.count_cuts(self)
+        each = [stream.whole.layout.cuts.sum(axis=1) for stream in self.stages[-1].streams]
+        cuts, least = np.sum(each, axis=0).tolist()
+        return cuts, least
 
     def __repr__(self) -> str:
         return represent(self)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.layout import count_before
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,9 +42,7 @@ class PlannedBatch:
     @functools.cached_property
     def numbers(self) -> np.ndarray:
         """The number of each segment in its row, from 0: int64 [n]."""
-        row = self.segments[:, 0]
-        first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row that is not empty
-        return np.arange(len(row)) - first.repeat(np.diff(first, append=len(row)))
+        return count_before(self.segments[:, 0], np.ones(len(self.segments), np.int64))
 
     @functools.cached_property
     def columns(self) -> np.ndarray:
@@ -52,8 +51,7 @@ class PlannedBatch:
         With `align`, padding may follow every segment, not only the last one of a row.
         """
         places = -(-self.segments[:, 3:] // self.align) * self.align
-        before = places.cumsum(axis=0) - places
-        columns = before - before[np.arange(len(before)) - self.numbers]
+        columns = count_before(self.segments[:, 0], places)
         return columns if columns.shape[1] > 1 else columns[:, 0]
 
     @property

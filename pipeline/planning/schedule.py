@@ -17,13 +17,13 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.planning.growing import Chapter
+from pipeline.planning.growing import Chapter, Window
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Pass, Stream
@@ -96,7 +96,7 @@ class Interval:
         return self.length_quota.before(self.rotation)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batches of each bucket and the rows of each stream before a step, as attributes."""
+        """`batches` and `rows` of `taken(step)`."""
         places = self.length_quota.before(self.rotation + step - self.start)
         steps = np.subtract(places, self._rotated)
         taken = (steps * self.rows_per_batch).tolist()
@@ -107,7 +107,7 @@ class Interval:
         return batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
+        """As `Schedule.at`."""
         place = self.rotation + step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
@@ -166,20 +166,28 @@ class Schedule:
         in the window of the step before, the chapter of a single corpus ends.
         """
         self.start, self._streams, self._options, self._until = start, streams, options, until
-        self._progress = _Progress(streams)
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
-        # Of one stream, what is taken before whole epochs; and the intervals of the latest epoch.
+        # Of one stream, what is taken before whole epochs; and the intervals of the latest pass.
         self._before_epochs: Taken | None = None
-        self._intervals_of_epoch: list[Interval] = []
+        self._intervals_of_pass: list[Interval] = []
         self.end: int | None = None
-        self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
+        self._latest_epoch = 0, range(0)  # with steps that have it
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
+        # The rows before whole epochs and those of one, of each stream; of one that grows, which is
+        # in its first epoch, more than there can be. Then the epoch of its first row, and the first
+        # whole epoch.
         rows = np.zeros((len(self._groups), len(streams)), np.int64)
+        self._rest, self._whole = rows.copy(), np.full_like(rows, NEVER)
+        self._first_epochs = np.zeros((2, len(streams)), np.int64)
+        for number, stream in enumerate(streams):
+            if stream.passes:
+                self._rest[:, number], self._whole[:, number] = stream.starts[-1], stream.whole.rows
+                self._first_epochs[:, number] = stream.passes[0].first_epoch, stream.epoch
         owed, windows = [[0] * len(streams) for _ in rows], [0] * len(streams)
         if taken is not None and weights is not None:
             joined = len(streams) - len(taken.windows)
@@ -196,45 +204,31 @@ class Schedule:
         }
         if weights is None:
             if not self._growing:
-                self._add_passes()
+                batches = self._count_batches(self._rest[:, 0])
+                step = start + int(batches.sum())
+                self._before_epochs = Taken(step, batches, self._rest, owed, windows)
             return
         nothing = (0,) * len(streams)
         epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
+        each = zip(self._weights, self._epochs_after(rows), strict=True)
         self.offsets = tuple(
             (epoch - begun if had is None else had) if weight else None
-            for weight, begun, had in itertools.zip_longest(
-                self._weights, self._progress.epochs(rows).tolist(), offsets
-            )
+            for (weight, begun), had in itertools.zip_longest(each, offsets)
         )
-        self._sizes = [
-            [_size(stream, found, options.by) for found in stream.passes] for stream in streams
-        ]
         if options.ending == "stop":
             # Each stream has the rest of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
-            too_many = first_step(lambda at: bool((self.taken(at).rows > stock).any()), start)
+            too_many = find_first(lambda at: bool((self.taken(at).rows > stock).any()), start)
             self.end = too_many - 1
 
-    # ---- one stream: an interval for each pass, for each whole epoch, and for each window
-
-    def _add_passes(self) -> None:
-        (stream,), taken = self._streams, self._begin
-        for found in stream.passes[:-1]:
-            self._intervals += (*self._intervals_of(found, found.first_epoch, taken),)
-            taken = self.taken(self._intervals[-1].end or 0)
-        self._before_epochs = taken
+    # ---- one stream: intervals of each pass, and of each whole epoch
 
     def _count_batches(self, rows: np.ndarray) -> np.ndarray:
         """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
         each = zip(rows.tolist(), self._groups, strict=True)
         return np.concatenate([count_batches(count, group) for count, group in each])
-
-    def _intervals_of(self, found: Pass, epoch: int, taken: Taken) -> Iterator[Interval]:
-        """The intervals of one time of a pass, after what was taken."""
-        most = taken.rows + found.rows[:, None]
-        return self._cut(self._count_batches(found.rows), taken, most, found.repeats, epoch)
 
     def _cut(
         self,
@@ -285,22 +279,25 @@ class Schedule:
                 yield interval
                 taken = interval.taken(end)
 
-    def _interval_of_epoch(self, step: int) -> Interval:
-        """The interval of a step that is in a whole epoch of the only stream."""
-        assert self._before_epochs is not None, "there is one stream"
-        latest = self._intervals_of_epoch
+    def _interval_of_pass(self, step: int) -> Interval:
+        """The interval of a step of the only stream."""
+        latest, before = self._intervals_of_pass, self._before_epochs
+        assert before is not None, "there is one stream"
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            (stream,), begin = self._streams, self._before_epochs
-            per_epoch = self._count_batches(stream.whole.rows)
-            steps = int(per_epoch.sum())
-            epochs = (step - begin.step) // steps
+            (stream,) = self._streams
+            whole = step >= before.step
+            found, begin = (stream.whole, before) if whole else (stream.passes[0], self._begin)
+            counts, rows = self._count_batches(found.rows), found.rows[:, None]
+            steps = int(counts.sum())
+            times = (step - begin.step) // steps  # that it is over
             begin = begin._replace(
-                step=begin.step + epochs * steps,
-                batches=begin.batches + epochs * per_epoch,
-                rows=begin.rows + epochs * stream.whole.rows[:, None],
+                step=begin.step + times * steps,
+                batches=begin.batches + times * counts,
+                rows=begin.rows + times * rows,
             )
-            epoch = stream.epoch + epochs
-            latest = self._intervals_of_epoch = [*self._intervals_of(stream.whole, epoch, begin)]
+            epoch = found.first_epoch + times
+            latest = [*self._cut(counts, begin, begin.rows + rows, found.repeats, epoch)]
+            self._intervals_of_pass = latest
         return _at(latest, step)
 
     # ---- several streams
@@ -316,18 +313,17 @@ class Schedule:
         """
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
-        present = self._progress.count_passes(taken.rows).tolist()
+        begun = np.all(taken.rows >= self._rest, axis=0).tolist()  # whole epochs
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
+            found: Pass | Window
             if isinstance(stream, Chapter):
-                last = stream.last(windows[number])
-                rows, size = last.rows, last.real
+                found = stream.last(windows[number])
             else:
-                at = present[number]
-                rows, size = stream.passes[at].rows, self._sizes[number][at]
-                if weight and not stream.passes[at].repeats:
-                    waiting[number] = stream.starts[at + 1]
-            pace = self._unit * weight.numerator // (weight.denominator * size)
-            for of_length, count in zip(shares, rows.tolist(), strict=True):
+                found = stream.whole if begun[number] else stream.passes[0]
+                if weight and not begun[number]:
+                    waiting[number] = stream.starts[-1]
+            pace = self._unit * weight.numerator // (weight.denominator * found.size)
+            for of_length, count in zip(shares, found.rows.tolist(), strict=True):
                 of_length.append(pace * count)
         return shares, waiting
 
@@ -422,19 +418,16 @@ class Schedule:
 
     # ---- all steps
 
-    def _following(self, taken: Taken) -> Iterable[Interval]:
-        """The next intervals; none at the end of a chapter."""
-        return (
-            self._intervals_in_hand(taken) if self._growing else [self._interval_in_shares(taken)]
-        )
-
     def _reach(self, step: int) -> tuple[Interval, ...]:
         """The intervals up to that of a step, or to the end of the chapter."""
         intervals = self._intervals
         while (end := intervals[-1].end if intervals else self.start) is not None and step >= end:
             taken = intervals[-1].taken(end) if intervals else self._begin
-            following = tuple(self._following(taken))
-            if not following:
+            if self._growing:
+                following = tuple(self._intervals_in_hand(taken))
+            else:
+                following = (self._interval_in_shares(taken),)
+            if not following:  # the chapter ends
                 self.end = taken.step
                 break
             self._intervals = intervals = intervals + following
@@ -447,8 +440,8 @@ class Schedule:
         return self.end is None or step < self.end
 
     def _interval(self, step: int) -> Interval:
-        if self._before_epochs is not None and step >= self._before_epochs.step:
-            return self._interval_of_epoch(step)
+        if self._before_epochs is not None:
+            return self._interval_of_pass(step)
         return _at(self._reach(step), step)
 
     def taken(self, step: int) -> Taken:
@@ -483,8 +476,8 @@ class Schedule:
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
-        epoch, begin, end = self._latest_epoch
-        if begin <= step < end:
+        epoch, steps = self._latest_epoch
+        if step in steps:
             return epoch
         epoch, interval = self._epoch_at(step), self._interval(step)
         end = step + 1
@@ -492,7 +485,7 @@ class Schedule:
             step, end = interval.start, interval.end
         elif epoch == self._epoch_at(later := min(step + KEEPS, interval.end or step + KEEPS)):
             end = later
-        self._latest_epoch = epoch, step, end
+        self._latest_epoch = epoch, range(step, end)
         return epoch
 
     def interval_around(self, step: int) -> range:
@@ -517,7 +510,14 @@ class Schedule:
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""
         _, rows = self._interval(max(step - 1, self.start)).before(step)  # what is owed takes time
-        return self._progress.epochs(rows).tolist()
+        return self._epochs_after(rows)
+
+    def _epochs_after(self, rows: np.ndarray) -> list[int]:
+        """The least epoch of each stream that is not over after some rows."""
+        times = (rows - self._rest) // np.maximum(self._whole, 1)
+        times = times.min(axis=0, initial=NEVER, where=self._whole > 0)
+        first, whole = self._first_epochs
+        return np.where((rows >= self._rest).all(axis=0), whole + times, first).tolist()
 
     def _epoch_at(self, step: int) -> int:
         if self.end is not None or self._growing:  # it is one epoch
@@ -529,7 +529,7 @@ class Schedule:
         """The first step of an epoch: at least `start`, and at most `end`."""
         if self.end is not None and self._epoch_at(self.end) < epoch:
             return self.end
-        return first_step(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
+        return find_first(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
 
 
 def _share_out(due: Sequence[int], places: int) -> list[int]:
@@ -547,41 +547,12 @@ def _share_out(due: Sequence[int], places: int) -> list[int]:
     return found
 
 
-class _Progress:
-    """Where some streams are after some rows, int64 [lengths, streams], for all at once."""
-
-    def __init__(self, streams: Sequence[Stream]):
-        most = max(1, *(len(stream.passes) for stream in streams))
-        self._skipped = np.array([most - len(stream.passes) for stream in streams])
-        shape = most, len(streams[0].options.groups), len(streams)
-        # Passes are aligned at the last; streams with fewer begin with some that are over.
-        self._starts, self._first_epochs = np.zeros(shape, np.int64), np.zeros(shape[::2], np.int64)
-        self._whole = np.full(shape[1:], NEVER)  # of one that grows, which is in its first epoch
-        for number, (stream, skipped) in enumerate(zip(streams, self._skipped, strict=True)):
-            if stream.passes:
-                self._starts[skipped:, :, number] = stream.starts
-                self._first_epochs[skipped:, number] = [each.first_epoch for each in stream.passes]
-                self._whole[:, number] = stream.whole.rows
-
-    def count_passes(self, rows: np.ndarray) -> np.ndarray:
-        """The number of passes of each stream that are over: int64 [streams]."""
-        return (rows >= self._starts[1:]).all(axis=1).sum(axis=0) - self._skipped
-
-    def epochs(self, rows: np.ndarray) -> np.ndarray:
-        """The least epoch of each stream that is not over: int64 [streams]."""
-        at = self.count_passes(rows) + self._skipped
-        times = (rows - self._starts[-1]) // np.maximum(self._whole, 1)
-        times = times.min(axis=0, initial=1 << 62, where=self._whole > 0)
-        of_pass = self._first_epochs[at, np.arange(len(at))]
-        return of_pass + times * (at == len(self._starts) - 1)
-
-
 def _at(intervals: Sequence[Interval], step: int) -> Interval:
     """The interval of a step."""
     return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
 
 
-def first_step(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
+def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
     """The first step after `after` at which a condition holds, which then holds for ever."""
     low, high, far = after, max(near, after + 1), 1
     while not holds(high):
@@ -613,13 +584,4 @@ def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | No
         )
         for stream, of_stream in zip(streams, missing, strict=True)
     )
-    return first_step(is_over, interval.start, interval.start + near)
-
-
-def _size(stream: Stream, found: Pass, by: str) -> int:
-    """The tokens, examples or positions with loss in the rows of a pass."""
-    layout = found.layout
-    if by == "examples":
-        return int(layout.counts[1:].sum()) - layout.pieces.num_later
-    tokens = int(layout.real.sum())
-    return max(int(tokens * stream.lengths.loss_share), 1) if by == "loss" else tokens
+    return find_first(is_over, interval.start, interval.start + near)

@@ -5,7 +5,6 @@ be the best is packed; whether it could is told by a lower bound, so that few ar
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import BucketSearch
 
 # Of each number of shapes, the sets that are extended by one more; and those that are packed.
@@ -136,7 +134,7 @@ class SetSearch:
         """For each number of shapes, sets with lower bounds of their seconds, the lowest first."""
         usable = np.isfinite(rate).any(axis=0)
         # A set begins with the shape that holds all. Of several rows of one length, one is used.
-        holds_all = np.flatnonzero(usable & np.isfinite(rate).all(axis=0))
+        holds_all = np.flatnonzero(np.isfinite(rate).all(axis=0))
         sets: list[tuple[tuple[int, ...], np.ndarray]]
         sets = [((int(last),), rate[:, last]) for last in holds_all]
         for count in range(1, most + 1):
@@ -151,12 +149,10 @@ class SetSearch:
                 shorter = usable & self._below[:, numbers[0]]
                 for more in np.flatnonzero(shorter).tolist():
                     both = (numbers[0], *sorted({*numbers[1:], more}))
-                    if self._differ(both) and len(both) == count + 1 and both not in extended:
+                    lengths = {self.candidates[number].lengths for number in both}
+                    if len(lengths) == count + 1 and both not in extended:
                         extended[both] = np.minimum(each, rate[:, more])
             sets = list(extended.items())
-
-    def _differ(self, numbers: tuple[int, ...]) -> bool:
-        return len({self.candidates[number].lengths for number in numbers}) == len(numbers)
 
     def _measure(
         self, numbers: tuple[int, ...], seconds: np.ndarray, compiling: np.ndarray
@@ -194,7 +190,7 @@ def make_candidates(search: BucketSearch) -> list[Bucket]:
 
 
 def _candidate_lengths(search: BucketSearch) -> list[tuple[int, ...]]:
-    plain = dataclasses.replace(search, price_of=functools.partial(row_cost, attention="segment"))
+    plain = dataclasses.replace(search, attention="segment")
     tried = [each for way in (search, plain) for each in [*way.sets(4), way.find(4)]]
     found = set(itertools.chain.from_iterable(tried))
     if search.lengths.shape[1] == 1:

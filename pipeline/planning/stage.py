@@ -49,16 +49,16 @@ class Stage:
     schedule: Schedule
     weights: Mapping[str, Fraction] | None  # the share of each of several corpora
     given: Any  # the lengths or corpora of the plan, with corpora that have joined
-    cache: WindowCache  # of all stages of a plan
     # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
     # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
-        if all(stream.passes for stream in self.streams):
+        if not self.grows:
             needed = max(needed, 2 * CACHED)  # chapters of corpora that grow see to it themselves
-        self.cache.capacity = max(self.cache.capacity, needed)
+        cache = self.streams[0].cache  # of all stages of a plan
+        cache.capacity = max(cache.capacity, needed)
 
     @property
     def num_examples(self) -> int:
@@ -76,6 +76,11 @@ class Stage:
         return self.schedule.end
 
     @property
+    def grows(self) -> bool:
+        """Whether it has chapters of corpora that grow."""
+        return not all(stream.passes for stream in self.streams)
+
+    @property
     def is_phase(self) -> bool:
         """Whether it has other weights than the stage before, and perhaps more corpora."""
         return {"weights"} <= {*self.changes} <= {"weights", "examples"}
@@ -83,7 +88,7 @@ class Stage:
     @functools.cached_property
     def assembly(self) -> Assembly:
         """The batches of each step."""
-        return Assembly(self.streams, self.schedule, self.options, self.cache)
+        return Assembly(self.streams, self.schedule, self.options)
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -127,19 +132,15 @@ class Stage:
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         check_options(options, several=weights is not None)
-        if weights is None:
-            members = {"": Lengths.of(lengths)}
-        else:
-            given = as_corpora(lengths)
-            members = {name: Lengths.of(given[name]) for name in weights}
+        given = {"": lengths} if weights is None else as_corpora(lengths)
+        members = {name: Lengths.of(given[name]) for name in weights or given}
         changes = options_as_json(options, weights)
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
-        cache = WindowCache(CACHED)
-        streams = _make_streams(members, options, excluded, cache)
+        streams = _make_streams(members, options, excluded)
         schedule = Schedule(0, streams, options, weights)
-        return cls(options, streams, schedule, weights, lengths, cache, changes)
+        return cls(options, streams, schedule, weights, lengths, changes)
 
     def change(
         self,
@@ -169,7 +170,7 @@ class Stage:
         excluded = [stream.lengths.excluded + stream.first for stream in self.streams]
         more = select(exclude, take_first(given, count), count)
         more = np.setdiff1d(more, np.concatenate(excluded))
-        new = options.as_json(changes) if changes else {}
+        new = options.as_json(changes)
         new |= {"exclude": more.tolist()} if len(more) else {}
         # With other weights and new corpora alone, the streams stay as they are.
         replan = shares is None or bool(new)
@@ -177,10 +178,10 @@ class Stage:
         new |= {"examples": count} if count > self.num_examples else {}
         taken = self.schedule.taken(step)
         rows = taken.rows if replan else None
-        streams = _make_streams(members, options, more, self.cache, self.streams, rows)
+        streams = _make_streams(members, options, more, self.streams, rows)
         goes_on = None if replan else taken
         schedule = Schedule(step, streams, options, shares, self.schedule, taken=goes_on)
-        return Stage(options, streams, schedule, shares, given, self.cache, new)
+        return Stage(options, streams, schedule, shares, given, new)
 
     def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
         """The lengths of all corpora, with new examples (of one corpus) or new corpora."""
@@ -236,7 +237,6 @@ def _make_streams(
     members: Mapping[str, Lengths],
     options: Options,
     excluded: np.ndarray,
-    cache: WindowCache,
     before: Sequence[Stream] = (),
     rows: np.ndarray | None = None,
 ) -> tuple[Stream, ...]:
@@ -246,12 +246,12 @@ def _make_streams(
         members: the lengths of each corpus.
         options: the options of the plan.
         excluded: the examples to leave out in addition, numbered over all corpora.
-        cache: the windows of the plan.
         before: the streams of the first corpora, which continue.
         rows: int64 [lengths, streams], the rows that were taken of them, if the rest of their
             epochs is to be planned again.
     """
     own = options_of_streams(options, members)
+    cache = before[0].cache if before else WindowCache(CACHED)
     streams: list[Stream] = []
     first = 0
     for number, (name, lengths) in enumerate(members.items()):
@@ -259,11 +259,11 @@ def _make_streams(
         try:
             if number >= len(before):
                 without = lengths.exclude(mine)
-                stream = Stream(without, own, name=name, first=first)
+                stream = Stream(without, own, cache, name=name, first=first)
             elif rows is None:
                 stream = before[number]
             else:
-                stream = before[number].after(cache, rows[:, number], lengths.exclude(mine), own)
+                stream = before[number].after(rows[:, number], lengths.exclude(mine), own)
         except ValueError as error:
             raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         except MemoryError as error:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.alignment import Alignment
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.layout import Layout, Slots, WindowRows
+from pipeline.planning.layout import Layout, Slots, WindowRows, make_slots
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -38,7 +39,6 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
-from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
 
 # The orders of windows that are kept: readers are in two epochs at a time.
@@ -76,36 +76,61 @@ class Rows:
 
 
 class Pass:
-    """The rows of a layout, window by window: once, or again and again in new orders.
+    """The rows of some pieces, window by window: once, or again and again in new orders.
 
     Attributes:
         layout: the windows and their rows.
         first_epoch: the epoch of its first rows.
-        spans: what the pieces of the layout are cut from, as for `merge_spans`; None: from whole
-            examples.
+        spans: what the pieces are cut from, as for `merge_spans`; None: from whole examples.
         first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one time.
+        size: the tokens, examples or positions with loss in these, as weights count them.
+        solution: the patterns of its rows with packing="optimal"; else None.
     """
 
     def __init__(
         self,
-        layout: Layout,
-        options: Options,
-        key: int,
-        *,
-        first_epoch: int,
-        by_row: bool,
-        first: int,
-        repeats: bool,
+        stream: "Stream",
+        pieces: Pieces,
+        *names: object,
+        first: int = 0,
+        buckets: tuple[Bucket, ...] = (),
         spans: np.ndarray | None = None,
+        chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        self.layout, self.first_epoch, self.first = layout, first_epoch, first
-        self.spans, self.repeats = spans, repeats
-        self._shuffle, self._by_row = options.shuffle, by_row
+        """`names` are those of its random bits; `first` is its first example in the stream.
+
+        `buckets` are those that have rows, by default all; `chapter` is as for `Layout`.
+        """
+        options, files, runs = stream.options, stream.lengths.files, None
+        key = random_key(options.seed, stream.name, *names)
+        pack_window, self.solution = _make_packer(stream, pieces, buckets or options.buckets)
+        if files is not None and spans is not None:
+            runs, files = file_runs(spans, files)
+        self.layout = layout = Layout(
+            pieces,
+            pack_window,
+            options.groups,
+            key=key if options.shuffle else None,
+            window=options.window,
+            files=files,
+            chapter=chapter,
+        )
+        self.spans, self.first = spans, stream.first + first
+        self.repeats = spans is None and chapter is None
+        self.first_epoch = stream.epoch if spans is None else int(spans[:, 0].min())
+        self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
-        self.rows = layout.rows.sum(axis=1)
+        self.rows, self.size = layout.rows.sum(axis=1), int(layout.real.sum())
+        if options.by == "examples":
+            self.size = int(layout.counts[1:].sum()) - pieces.num_later
+        elif options.by == "loss":
+            self.size = max(int(self.size * stream.lengths.loss_share), 1)
+        self._files = layout.files
+        if layout.files is not None and runs is not None:
+            self._files = [np.unique(runs[of_window]) for of_window in layout.files]
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
@@ -136,9 +161,7 @@ class Pass:
                 self._orders.pop(oldest, None)
         return found
 
-    def take(
-        self, cache: WindowCache, epoch: int, length: int, first: int, count: int, last_epoch: float
-    ) -> Rows:
+    def take(self, epoch: int, length: int, first: int, count: int, last_epoch: float) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
         Once half of a window is taken, the next one is filled in the background, unless it is of an
@@ -148,26 +171,28 @@ class Pass:
         place = int(edges[length].searchsorted(first, side="right")) - 1
         begin, end = edges[length, place : place + 2].tolist()
         last = min(first + count, end)
-        filled = self._window(cache.get, cache, epoch, place)[length]
+        filled = self._window(self._cache.get, epoch, place)[length]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
             if not more or (self.repeats and epoch < last_epoch):
-                self._window(cache.prepare, cache, epoch + more, following)
+                self._window(self._cache.prepare, epoch + more, following)
         return Rows(self, epoch, filled, first - begin, last - begin)
 
-    def _window(self, get: Callable, cache: WindowCache, epoch: int, place: int) -> Any:
+    def _window(self, get: Callable, epoch: int, place: int) -> Any:
         """The rows of each length in the window at `place` in an epoch's order, by the cache."""
         epoch = epoch if self._shuffle else 0
-        return get((self, epoch, place), self.layout.most_pieces, self._fill, cache, epoch, place)
+        # The key is not the pass, which has the cache: a plan is freed as soon as it is dropped.
+        key = self.layout, epoch, place
+        return get(key, self.layout.most_pieces, self._fill, epoch, place)
 
-    def _fill(self, cache: WindowCache, epoch: int, place: int) -> list[WindowRows]:
+    def _fill(self, epoch: int, place: int) -> list[WindowRows]:
         """The rows of each length in the window at `place` in an epoch's order."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
-        slots: Slots = cache.get(
+        every: list[Slots] = self._cache.get(
             (layout, window),
             layout.most_pieces,
-            lambda: Slots(layout.packed(window), layout.pieces),
+            lambda: make_slots(layout.packed(window), layout.pieces),
         )
         draw = functools.partial(self._bits, epoch=epoch, window=window)
         sizes = layout.sizes(window)
@@ -179,20 +204,18 @@ class Pass:
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
         filled = []
-        for length, rows_per_batch in enumerate(self._rows_per_batch):
+        for length, (slots, rows) in enumerate(zip(every, self._rows_per_batch, strict=True)):
             if not self._shuffle:
-                order = sort_by_group(pieces[slots.first_piece(length)], None)
+                order = sort_by_group(pieces[slots.first_piece()], None)
             else:
-                dealt = None if self._by_row else rows_per_batch
                 before = int(edges[length, place] + layout.rows_before[length])
-                missing = -before % rows_per_batch  # in a batch that has begun
+                missing = -before % rows  # in a batch that has begun
                 of_length = functools.partial(draw, bucket=length)
-                order = deal(slots.segments(length), dealt, of_length, missing)
-            every = layout.pieces
-            filled.append(WindowRows(slots, length, order, pieces, every, flat=self._by_row))
+                order = deal(slots.segments(), None if self._by_row else rows, of_length, missing)
+            filled.append(WindowRows(slots, order, pieces, layout.pieces, flat=self._by_row))
         return filled
 
-    def rest(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
+    def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each length.
 
         Fills only windows of which some rows, but not all, are before.
@@ -208,7 +231,7 @@ class Pass:
                 window = int(windows[place])
                 found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
                 continue
-            for length, filled in enumerate(self._window(cache.get, cache, epoch, place)):
+            for length, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 rows = len(filled.costs)
                 first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
                 _, pieces, sizes, cut_at = filled.take(first, rows)
@@ -239,9 +262,8 @@ class Pass:
         """The files of each window of an epoch, from the first with later rows on; None for all."""
         windows, edges = self.order(epoch)
         place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
-        if self.layout.files is None:
-            return [None] * (place < len(windows))
-        return [self.layout.files[window] for window in windows[place:].tolist()]
+        files = self._files
+        return [None if files is None else files[window] for window in windows[place:].tolist()]
 
 
 class Stream:
@@ -259,13 +281,13 @@ class Stream:
         open_epochs: the epochs before it of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
         starts: int64 [passes, lengths], the rows before each pass.
-        solution: the patterns of whole epochs with packing="optimal"; else None.
     """
 
     def __init__(
         self,
         lengths: Lengths,
         options: Options,
+        cache: WindowCache,
         *,
         name: str = "",
         first: int = 0,
@@ -274,7 +296,8 @@ class Stream:
         rest: np.ndarray | None = None,
     ):
         """`number` counts the streams of this corpus before; `rest` are spans of open epochs."""
-        self.lengths, self.options, self.name, self.first = lengths, options, name, first
+        self.lengths, self.options, self.cache = lengths, options, cache
+        self.name, self.first = name, first
         self._number, self.epoch = number, epoch
         longest = options.buckets[-1]
         if lengths.array.ndim != len(longest.lengths):
@@ -292,49 +315,15 @@ class Stream:
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole, self.solution = self._make_pass(pieces, options.buckets, lengths.files)
+        self.whole = Pass(self, pieces, number, True)  # its epochs are whole
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
-        self._files_of_rest = NO_EXAMPLES  # the file of each run of its spans
-        self._solution_of_rest: Solution | None = None
         self.passes: tuple[Pass, ...] = (self.whole,)
         if rest is not None and len(rest):
             self._plan_rest(rest)
         rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes)])
         self.starts = rows.cumsum(axis=0)[:-1]
-
-    def _make_pass(
-        self,
-        pieces: Pieces,
-        buckets: tuple[Bucket, ...],
-        files: np.ndarray | None,
-        spans: np.ndarray | None = None,
-    ) -> tuple[Pass, Solution | None]:
-        """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options = self.options
-        pack_window, solution = make_packer(pieces, buckets, options, self.lengths.store)
-        key = random_key(options.seed, self.name, self._number, spans is None)
-        layout = Layout(
-            pieces,
-            pack_window,
-            options.groups,
-            key=key if options.shuffle else None,
-            window=options.window,
-            files=files,
-        )
-        first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
-        made = Pass(
-            layout,
-            options,
-            key,
-            first_epoch=first_epoch,
-            by_row=bool(self.name),
-            first=self.first,
-            repeats=spans is None,
-            spans=spans,
-        )
-        return made, solution
 
     def _plan_rest(self, spans: np.ndarray) -> None:
         """Puts the pass of the rest of open epochs first, if that has a position."""
@@ -356,8 +345,7 @@ class Stream:
         last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
         self.max_position = max(self.max_position, last, pieces.max_position)
         if pieces.longest:
-            self._files_of_rest, files = file_runs(spans, self.lengths.files)
-            planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
+            planned = Pass(self, pieces, self._number, False, buckets=buckets, spans=spans)
             self.passes = planned, self.whole
 
     def _cut_rest(
@@ -391,10 +379,16 @@ class Stream:
         if self.options.by == "loss":
             found["loss"] = f"{self.lengths.loss_share}"
         if self.solution is not None:
-            found["patterns"] = self.solution.digest
-        if self._solution_of_rest is not None:
-            found["patterns of the rest"] = self._solution_of_rest.digest
+            names = "patterns", "patterns of the rest"
+            for name, each in zip(names, reversed(self.passes), strict=False):
+                assert each.solution is not None
+                found[name] = each.solution.digest
         return found
+
+    @property
+    def solution(self) -> Solution | None:
+        """The patterns of whole epochs with packing="optimal"; else None."""
+        return self.whole.solution
 
     # ---- rows
 
@@ -410,32 +404,27 @@ class Stream:
         return found, found.first_epoch + epochs, row
 
     def take(
-        self,
-        cache: WindowCache,
-        length: int,
-        first: int,
-        count: int,
-        last_epoch: float = float("inf"),
+        self, length: int, first: int, count: int, last_epoch: float = float("inf")
     ) -> Iterator[Rows]:
         """Rows `first` to `first + count` of a length, divided by window."""
         while count:
             found, epoch, row = self.locate(length, first)
-            rows = found.take(cache, epoch, length, row, count, last_epoch)
+            rows = found.take(epoch, length, row, count, last_epoch)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def rest(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """The spans that remain of open epochs after some rows, and the first epoch not begun."""
         spans = [self.lost[:0]]
         for found, start in zip(self.passes[:-1], self.starts, strict=False):
             used = np.clip(rows - start, 0, found.rows)
-            spans.append(found.rest(cache, found.first_epoch, used))
+            spans.append(found.rest(found.first_epoch, used))
         whole = self.whole
         rows = np.maximum(rows - self.starts[-1], 0)
         over, begun = self._count_times(rows)
         for number in range(over, begun):
             used = np.clip(rows - number * whole.rows, 0, whole.rows)
-            spans.append(whole.rest(cache, self.epoch + number, used))
+            spans.append(whole.rest(self.epoch + number, used))
         return merge_spans(np.concatenate(spans)), self.epoch + begun
 
     def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
@@ -444,18 +433,12 @@ class Stream:
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(
-        self,
-        cache: WindowCache,
-        rows: np.ndarray,
-        lengths: Lengths,
-        options: Options,
-    ) -> "Stream":
+    def after(self, rows: np.ndarray, lengths: Lengths, options: Options) -> "Stream":
         """The stream after some rows, with the rest of open epochs planned again.
 
         `lengths` may have new examples at its end; they join the latest epoch in progress.
         """
-        spans, epoch = self.rest(cache, rows)
+        spans, epoch = self.rest(rows)
         new = np.arange(len(self.lengths), len(lengths))
         if len(spans) and len(new):
             sizes = trainable_positions(lengths.array[new])
@@ -464,6 +447,7 @@ class Stream:
         return Stream(
             lengths,
             options,
+            self.cache,
             name=self.name,
             first=self.first,
             number=self._number + 1,
@@ -474,44 +458,41 @@ class Stream:
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
         """The files of each window after some rows, and of those of the next epoch."""
         assert self.lengths.files is not None, "only a corpus of files is asked"
-        every, found = np.arange(len(self.lengths.files)), list[np.ndarray]()
+        found = list[np.ndarray | None]()
         for part, start in zip(self.passes[:-1], self.starts, strict=False):
-            for runs in part.files_from(part.first_epoch, rows - start):
-                found.append(every if runs is None else np.unique(self._files_of_rest[runs]))
+            found += part.files_from(part.first_epoch, rows - start)
         rows = np.maximum(rows - self.starts[-1], 0)
-        epochs, _ = self._count_times(rows)
-        for more, before in ((0, rows - epochs * self.whole.rows), (1, 0 * rows)):
-            for files in self.whole.files_from(self.epoch + epochs + more, before):
-                found.append(every if files is None else files)
-        return found
+        over, _ = self._count_times(rows)
+        found += self.whole.files_from(self.epoch + over, rows - over * self.whole.rows)
+        found += self.whole.files_from(self.epoch + over + 1, 0 * rows)
+        every = np.arange(len(self.lengths.files))
+        return [every if files is None else files for files in found]
 
 
-def make_packer(
-    pieces: Pieces,
-    buckets: tuple[Bucket, ...],
-    options: Options,
-    store: Callable[[str, Callable[[], bytes]], bytes],
+def _make_packer(
+    stream: Stream, pieces: Pieces, buckets: tuple[Bucket, ...]
 ) -> tuple[Callable[..., Packed], Solution | None]:
     """The function with which a `Layout` of some pieces packs histograms into some of the buckets.
 
-    With packing="optimal", it uses the solution of all pieces, which `store` keeps.
+    With packing="optimal", it uses the solution of all pieces, which is stored beside the corpus.
     """
-    solution, places = None, None
+    options = stream.options
+    solution, aligned = None, None
     if options.align > 1:
-        places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
-    units = pieces.table if places is None else places.units
+        aligned = Alignment(pieces.positions(np.arange(pieces.longest + 1)), options.align)
+    units = pieces.table if aligned is None else aligned.units
     fill = options.packing == "fill"
     search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
     if options.packing == "optimal":
         counts, shapes, share = pieces.count(), buckets, 1.0
-        if places is not None:
-            share = places.filled(counts)
-            counts, shapes = places.fold(counts), places.in_units(buckets)
-        solution = load_solution(store, counts, shapes, options.max_segments)
+        if aligned is not None:
+            share = aligned.filled(counts)
+            counts, shapes = aligned.fold(counts), aligned.in_units(buckets)
+        solution = load_solution(stream.lengths.store, counts, shapes, options.max_segments)
         solution.bound *= share
         search = solution.pack
-    if places is not None:
-        search = functools.partial(places.pack, search)
+    if aligned is not None:
+        search = functools.partial(aligned.pack, search)
     return functools.partial(_pack_into, search, buckets, options), solution
 
 
@@ -530,7 +511,7 @@ def _pack_into(
     packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
     every = tuple(patterns.get(bucket, ()) for bucket in options.buckets)
-    return dataclasses.replace(packed, buckets=options.buckets, patterns=every)
+    return dataclasses.replace(packed, patterns=every)
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:

@@ -90,18 +90,18 @@ class Surface:
         return max(float(typical), LEAST_ROUGHNESS)
 
 
-def spread_out(shapes: Sequence[Bucket], first: int, most: int, apart: float = 1.0) -> list[int]:
+def spread_out(shapes: Sequence[Bucket], first: int, most: int) -> list[int]:
     """Numbers of shapes from which a surface may begin: each far from those before it.
 
     The first is `first`. There are up to `most`, and from no other shape is it farther to one of
-    them than a factor of two to the power of `apart`.
+    them than a factor of two.
 
     >>> spread_out([Bucket(1, length) for length in (64, 128, 256, 512)], first=3, most=3)
     [3, 0, 1]
     """
     places = _places(shapes)
     found, far = [first], _distances(places, places[first : first + 1])[:, 0]
-    while len(found) < most and far.max() >= apart:
+    while len(found) < most and far.max() >= 1:
         found.append(int(far.argmax()))
         far = np.minimum(far, _distances(places, places[found[-1] :][:1])[:, 0])
     return found

@@ -1,4 +1,3 @@
-import functools
 import itertools
 
 import numpy as np
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 
 from pipeline import Plan, fit_buckets
 from pipeline.planning import figures
-from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import BucketSearch
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
@@ -65,12 +63,8 @@ def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets(translations
     assert costs[1] > 1.8 * costs[0]
 
 
-DENSE = {"multiple": 128, "most": 65_536, "price_of": row_cost}
-SEGMENT = {
-    "multiple": 16,
-    "most": 1024,
-    "price_of": functools.partial(row_cost, attention="segment"),
-}
+DENSE = {"multiple": 128, "most": 65_536}
+SEGMENT = {"multiple": 16, "most": 1024, "attention": "segment"}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Streams of passes: independent orders, windows made once, states that say what differs."""
 
 import concurrent.futures
+import gc
 import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -47,10 +49,10 @@ def fills(monkeypatch):
     """The pass, epoch and place of each window that is filled, and the thread that fills it."""
     found, fill = {}, Pass._fill
 
-    def noting(self, cache, epoch, place):
+    def noting(self, epoch, place):
         assert (self, epoch, place) not in found, "a window is filled twice"
         found[self, epoch, place] = threading.current_thread()
-        return fill(self, cache, epoch, place)
+        return fill(self, epoch, place)
 
     monkeypatch.setattr(Pass, "_fill", noting)
     return found
@@ -119,7 +121,7 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
     for change in range(1, 9):
         plan = plan.after(2 * change, seed=change)
         plan.batch(2 * change)
-    cache = plan.stages[-1].cache
+    cache = plan.stages[-1].streams[0].cache
     assert sum(pieces for pieces, _ in cache._entries.values()) <= cache.capacity < 20 * len(ANY)
     assert len(cache._entries) < 20  # of nine stages with two passes each, and their slots
 
@@ -212,3 +214,16 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     np.testing.assert_array_equal(after.epochs, before.epochs)
     assert after.sources == before.sources
     assert after != before  # batches are compared by their digests
+
+
+def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector():
+    plan = Plan(ANY, [Bucket(4, 32)])
+    plan = plan.between(0, plan.num_batches())  # so that no thread makes a window of it
+    assert [plan.batch(step).epoch for step in (0, 1)] == [0, 0]
+    layout = weakref.ref(plan.stages[0].streams[0].whole.layout)
+    gc.disable()
+    try:
+        del plan
+        assert layout() is None
+    finally:
+        gc.enable()

@@ -1,7 +1,7 @@
-"""Places: the columns that segments take in rows where each begins at a multiple.
+"""Alignment: rows in which each segment begins at a multiple of some columns.
 
-A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so
-its histogram is short. The rows that it finds then get pieces, whose positions are counted.
+A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so its
+histogram is short. The rows that it finds then get pieces, whose positions are counted.
 """
 
 import collections
@@ -12,14 +12,13 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed, Pattern
-from pipeline.planning.tails import group_tails
 
 
-class Places:
+class Alignment:
     """The units that pieces of each size take.
 
-    >>> places = Places(np.arange(5)[:, None], align=2)
-    >>> places.units.tolist(), places.fold(np.array([0, 5, 1, 1, 2])).tolist()
+    >>> aligned = Alignment(np.arange(5)[:, None], align=2)
+    >>> aligned.units.tolist(), aligned.fold(np.array([0, 5, 1, 1, 2])).tolist()
     ([[0], [1], [2]], [0, 6, 3])
 
     Args:
@@ -65,13 +64,15 @@ class Places:
         counts = counts.copy()
         counts[0] = 0
         packed = search(self.fold(counts), self.in_units(buckets), **options)
-        pieces = self._sort(counts)
+        # The sizes of the pieces in each place, ascending, each with its number of pieces.
+        pieces = [collections.deque[list[int]]() for _ in self.units]
+        for size in np.flatnonzero(counts).tolist():
+            pieces[self._place[size]].append([size, int(counts[size])])
         patterns = [
             tuple(row for pattern in of_bucket for row in self._fill(pattern, pieces))
             for of_bucket in packed.patterns
         ]
-        longest = [bucket for bucket, *_ in group_tails(buckets)]
-        return Packed(tuple(longest), tuple(patterns), counts)
+        return Packed(tuple(patterns), counts)
 
     def in_units(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets, with lengths in units."""
@@ -80,13 +81,6 @@ class Places:
             Bucket(bucket.rows, lengths[0] if len(lengths) == 1 else lengths)
             for bucket, lengths in zip(buckets, each, strict=True)
         )
-
-    def _sort(self, counts: np.ndarray) -> "list[collections.deque[list[int]]]":
-        """The sizes of the pieces in each place, ascending, each with its number of pieces."""
-        found = [collections.deque[list[int]]() for _ in self.units]
-        for size in np.flatnonzero(counts).tolist():
-            found[self._place[size]].append([size, int(counts[size])])
-        return found
 
     def _fill(
         self, pattern: Pattern, pieces: "list[collections.deque[list[int]]]"

@@ -1,4 +1,4 @@
-"""Places: rows in which every segment begins at a multiple; all that counts positions stays."""
+"""Alignment: rows in which every segment begins at a multiple; all that counts positions stays."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
+from pipeline.planning.alignment import Alignment
 from pipeline.planning.cascade import pack
 from pipeline.planning.options import PlanOptions
-from pipeline.planning.places import Places
 from tests.properties.accounts import assert_batch_fits, batches_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 600), 1, 120).astype(int)
@@ -43,10 +43,11 @@ def test_columns_of_pairs_are_those_of_both_sides():
 )
 def test_rows_of_a_pattern_are_divided_only_where_a_size_ends(sizes, align, most):
     counts = np.bincount(sizes, minlength=25)
-    places = Places(np.arange(25)[:, None], align)
-    packed = places.pack(pack, counts, [Bucket(3, 8), Bucket(2, 24)], max_segments=most)
+    aligned = Alignment(np.arange(25)[:, None], align)
+    buckets = [Bucket(3, 8), Bucket(2, 24)]
+    packed = aligned.pack(pack, counts, buckets, max_segments=most)
     counts[0] = 0
-    alone = pack(places.fold(counts), places.in_units(packed.buckets), max_segments=most)
+    alone = pack(aligned.fold(counts), aligned.in_units(buckets), max_segments=most)
     number, few = (sum(map(len, each.patterns)) for each in (packed, alone))
     assert number <= few + 2 * np.count_nonzero(counts)
 
@@ -68,7 +69,7 @@ def test_the_cost_of_a_row_is_that_of_its_positions(lengths):
     buckets = BUCKETS if lengths.ndim == 1 else TWO
     stage = Plan(lengths, buckets, align=16).stages[0]
     (stream,) = stage.streams
-    for rows in stream.take(stage.cache, 1, 0, 8):
+    for rows in stream.take(1, 0, 8):
         times, spans = rows.spans()
         squares = (spans[:, 3:] ** 2).sum(axis=1)
         assert (
