@@ -73,7 +73,9 @@ def sees(names):
 
 def value_and_gradient(config, tables):
     """A jitted function: parameters and a batch to the loss of each position, and gradients."""
-    graph, state = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+    make = functools.partial(Decoder, config)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
+    state = jax.jit(lambda: nnx.split(make(rngs=nnx.Rngs(0)))[1])()
     table = 0.02 * jax.random.normal(jax.random.key(1), (LENGTH, config.width))
 
     def loss(parameters, batch):

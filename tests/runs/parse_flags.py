@@ -1,0 +1,9 @@
+"""Parses flags as train.py does, and prints the config."""
+
+import sys
+
+import train
+
+sys.argv[0] = "train.py"
+train.launch.parse_flags(sys.argv)
+print(train.CONFIG.value)
