@@ -4,6 +4,7 @@ import sys
 
 import train
 
-sys.argv[0] = "train.py"
-train.launch.parse_flags(sys.argv)
-print(train.CONFIG.value)
+if __name__ == "__main__":
+    sys.argv[0] = "train.py"
+    train.launch.parse_flags(sys.argv)
+    print(train.CONFIG.value)
