@@ -102,6 +102,14 @@ def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
     assert found == batches
 
 
+def test_each_epoch_has_all_tokens(finished, whole):
+    batches, _ = take(finished, num_epochs=2)
+    first, later = batches[: len(whole[0])], batches[len(whole[0]) :]
+    assert first == whole[0]
+    due = sum(int(tokens[:-1].sum()) for tokens in draw_documents())
+    assert [sum(total for _, total in epoch) for epoch in (first, later)] == [due, due]
+
+
 @pytest.mark.slow
 def test_workers_load_the_same(finished, monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones

@@ -408,9 +408,8 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    sums = np.sum(
-        [jax.jit(make_eval_step(loss))(state["params"], batch) for batch in batches], axis=0
-    )
+    evaluate = jax.jit(make_eval_step(loss))
+    sums = np.sum([evaluate(state["params"], batch) for batch in batches], axis=0)
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
     assert f"128 documents: loss {mean:.2f}" in str(said)
