@@ -17,6 +17,7 @@ from ml_collections import config_flags
 
 import pipeline
 from pipeline.cli.commands import main
+from pipeline.steps import tuning
 from tests.fs import object_servers
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
 from tests.processes import ROOT, call
@@ -58,6 +59,8 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     # Each has a fresh namespace and folder. A failure shows the line of its page.
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "ROUNDS", 2)
+    monkeypatch.setattr(tuning, "MOST_ROUNDS", 2)
     if "s3://" in snippet.content:
         for name, value in request.getfixturevalue("bucket").items():
             monkeypatch.setenv(name, value)

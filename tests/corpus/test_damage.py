@@ -311,10 +311,13 @@ def write_in_place(place):
     [
         (write_arrays, OF_CORPUS, 60, 30),
         (write_texts, OF_CORPUS, 60, 30),
-        pytest.param(write_arrays, OF_CORPUS, 2000, 1000, marks=pytest.mark.slow),
-        pytest.param(write_texts, OF_CORPUS, 2000, 1000, marks=pytest.mark.slow),
-        pytest.param(write_in_place, OF_CORPUS, 2000, 1, marks=pytest.mark.slow),
-        pytest.param(Path.mkdir, OF_RUN, 200, 67, marks=pytest.mark.slow),
+        pytest.param(write_arrays, OF_CORPUS, 300, 150, marks=pytest.mark.slow),
+        pytest.param(write_texts, OF_CORPUS, 300, 150, marks=pytest.mark.slow),
+        pytest.param(write_in_place, OF_CORPUS, 300, 1, marks=pytest.mark.slow),
+        pytest.param(Path.mkdir, OF_RUN, 100, 33, marks=pytest.mark.slow),
+        pytest.param(write_arrays, OF_CORPUS, 2000, 1000, marks=pytest.mark.exhaustive),
+        pytest.param(write_texts, OF_CORPUS, 2000, 1000, marks=pytest.mark.exhaustive),
+        pytest.param(write_in_place, OF_CORPUS, 2000, 1, marks=pytest.mark.exhaustive),
         pytest.param(Path.mkdir, OF_RUN, 2000, 667, marks=pytest.mark.exhaustive),
     ],
 )

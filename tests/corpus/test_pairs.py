@@ -25,23 +25,6 @@ def plan(pairs):
     return Plan(pairs, BUCKETS, overflow="truncate")
 
 
-def test_a_batch_by_hand(tmp_path):
-    pairs = Pairs.from_arrays([[5, 6, 7], [8]], [[BEGIN, 3, 2], [BEGIN, 4, 2]], tmp_path)
-    assert pairs.lengths.tolist() == [[3, 2], [1, 2]]
-    plan = Plan(pairs, [Bucket(1, (5, 4))], overflow="drop", shuffle=False)
-    batch = Batches(pairs, plan)[0]
-    assert {name: values[0].tolist() for name, values in batch.items()} == {
-        "inputs": [5, 6, 7, 8, 0],
-        "inputs_segment_ids": [1, 1, 1, 2, 0],
-        "inputs_positions": [0, 1, 2, 0, 0],
-        "decoder_inputs": [BEGIN, 3, BEGIN, 4],
-        "targets": [3, 2, 4, 2],
-        "targets_segment_ids": [1, 1, 2, 2],
-        "targets_positions": [0, 1, 0, 1],
-        "loss_weights": [1, 1, 1, 1],
-    }
-
-
 def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = Mesh(devices, ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)

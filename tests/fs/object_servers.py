@@ -113,7 +113,7 @@ class Proxy(http.server.ThreadingHTTPServer):
     """Passes requests on to a server at another port; a share of them fail in one of four ways.
 
     They are not passed on and have the answer 503, are passed on and have no answer, have half of
-    one, or have it after half a second.
+    one, or have it after a fifth of a second.
 
     Attributes:
         share: of the requests that fail.
@@ -177,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if fate == "refuse":
             return self.answer(503, {}, b"")
         if fate == "slow":
-            time.sleep(0.5)
+            time.sleep(0.2)
         status, headers, content = self.ask(self.command, self.path, body)
         if fate == "cut" or (fate == "half" and not content):
             self.close_connection = True

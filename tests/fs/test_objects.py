@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,10 +31,10 @@ from pipeline.text.sources import open_files
 from pipeline.trainer.profile import Profile
 from tests.corpus.files import contents
 from tests.fs import object_servers
-from tests.processes import call, in_child
+from tests.processes import in_child
+from tests.runs.programs import SLOW, start, uninterrupted, wait_for_step
 from tests.runs.programs import run as run_program
-from tests.runs.programs import start, wait_for_step
-from tests.runs.runs import lines, loss_files, messages, segment_losses, summary
+from tests.runs.runs import audit, lines, loss_files, messages, segment_losses, summary
 from tests.text import record_files
 
 SHARE = 0.1  # of requests that fail, where some are to
@@ -54,6 +53,7 @@ def server(request, tmp_path_factory):
         proxy = object_servers.Proxy(port, translate=kind == "gcs")
         stack.enter_context(proxy)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(objects, "LONGEST", 0.05)  # seconds between two tries
         variables = getattr(object_servers, f"{kind}_environment")(proxy.server_port)
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -263,7 +263,7 @@ def test_a_request_that_fails_is_made_again(server, place, fate):
 def test_what_changes_while_its_answer_is_cut_is_read_anew(server, place):
     objects.put(place / "x", b"long" * 100)
     server.proxy.fates = ["half", "slow"]
-    change = threading.Timer(0.2, objects.put, [place / "x", b"short"])
+    change = threading.Timer(0.1, objects.put, [place / "x", b"short"])
     change.start()
     assert objects.get_version(place / "x")[0] == b"short"
     change.join()
@@ -714,22 +714,18 @@ def test_a_trace_goes_to_the_bucket(place):
 
 @pytest.mark.slow
 def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
-    server, place, text, tmp_path
+    server, place, text, once
 ):
-    code, output = run_program(text, tmp_path / "run")
-    assert code == 0, output
-    process = start(text, place / "run", program="tests/runs/slow_train.py")
-    wait_for_step(process, place / "run", 12)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    whole, workdir = uninterrupted(text, once), place / "run"
+    group = start(text, workdir, SLOW)
+    wait_for_step(group, workdir, 12)
+    group.kill()
     server.proxy.share, before = SHARE, server.proxy.failed
-    code, output = run_program(text, place / "run")
+    code, output = run_program(text, workdir)
     assert server.proxy.failed > before + 5
     assert code == 0, output
     assert "resumed: step" in output
-    assert lines(place / "run") == lines(tmp_path / "run")
-    assert summary(place / "run") == summary(tmp_path / "run")
-    assert loss_files(place / "run") == loss_files(tmp_path / "run")
-    segment_losses(place / "run")
-    audited = call(sys.executable, "-m", "pipeline", "audit", place / "run")
-    assert audited.returncode == 0, audited.stderr
+    for read in (lines, summary, loss_files):
+        assert read(workdir) == read(whole)
+    segment_losses(workdir)
+    assert audit(workdir)[0] == 0

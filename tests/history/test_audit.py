@@ -11,6 +11,7 @@ from pipeline import Bucket, Plan
 from pipeline.history import read_history, write_history
 from pipeline.planning import figures
 from pipeline.planning.stream import Rows
+from tests.history.documents import write_documents
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -29,9 +30,9 @@ def write(workdir, lines):
 
 
 @pytest.fixture
-def ran(documents, tmp_path):
+def ran(tmp_path):
     """A run of 60 steps, over three epochs, that changed twice; its lines."""
-    corpus = documents(tmp_path / "corpus/train")
+    corpus = write_documents(tmp_path / "corpus/train")
     plan = Plan(corpus, SHORT, overflow="truncate").after(7, exclude=[3, 5, 8], seed=4)
     plan = plan.after(20, buckets=LONG, overflow="split")
     write_history(epath.Path(tmp_path), corpus, plan)
@@ -261,8 +262,8 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, au
     audited(tmp_path, lines_of(plan, 200), "of code of the plan does not have each")
 
 
-def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(documents, tmp_path):
-    corpus = documents(tmp_path / "corpus", 20)
+def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
+    corpus = write_documents(tmp_path / "corpus", 20)
     plan = Plan(corpus, [Bucket(4, 96)])
     rewards = {"reward": np.arange(20.0)}
     more = corpus.with_features(rewards, features={"reward": pipeline.Feature("example")})

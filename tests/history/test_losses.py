@@ -15,6 +15,7 @@ from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog, StepFiles
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
+from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
 
@@ -81,9 +82,9 @@ def write_losses(workdir, plan, first=0, last=STEPS, every=20):
 
 
 @pytest.fixture
-def ran(documents, tmp_path):
+def ran(tmp_path):
     """A run of several epochs over split documents whose plan changed."""
-    corpus = documents(tmp_path / "corpus/train", first=())
+    corpus = write_documents(tmp_path / "corpus/train", first=())
     plan = Plan(corpus, BUCKETS).after(30, buckets=(Bucket(4, 64),), seed=4)
     write_history(epath.Path(tmp_path), corpus, plan)
     write_losses(tmp_path, plan)

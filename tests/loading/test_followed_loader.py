@@ -102,17 +102,6 @@ def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
     assert found == batches
 
 
-def test_hosts_have_parts_of_the_same_batches(finished):
-    one, *two = (
-        Batches(corpus, FollowedPlan(corpus.log, BUCKETS, window=60), **hosts)
-        for hosts in ({}, *({"process_index": n, "process_count": 2} for n in range(2)))
-        for corpus in [Corpus.open(finished, follow=True)]
-    )
-    for step in range(40):
-        joined = np.concatenate([each[step]["inputs"] for each in two])
-        np.testing.assert_array_equal(joined, one[step]["inputs"])
-
-
 def test_each_epoch_has_all_tokens(finished, whole):
     batches, _ = take(finished, num_epochs=2)
     first, later = batches[: len(whole[0])], batches[len(whole[0]) :]

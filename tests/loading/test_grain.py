@@ -115,10 +115,13 @@ def chains_of(batches, workers=0, chains=CHAINS):
             yield work(transform(steps, chain[cut:]), workers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("prefetch", "chains"),
-    [("thread", [NAMES]), *(slow(prefetch, CHAINS) for prefetch in PREFETCH)],
+    ("kind", "prefetch", "chains"),
+    [
+        *((kind, "thread", [NAMES]) for kind in KINDS),
+        *(slow("plan", prefetch, CHAINS) for prefetch in PREFETCH),
+        *(slow(*each, CHAINS) for each in zip(KINDS[1:], PREFETCH, strict=False)),
+    ],
 )
 def test_every_chain_goes_on_from_every_state(make, kind, prefetch, chains):
     for steps in chains_of(make(kind), chains=chains):
@@ -160,18 +163,20 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("kind", "workers"), zip(KINDS, (1, 2, 1, 2), strict=True))
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_chain_goes_on_from_every_state_with_workers(make, kind, number, workers):
     steps = list(chains_of(make(kind)[:2], workers))[number]
     check(PREFETCH["thread"](steps) if number % 2 else steps)
 
 
-@pytest.mark.parametrize(
-    ("kind", "saved", "later"),
-    [("plan", 1, [0]), *(slow(kind, saved, [0, 1, 2, 3]) for kind in KINDS for saved in range(4))],
-)
+# Each number of workers that saves with each that goes on, each for one kind.
+NUMBERS_OF_WORKERS = [
+    slow(kind, saved, (saved + at) % 4) for at, kind in enumerate(KINDS) for saved in range(4)
+]
+
+
+@pytest.mark.parametrize(("kind", "saved", "later"), [("plan", 1, 0), *NUMBERS_OF_WORKERS])
 def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, saved, later):
     steps = transform(transform(make(kind), NAMES[:2]).to_iter_dataset(), NAMES[1:])
     every, iterator = list(steps), iter(work(steps, saved))
@@ -180,11 +185,10 @@ def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, sav
     state = json.loads(json.dumps(iterator.get_state()))
     iterator.close()
     other = transform(make(kind, seed=1), NAMES).to_iter_dataset()
-    for workers in later:
-        iterator = iter(work(steps, workers))
-        iterator.set_state(state)
-        np.testing.assert_equal(list(iterator), every[2:])
-        iterator.close()
+    iterator = iter(work(steps, later))
+    iterator.set_state(state)
+    np.testing.assert_equal(list(iterator), every[2:])
+    iterator.close()
     for workers in range(4):
         with pytest.raises(ValueError, match="seed was 0 and is now 1"):
             iter(work(other, workers)).set_state(state)

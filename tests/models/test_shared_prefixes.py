@@ -73,7 +73,9 @@ def sees(names):
 
 def value_and_gradient(config, tables):
     """A jitted function: parameters and a batch to the loss of each position, and gradients."""
-    graph, state = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+    make = functools.partial(Decoder, config)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
+    state = jax.jit(lambda: nnx.split(make(rngs=nnx.Rngs(0)))[1])()
     table = 0.02 * jax.random.normal(jax.random.key(1), (LENGTH, config.width))
 
     def loss(parameters, batch):
@@ -91,16 +93,23 @@ def value_and_gradient(config, tables):
     return functools.partial(step, (state, table))
 
 
-@pytest.mark.parametrize("attention", ["dense", "blocked"])
+# Whether there is a table of positions, and options of the model.
+ROTARY = False, {"scan_layers": True}
+TABLE = True, {"scan_layers": True, "remat": True}
+ONE_KEY_HEAD = True, {"num_kv_heads": 1, "remat": True}
+ALL_KEY_HEADS = False, {"num_kv_heads": 4}
+
+
 @pytest.mark.parametrize(
-    ("tables", "options"),
+    ("attention", "tables", "options"),
     [
-        (False, {"scan_layers": True}),
-        (True, {"scan_layers": True, "remat": True}),
-        pytest.param(True, {"num_kv_heads": 1, "remat": True}, marks=pytest.mark.slow),
-        pytest.param(False, {"num_kv_heads": 4}, marks=pytest.mark.slow),
+        ("dense", *ROTARY),
+        ("blocked", *TABLE),
+        pytest.param("dense", *TABLE, marks=pytest.mark.slow),
+        pytest.param("blocked", *ROTARY, marks=pytest.mark.slow),
+        pytest.param("dense", *ALL_KEY_HEADS, marks=pytest.mark.slow),
+        pytest.param("blocked", *ONE_KEY_HEAD, marks=pytest.mark.slow),
     ],
-    ids=["rotary", "position table, remat", "one key head, no scan", "all key heads"],
 )
 def test_a_group_has_the_losses_and_gradients_of_its_continuations_alone(
     attention, tables, options
@@ -166,6 +175,7 @@ def test_blocks_that_are_needed_have_all_that_is_seen_and_lie_apart():
     assert found[10] == [0, 1, 10]
 
 
+@pytest.mark.slow
 def test_rows_of_a_group_by_the_kernel_for_tpus_equal_dense():
     """JAX's own splash, interpreted."""
     batch, _ = row_of([PAIR, TREE, DOCUMENT])

@@ -1,11 +1,8 @@
 """Beside other input paths: the account of every token."""
 
-import itertools
-
 import numpy as np
 import pytest
 
-import pipeline
 from benchmarks import peers
 from benchmarks.account import Account, account, numbered
 from benchmarks.input_paths.__main__ import run
@@ -82,25 +79,3 @@ def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
     assert lockstep["2 hosts, then 1: lost, cut, repeated"] == "0, 0, 0"
     with pytest.raises(SystemExit, match="no library of an input path: tlr"):
         peers.measure(None, ["tlr=python"])
-
-
-# What MaxText asks of its own input pipeline.
-
-
-def test_maxtext_fields_have_one_shape_and_are_equal_when_made_anew(tmp_path):
-    corpus = pipeline.Corpus.from_arrays([range(1, size) for size in range(4, 30)], tmp_path)
-
-    def load():
-        plan = pipeline.Plan(corpus, [pipeline.Bucket(rows=2, length=32)])
-        steps = pipeline.Batches(corpus, plan).to_iter_dataset()
-        return steps.map(lambda batch: pipeline.rename(batch, "maxtext"))
-
-    once = load()
-    for batches in zip(once, once, load(), strict=True):
-        for side, suffix in itertools.product(("inputs", "targets"), ("", "_segmentation")):
-            name = side + suffix
-            assert {batch[name].shape for batch in batches} == {(2, 32)}
-            assert all((batch[name] == batches[0][name]).all() for batch in batches)
-        assert len(batches[0]) == 6
-        real = batches[0]["targets_segmentation"] > 0
-        assert (batches[0]["targets_segmentation"] == batches[0]["inputs_segmentation"])[real].all()

@@ -17,10 +17,10 @@ folder = pathlib.Path(sys.argv[1])
 write_documents(folder / "documents.jsonl")
 prepare_environment(folder)
 for number, (trial, count) in enumerate({
-    Preparation(folder / "documents.jsonl"): 8,
-    Preparation(folder / "documents.jsonl", "index"): 4,
+    Preparation(folder / "documents.jsonl"): 5,
+    Preparation(folder / "documents.jsonl", "index"): 3,
     Preparation(folder / "documents.jsonl", workers=2): 1,
-    Training(folder / "documents.jsonl"): 3,
+    Training(folder / "documents.jsonl"): 2,
 }.items()):
     kills = Kills(trial, folder / str(number))
     kills.run(count)
@@ -33,7 +33,7 @@ def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
     seen = call(sys.executable, script, tmp_path, limit=None)
-    due = ["prepare 8", "index 4", "prepare, 2 workers 1", "train.py 3"]
+    due = ["prepare 5", "index 3", "prepare, 2 workers 1", "train.py 2"]
     assert seen.stdout.splitlines() == due, seen.stderr
 
 
@@ -70,7 +70,7 @@ with object_servers.s3(folder / "server") as port:
     os.environ |= object_servers.s3_environment(port)
     bucket = folder / "server" / object_servers.BUCKET
     kills = Kills(Training(folder / "documents.jsonl", bucket=bucket), folder / "0")
-    kills.run(2)
+    kills.run(1)
     print(sum(kills.kills.values()), *kills.found, flush=True)
 """
 
@@ -86,4 +86,4 @@ def test_a_run_in_a_bucket_that_is_killed_leaves_its_siblings_and_ends_as_if_it_
     tmp_path,
 ):
     seen = call(sys.executable, "-c", PROGRAM_IN_A_BUCKET, tmp_path, limit=None)
-    assert seen.stdout.splitlines() == ["2"], seen.stderr
+    assert seen.stdout.splitlines() == ["1"], seen.stderr

@@ -10,8 +10,8 @@ from tests.processes import call
 PROGRAM = """
 from tests.properties.takeovers import take_over
 
-seen = take_over(12, seed=0)
-print(seen.takeovers >= 12, seen.together, seen.ended)
+seen = take_over(8, seed=0)
+print(seen.takeovers >= 8, seen.together, seen.ended)
 """
 
 

@@ -1,45 +1,53 @@
 """The training program in processes of its own, as a user starts it; on one host or several."""
 
-import subprocess
 import sys
 import time
 
-from tests.processes import ROOT, TIME_LIMIT, Group, environment, free_port
+from tests.processes import TIME_LIMIT, Group, call, environment, free_port
 from tests.runs.runs import lines
 
+CONFIG = "--config=tests/runs/{}.py"
+SLOW = "tests/runs/slow_train.py"  # the program, to be stopped midway
 
-def start(text, workdir, *flags, program="train.py"):
+
+def variables(text, programs="programs"):
+    """What tells where the text is, and a folder for the compiled programs of all starts."""
+    return {"TINY_TEXT": str(text), "JAX_COMPILATION_CACHE_DIR": str(text.parent / programs)}
+
+
+def run(text, workdir):
+    """Runs the program to its end, in a Python of its own: exit code and output."""
+    command = [sys.executable, "train.py", CONFIG.format("tiny_config"), f"--workdir={workdir}"]
+    done = call(*command, **variables(text))
+    return done.returncode, done.stdout + done.stderr
+
+
+def uninterrupted(text, once):
+    """The work directory of a whole run, with its output in a file."""
+
+    def make(workdir):
+        code, output = run(text, workdir)
+        assert code == 0, output
+        (workdir / "output").write_text(output)
+
+    return once("uninterrupted", make)
+
+
+def start(text, workdir, program="train.py"):
     """Starts the program; one device, as on a user's machine."""
-    programs = str(text.parent / "programs")  # of all starts
-    command = [sys.executable, program, "--config=tests/runs/tiny_config.py"]
-    return subprocess.Popen(
-        [*command, f"--workdir={workdir}", *flags],
-        cwd=ROOT,
-        env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    command = [program, CONFIG.format("tiny_config"), f"--workdir={workdir}"]
+    return _group([command], text, text.parent, "programs")
 
 
-def run(text, workdir, *flags):
-    """Runs the program to its end: exit code and output."""
-    process = start(text, workdir, *flags)
-    try:
-        output, _ = process.communicate(timeout=TIME_LIMIT)
-    finally:
-        process.kill()
-    return process.returncode, output
-
-
-def wait_for_step(process, workdir, step):
+def wait_for_step(group, workdir, step):
+    """Waits until a group of processes has made a step."""
     deadline = time.monotonic() + TIME_LIMIT
-    while process.poll() is None and time.monotonic() < deadline:
+    while all(each.is_alive() for each in group.processes) and time.monotonic() < deadline:
         if any(line["step"] >= step and "loss" in line for line in lines(workdir)):
             return
         time.sleep(0.02)
-    process.kill()
-    raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
+    group.kill()
+    raise AssertionError(f"step {step} was not reached:\n" + "\n\n".join(group.outputs())[-6000:])
 
 
 def start_hosts(
@@ -56,15 +64,18 @@ def start_hosts(
 
     `logs` is where the output goes: the work directory, if it is local.
     """
-    command = [sys.executable, program, f"--config=tests/runs/{config}.py", *flags]
+    command = [program, CONFIG.format(config), *flags]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
-    programs = str(text.parent / f"programs{count}")
-    env = environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs)
     commands = []
     for index, more in (own or dict.fromkeys(range(count), ())).items():
         hosts = [*join, f"--process_id={index}"] if count > 1 else []
         commands.append([*command, f"--workdir={workdir}", *hosts, *more])
-    return Group(commands, (logs or workdir) / f"logs{time.monotonic_ns()}", env)
+    return _group(commands, text, logs or workdir, f"programs{count}")
+
+
+def _group(commands, text, folder, programs):
+    env = environment(**variables(text, programs))
+    return Group(commands, folder / f"logs{time.monotonic_ns()}", env)
 
 
 def run_hosts(text, workdir, count, *flags):

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 import time
 
 import numpy as np
@@ -20,7 +19,7 @@ def start_workers(count, folder, request):
     """Starts host_worker.py in `count` processes with a JSON request."""
     request = request | {"count": count, "port": free_port()}
     asked = [request | {"index": index} for index in range(count)]
-    commands = [[sys.executable, host_worker.__file__, json.dumps(each)] for each in asked]
+    commands = [[host_worker.__file__, json.dumps(each)] for each in asked]
     return Group(commands, folder, environment())
 
 
@@ -182,7 +181,7 @@ def test_slurm_says_how_many_there_are(tmp_path):
     environments.append({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
     asked = json.dumps({"do": "count", "platform": True})
     groups = [
-        Group([[sys.executable, host_worker.__file__, asked]], tmp_path / str(n), environment(**e))
+        Group([[host_worker.__file__, asked]], tmp_path / str(n), environment(**e))
         for n, e in enumerate(environments)
     ]
     assert [group.wait() for group in groups] == [[0]] * 3, [group.outputs() for group in groups]
@@ -247,7 +246,7 @@ def test_who_waits_for_a_process_that_dies_ends(tmp_path, dies):
     deadline = time.monotonic() + TIME_LIMIT
     while "waiting for part 6" not in group.outputs()[dies] and time.monotonic() < deadline:
         time.sleep(0.1)
-    group.processes[dies].send_signal(signal.SIGKILL)
+    group.processes[dies].kill()
     codes = group.wait(limit=60)
     assert codes[dies] == -signal.SIGKILL
     assert codes[1 - dies] != 0

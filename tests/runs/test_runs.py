@@ -1,8 +1,6 @@
 """Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
 
 import json
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -14,7 +12,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.trainer.run_config import __file__ as KNOWN
 from pipeline.trainer.run_config import get_config, save_config
-from tests.processes import ROOT, environment
+from tests.processes import Group, environment
 from tests.runs.runs import assert_same_losses, audit, lines, messages, run, steps, summary, tiny
 
 
@@ -168,40 +166,16 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
 
 
-# Flags can be parsed once in a process, so each list of words has a child of one that has imported
-# all that train.py does.
-PARSER = """
-import json, os, sys
-import jax, optax, flax.nnx
-import models.decoder, models.encoder, models.encoder_decoder, pipeline.trainer
-for line in sys.stdin:
-    if not (child := os.fork()):
-        sys.argv, sys.stderr = ["train.py", *json.loads(line)], sys.stdout
-        import train
-        train.launch.parse_flags(sys.argv)
-        print(train.CONFIG.value, flush=True)
-        os._exit(0)
-    print("ENDED", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def parse_flags(text):
+@pytest.fixture
+def parse_flags(text, tmp_path_factory):
     """`parse_flags(*words)`: the exit code of train.py, and what it says or its config."""
-    command = [sys.executable, "-W", "ignore", "-c", PARSER]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment(TINY_TEXT=str(text)), **pipes) as one:
 
-        def parse(*words):
-            print(json.dumps([str(word) for word in words]), file=one.stdin, flush=True)
-            said = ""
-            while not (line := one.stdout.readline()).startswith("ENDED "):
-                assert line, said
-                said += line
-            return int(line.split()[1]), said
+    def parse(*words):
+        command = ["tests/runs/parse_flags.py", *words]
+        group = Group([command], tmp_path_factory.mktemp("flags"), environment(TINY_TEXT=str(text)))
+        return group.wait()[0], group.outputs()[0]
 
-        yield parse
-        one.stdin.close()
+    return parse
 
 
 WRONG_FLAGS = {

@@ -101,19 +101,18 @@ def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(ch
     features = {REFERENCE: Feature("continuation")}
     corpus = corpus.with_features({REFERENCE: [*reference]}, features=features)
     init_params, loss, _ = train.make_model(config, corpus)
-    params = init_params(jax.random.key(0))
+    params = jax.jit(init_params)(jax.random.key(0))
     plan = Plan(corpus, [Bucket(4, 192)])
     assert max(plan.most_segments().values()) > 1
     losses, weights, others = jax.jit(loss)(params, Batches(corpus, plan)[0])
     planned = plan.batch(0)
 
-    alone = {}  # the log-probability of each answer, in a row of its own
+    alone, alone_in_row = {}, jax.jit(loss.of_tokens)  # each answer in a row of its own
     for side in ("chosen", "rejected"):
         config.template = ConfigDict({"kind": "chat", "messages": side})
         answers, _ = prepare_corpora(config, tmp_path / side)
         single = Plan(answers, [Bucket(1, 192)], packing="none", shuffle=False)
         batches = Batches(answers, single)
-        alone_in_row = jax.jit(loss.of_tokens)
         alone[side] = {
             number: -float(alone_in_row(params, batches[number]).total)
             for number in planned.segments[:, 1].tolist()
@@ -229,9 +228,9 @@ def sees_what_follows(config, workdir):
     row = jnp.arange(8)[None]
     batch = {"inputs": row + 10, "targets": row + 11, "loss_weights": (row == 0).astype(float)}
     batch |= {"inputs_segment_ids": row * 0 + 1, "inputs_positions": row}
-    params = init_params(jax.random.key(0))
+    params, total = jax.jit(init_params)(jax.random.key(0)), jax.jit(lambda *a: loss(*a).total)
     other = batch | {"inputs": batch["inputs"].at[0, -1].set(50)}
-    return float(loss(params, batch).total) != float(loss(params, other).total)
+    return float(total(params, batch)) != float(total(params, other))
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])

@@ -5,7 +5,6 @@ import functools
 import json
 import random
 import re
-import sys
 import time
 
 import jax
@@ -409,9 +408,8 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    sums = np.sum(
-        [jax.jit(make_eval_step(loss))(state["params"], batch) for batch in batches], axis=0
-    )
+    evaluate = jax.jit(make_eval_step(loss))
+    sums = np.sum([evaluate(state["params"], batch) for batch in batches], axis=0)
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
     assert f"128 documents: loss {mean:.2f}" in str(said)
@@ -425,7 +423,7 @@ def start(count, folder, corpus, directory, **asked):
     asked |= {"corpus": str(corpus.directory), "directory": str(directory)}
     requests = [json.dumps(asked | {"index": index}) for index in range(count)]
     flags = f"--xla_force_host_platform_device_count={4 // count} {COMPILE_QUICKLY}"
-    commands = [[sys.executable, "tests/runs/host_worker.py", request] for request in requests]
+    commands = [["tests/runs/host_worker.py", request] for request in requests]
     return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
 
 
@@ -456,10 +454,10 @@ def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_pa
         group = start(1 + number % 2, logs, many, killed, seconds=0.2)
         before, asked = saved(), moments.choice([0, 1, 1, 2])
         while "BEGUN" not in group.outputs()[0] or saved() < before + asked:
-            assert group.processes[0].poll() is None, group.outputs()
+            assert group.processes[0].is_alive(), group.outputs()
             time.sleep(0.02)
         time.sleep(moments.uniform(0, 0.3))
-        assert group.processes[0].poll() is None, group.outputs()
+        assert group.processes[0].is_alive(), group.outputs()
         group.kill()
     assert saved() > 3  # every start went on
     assert start(1, tmp_path / "last", many, killed).wait() == [0]
