@@ -40,7 +40,7 @@ def test_the_program_runs_and_teaches():
     assert done.returncode == FINE
     for command in ("prepare", "report", "buckets", "show", "check"):
         assert f"\n  lockstep {command} " in done.stdout
-    assert "exit status: 0 all is well; 1 check found something wrong" in done.stdout
+    assert "exit status: 0 all is well; 1 check found an error" in done.stdout
 
 
 def test_the_command_works_beside_a_folder_that_is_called_like_the_package(tmp_path):
@@ -95,7 +95,7 @@ PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
         (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),
         (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
         (["report", "FOLDER/some.npy", "--html", "FOLDER"], "FOLDER cannot be written: Is a dir"),
-        (["report", "FOLDER/some.npy", "mine.py"], "a config was given together with other paths"),
+        (["report", "FOLDER/some.npy", "mine.py"], "a config is given together with other paths"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is on no storage that"),
         (["audit", "://"], ":// is on no storage"),
@@ -116,9 +116,9 @@ PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
         ),
         (
             [*PREPARE, "--engine", "ray", "--workers", "3"],
-            "--workers, --task and --of go with --engine proc",
+            "--workers, --task and --of need --engine proc",
         ),
-        ([*PREPARE, "--engine-options", "auto"], "--engine-options go with --engine beam or ray"),
+        ([*PREPARE, "--engine-options", "auto"], "--engine-options need --engine beam or ray"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -388,7 +388,7 @@ def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran, 
 def test_the_plan_of_a_run_takes_no_other_options(run, ran, command):
     status, out, err = run(command, ran[0], "--seed", 3)
     assert (status, out) == (WRONG, "")
-    assert f"--seed cannot be given with {ran[0]}, whose plan is that of its run" in err
+    assert f"--seed cannot change the plan of the run in {ran[0]}" in err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -472,7 +472,7 @@ def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.cli.prepare.prepare_files", interrupted)
     status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
     assert status == 130
-    assert err == "stopped; what is finished is kept; run the same command to continue\n"
+    assert err == "stopped; finished work is kept; run the same command to continue\n"
 
 
 def test_one_thing_is_not_several(run, tmp_path):
