@@ -441,9 +441,9 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
 def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_nothing(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n')
     given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
-    assert "name the one that holds the text with --field\n" in run.refused(*given)
+    assert "name the field that holds the text with --field\n" in run.refused(*given)
     given += "--field", "body", "--tokenizer", "sentencepiece"
-    assert "Choose another --vocab-size, or more text" in run.refused(*given)
+    assert "choose another --vocab-size, or give more text" in run.refused(*given)
     assert os.listdir(tmp_path) == ["a.jsonl"]
     (tmp_path / "corpus").mkdir()
     run(*given)

@@ -228,9 +228,9 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
     ("columns", "features", "sentence"),
     [
         ({"tokens": [[1, 2]]}, {"a": Feature("example")}, "the feature 'a' has no column"),
-        ({"tokens": [[1, 2]], "a": [1]}, {}, "there is a column 'a' and no such feature"),
+        ({"tokens": [[1, 2]], "a": [1]}, {}, "the column 'a' has no feature"),
         ({"a": [1]}, {"a": Feature("example")}, "one of them must be 'tokens'"),
-        ([[1, 2]], {"a": Feature("example")}, "features are a, and there are tokens alone"),
+        ([[1, 2]], {"a": Feature("example")}, "features are a, but only tokens are given"),
         ({"tokens": [[1, 2]], "a": [[1]]}, {"a": Feature("inputs")}, "must be .2,., one value for"),
         ({"tokens": [[1, 2]], "a": [[1, 2]]}, {"a": Feature("example")}, "has shape .2,."),
         ({"tokens": [[1]], "a": [0.5]}, {"a": Feature("example", dtype="int8")}, "dtype float64"),

@@ -235,7 +235,7 @@ def test_what_a_group_cannot_be_is_refused():
         "the shape of the weights of group 0 is (3,), and the group has 2 continuations"
         in refused(make, {"tokens": GROUPS, "weights": [[1, 2, 3]]})
     )
-    assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
+    assert "continuation 1 of the weights of group 0 hold -1.0; a weight must be" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
     )
     assert "a feature is named '_above'" in refused(

@@ -310,7 +310,7 @@ NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
             "cannot be imported: .* It must be MODULE:NAME",
         ),
         ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
-        ({"eval.end": 1.5}, "it takes 0.0 <= begin < end <= 1.0"),
+        ({"eval.end": 1.5}, "give 0.0 <= begin < end <= 1.0"),
         (PAIRS | {"task.kind": "masked"}, NO_TASK),
         (PAIRS | {"template.kind": "chat"}, NO_TASK),
         (PAIRS | {"tokenizer.begin": False}, NO_TASK),
