@@ -398,8 +398,8 @@ def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -
     mixture = isinstance(parts, dict)
     if options.get("exclude") or (options.get("weights") is None) == mixture:
         raise InvalidValue(
-            "a corpus that grows takes no exclude= (corpus.split() holds out a share); weights= are "
-            "needed for Corpora some of which grow, and not allowed for a single corpus"
+            "a corpus that grows takes no exclude= (corpus.split() holds out a share); weights= "
+            "are needed for Corpora some of which grow, and not allowed for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
     return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)

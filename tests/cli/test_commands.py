@@ -491,7 +491,7 @@ def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
     out = run.done("show", tmp_path / "pairs")
     assert "weights 4: yes" in out
     err = run.refused("prepare", tmp_path / "a.de", *options, "--kind", "jsonl")
-    assert "targets are the lines of text beside those of files" in err
+    assert "targets need text files in both" in err
 
 
 def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):

@@ -71,7 +71,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
     with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
         run(tiny(text, **more), tmp_path)
     change = '{"tokens_per_batch": 512}'
-    assert f"change it from step 5 on with --change='{change}'" in str(refused.value)
+    assert f"change them from step 5 on with --change='{change}'" in str(refused.value)
     output = run(tiny(text, **more), tmp_path, change=change)
     told = output.index("changed from step 5 on: tokens_per_batch=512")
     assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")

@@ -358,7 +358,7 @@ def test_every_field_of_a_template_is_a_flag(flags, template):
 
 def test_a_backslash_and_an_n_are_no_line_break():
     fields = {"kind": "answer", "prompt": r"Q: {q}\nA: ", "answer": "{a}"}
-    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell write \$'…\\n…'"):
+    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell, write \$'…\\n…'"):
         open_template(fields)
     assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
 

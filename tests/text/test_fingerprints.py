@@ -302,7 +302,7 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        (Listed(), r"Listed has no fingerprint: it is <.*Listed object.*, and no Listed says"),
+        (Listed(), r"Listed has no fingerprint: it is <.*Listed object.*, an instance of Listed"),
         (use, r"LISTED, which test_fingerprints\.use names, is <.*Listed"),
         (Holder(object()), r"Holder has no fingerprint: test_fingerprints\.Holder\.held is <obj"),
         (Holder(CYCLE), "which contains itself"),
