@@ -264,5 +264,5 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
 def test_a_feature_that_cannot_be_is_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Feature(**options)
-    with pytest.raises(ValueError, match="of targets, and examples of the task 'inputs' have"):
+    with pytest.raises(ValueError, match="of targets, but examples of the task 'inputs' have"):
         Examples({"tokens": [[1]], "a": [[1]]}, features={"a": Feature("targets")}, task=INPUTS)
