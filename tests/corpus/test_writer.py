@@ -158,7 +158,7 @@ def test_a_reader_drops_parts_and_takes_them_up_again(corpus):
             lambda each=each: each.read([23], [0], [1]),
             lambda each=each: each.lengths,
         ):
-            with pytest.raises(RuntimeError, match="not sealed yet|are not read"):
+            with pytest.raises(RuntimeError, match=r"not sealed yet|are not read"):
                 refused()
     with pytest.raises(RuntimeError, match="not sealed yet"):
         corpus.read([40], [0], [1])
