@@ -260,7 +260,7 @@ def test_what_cannot_carry_groups_says_so(tmp_path):
     batch = dict(Batches(corpus, plan)[0])
     for convention in ("maxtext", "tunix", "huggingface"):
         assert f"{convention} has no name for visible_until" in refused(rename, batch, convention)
-    assert "the batch has groups, whose continuations share a prefix" in refused(
+    assert "the batch has groups, whose shared prefixes cu_seqlens cannot express" in refused(
         cu_seqlens, batch, 4
     )
     assert "needs tokens that are not shifted" in refused(Masked, corpus, mask_id=99)

@@ -49,10 +49,10 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         InPlace.arrow(write(input_ids=[[1], None]))
     with pytest.raises(ValueError, match="has no column 'input_ids'"):
         InPlace.arrow(write(text=["a"]))
-    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids are from 0"):
+    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids must be from 0"):
         InPlace.arrow(write(input_ids=[[1, 5]]), vocab_size=5).verify()
     negative = InPlace.arrow(write(input_ids=[[1, 2], [1, -100]]))
-    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids are from 0"):
+    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids must be from 0"):
         negative.verify()
     np.save(tmp_path / "tokens.npy", np.arange(5))
     for name, offsets in (("far", [0, 6]), ("back", [0, 3, 2]), ("none", [0])):

@@ -352,5 +352,5 @@ def test_parsers_count_with_their_code(monkeypatch, tmp_path):
 
 def test_an_own_fingerprint_is_a_text():
     for wrong in ("", 7, None):
-        with pytest.raises(ValueError, match=r'fingerprint is .*; give a text, such as "v1"'):
+        with pytest.raises(ValueError, match=r'fingerprint is .*; give a string, such as "v1"'):
             Function(parse, fingerprint=wrong)

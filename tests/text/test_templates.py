@@ -122,7 +122,7 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     [
         ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1 .*it lacks 'a'.*fields are q"),
         ({"messages": []}, Chat(), "its messages are empty"),
-        ({"messages": [{"role": "user", "content": None}]}, Chat(), "says NoneType, not text"),
+        ({"messages": [{"role": "user", "content": None}]}, Chat(), "holds NoneType, not text"),
         ({"spans": []}, spoken, r"template test_templates\.spoken-.*it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; a weight must"),
         ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
