@@ -3,11 +3,11 @@
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
-unless flags change it. With --mode=score it trains nothing, and writes the loss of each document;
-with --mode=tune it measures which shapes of batches are the fastest on these devices.
-On several hosts, run it on each; where the platform does not say how many there are, add
---coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file and
-change `make_model` and `make_optimizer` (docs/own_loop.md).
+unless flags change it. --mode=score does not train; it writes the loss of each document.
+--mode=tune measures which batch shapes are the fastest on these devices. On several hosts, run it
+on each; if the platform does not say how many there are, add --coordinator=HOST:PORT
+--num_processes=N --process_id=I. To train another model, copy this file and change `make_model` and
+`make_optimizer` (docs/own_loop.md).
 """
 
 import functools
@@ -74,10 +74,10 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     """A decoder for a corpus, an encoder for a masked one, or an encoder–decoder for pairs.
 
     Returns:
-        `init_params(key)`, its parameters: it has no other state, so no dropout or batch
+        `init_params(key)`, the parameters and only state of the model: no dropout, no batch
         statistics; `loss(params, batch)`, the sums of weighted losses and of their weights, linear
         in `batch["loss_weights"]`, or a `PairLoss` of these; and `flops(planned)`, the operations
-        of a training step on a planned batch, or 0.0. README.md shows what a batch has.
+        of a training step on a planned batch, or 0.0. README.md lists the fields of a batch.
     """
     try:
         shape = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)  # 0 is refused
@@ -117,8 +117,9 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
 def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The optimizer and its learning rate, a function of the number of updates.
 
-    It gets mean gradients, once per update (no `MultiSteps`); the rate is for the log. `decay_mask`
-    and `parameter_shardings` go by names of parameters: change models/parameters.py with the model.
+    The optimizer gets mean gradients once per update (no `MultiSteps`); the rate is for the log.
+    `decay_mask` and `parameter_shardings` go by the names of parameters: change
+    models/parameters.py with the model.
     """
     spec = config.optimizer
     decay = spec.decay_steps or config.steps  # Run sets decay_steps; scoring may not have it
@@ -126,7 +127,7 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
     if not 0 <= warmup < decay:
         raise InvalidValue(
             f"config.optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} "
-            "steps; warm-up takes some of these, or 0, as in --config.optimizer.warmup_steps=0"
+            "steps; warm-up must be shorter, or 0, as in --config.optimizer.warmup_steps=0"
         )
     warmup //= config.accumulate  # from steps to updates
     rate = optax.warmup_cosine_decay_schedule(
@@ -150,7 +151,7 @@ def make_training(
     loss: Callable,
     most_segments: int | None = None,
 ) -> tuple[Any, Callable]:
-    """`initialise(key)`, the state, jitted with its shardings; and `train_step(state, batch)`.
+    """`initialise(key)`, which makes the state, jitted with its shardings; and `train_step`.
 
     With `most_segments`, the largest number of segments in a row, a step also returns the loss of
     each segment. A model whose `config.model.dtype` is float16 needs `config.optimizer.loss_scale`.
@@ -163,7 +164,7 @@ def make_training(
         learning_rate=learning_rate,
         loss_scale=config.optimizer.loss_scale if config.model.dtype == "float16" else None,
         most_segments=most_segments,
-        sharding=batch_sharding(mesh),  # to cut microbatches where they are
+        sharding=batch_sharding(mesh),  # so that each device splits its own rows
     )
 
     def initialise(key):
@@ -178,8 +179,8 @@ def train(
 ) -> int:
     """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
 
-    The options are those of `Run`. Returns the exit status: 0, or 128 + the signal that stopped it
-    after saving.
+    The options are those of `Run`. Returns the exit status: 0, or 128 + the signal that stopped the
+    run, which has saved.
     """
     with Run(config, workdir, file=file, change=change, profile=profile) as run:
         if run.finished:
@@ -191,10 +192,10 @@ def train(
         init_params, loss, flops = make_model(config, corpus)
         make_steps = functools.partial(make_training, config, mesh, init_params, loss)
         key = jax.random.key(config.seed)
-        if config.get("preference"):  # with what the model that the run begins with gives them
+        if config.get("preference"):  # adds the log-probabilities of the initial model
             initialise, _ = make_steps()
             corpus, held_out = run.add_reference((corpus, held_out), loss, initialise, key)
-        plan = run.make_plan(corpus, make_steps)  # which may be measured
+        plan = run.make_plan(corpus, make_steps)  # steps, for tuning
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
         run.require_agreement(batches, evaluation)  # or hosts would wait for each other
@@ -207,7 +208,7 @@ def train(
         eval_step = make_eval_step(loss, sharding=batch_sharding(mesh))
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings of the state
 
-        # Its steps, compiled for every bucket.
+        # Both steps, compiled for every bucket.
         with run.log.clock("compile"):
             train_step = Compiled(
                 train_step,
@@ -241,7 +242,7 @@ def train(
                 with run.training(step, state):  # timed, and traced if asked
                     state, values = train_step(state, batch)
                 run.add(step, values)
-            # All hosts decide alike whether this was the last step, or a signal ends the run.
+            # All hosts agree whether this was the last step, or a signal ends the run.
             stops = run.finish_step(step)
             run.evaluate_if_due(step + 1, evaluation, state["params"])
             if stops or (step + 1) % config.checkpoint_every == 0:
@@ -252,7 +253,7 @@ def train(
 
 
 def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None) -> None:
-    """Writes the loss of each document by the parameters of the latest checkpoint in `workdir`."""
+    """Writes the loss of each document with the parameters of the latest checkpoint."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = prepare_on_hosts(config, workdir / "corpus", whole=True)
@@ -269,8 +270,8 @@ def tune(config: ConfigDict, workdir: epath.Path) -> None:
     """Prints the shapes with which training is fastest here, and keeps them in `workdir`."""
     if config.get("preference"):
         raise InvalidValue(
-            "--mode=tune has no reference to train on preferences with; tune at the start of the "
-            "run, with --config.batches.tune=True"
+            "config.preference needs a reference, which --mode=tune does not have; tune at the "
+            "start of the run, with --config.batches.tune=True"
         )
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -285,11 +286,14 @@ def main() -> int:
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
     if SCORES.value and MODE.value != "score":
-        raise InvalidValue("--scores is where --mode=score writes; add that, or leave it out")
+        raise InvalidValue(
+            f"--scores needs --mode=score, and --mode is {MODE.value}; set the mode, or remove "
+            "--scores"
+        )
     if (CHANGE.value or PROFILE.value) and MODE.value != "train":
         raise InvalidValue(
-            f"--change and --profile_steps are of --mode=train, and --mode is {MODE.value}; leave "
-            "them out"
+            f"--change and --profile_steps need --mode=train, and --mode is {MODE.value}; remove "
+            "them"
         )
     if MODE.value == "score":
         score(CONFIG.value, workdir, SCORES.value)

@@ -2,7 +2,7 @@
 
     python train.py --config=configs/chat.py
 
-Takes minutes on two cores. It can begin with a model of text of the same shape:
+Takes minutes on two cores. It can begin with the parameters of a model of the same shape:
 
     python train.py
     python train.py --config=configs/chat.py --config.start_from=runs/quickstart \\
@@ -23,6 +23,6 @@ def get_config() -> ConfigDict:
     for part in (config.train, config.eval):
         part.source = "configs.python_data:Dialogues"
     config.template.kind = "chat"
-    config.template.weights = {"assistant": 1.0}  # of the roles that are learnt
+    config.template.weights = {"assistant": 1.0}  # of the roles that carry loss
     config.optimizer.learning_rate = 2e-3
     return config

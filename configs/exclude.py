@@ -1,12 +1,11 @@
-"""Leaves out the documents whose loss stays above a quantile in each of the first two epochs.
+"""Excludes the documents whose loss stays above a quantile in each of the first two epochs.
 
     python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean
     python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean --config.steps=300
     lockstep audit runs/clean
 
 Repeat the work directory after the colon. The first command finds no losses there, and trains on
-all documents. The second one continues without those whose losses were too high, and `audit` says
-which they are.
+all documents. The second continues without those whose losses were too high; `audit` names them.
 """
 
 import contextlib
@@ -24,17 +23,17 @@ QUANTILE = 0.99
 def get_config(workdir: str = "") -> ConfigDict:
     """The configuration that `python train.py --config=configs/exclude.py:WORKDIR` runs."""
     config = quickstart.get_config()
-    config.train.end = 0.2  # so few documents that 200 steps are more than two epochs
+    config.train.end = 0.2  # few documents, so that 200 steps are more than two epochs
     with contextlib.suppress(FileNotFoundError):  # of losses: the run has not begun
         config.schedule = leave_out_worst(workdir)
     return config
 
 
 def leave_out_worst(workdir: str) -> tuple[tuple[int, dict], ...]:
-    """The schedule of a run without its worst documents, from the step on where its losses end.
+    """The schedule of a run that excludes its worst documents after the last step with losses.
 
-    What the run has left out stays so, and nothing is added to it. Before the end of `EPOCHS`
-    epochs the schedule is empty.
+    If the run has excluded documents already, it keeps that list. Before the end of `EPOCHS` epochs
+    the schedule is empty.
     """
     found = losses(workdir)
     _, plan = read_history(workdir)

@@ -3,7 +3,7 @@
     python train.py --config=configs/mixture.py
     lockstep report configs/mixture.py
 
-Weights can change in a run that is under way, from its next steps on, as a phase of their own:
+To change the weights of a run from a later step on, add a phase:
 
     --config.mixture.weights="((0, {'library': 7, 'reference': 3}), \\
         (150, {'library': 1, 'reference': 1}))"
@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     reference = ConfigDict({**library, "source": "configs.python_data:Reference"})
     config.sources = ConfigDict({"library": library, "reference": reference})
 
-    # What `pipeline.Plan` takes. The weights of each phase, from its first step on, as shares
+    # Options of `pipeline.Plan`: the weights of each phase, from its first step on, as shares
     # of tokens (or of "examples"); a source that ends is repeated (or "stop").
     config.mixture = ConfigDict({"by": "tokens", "ending": "repeat"})
     config.mixture.weights = ((0, {"library": 0.7, "reference": 0.3}),)

@@ -22,11 +22,11 @@ def get_config() -> ConfigDict:
         with part.ignore_type():
             part.field = ("docstring", "signature")  # of a record: the inputs and the targets
 
-    # A batch's positions are those of both sides, and lengths are of inputs and of targets.
+    # `tokens_per_batch` counts the positions of both sides; lengths are (inputs, targets).
     config.batches.update(tokens_per_batch=4096, max_buckets=2, length_multiple=64)
     with config.batches.ignore_type():
         config.batches.max_length = (512, 128)
     config.batches.overflow = "truncate"  # or "drop"; pairs cannot be split
 
-    config.model.num_layers = 2  # of the encoder, and as many of the decoder
+    config.model.num_layers = 2  # in the encoder, and 2 in the decoder
     return config

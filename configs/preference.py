@@ -8,8 +8,8 @@ begins with its parameters, which are also the reference, and learns which of tw
 Both answers share their question in a row. Without `start_from`, the reference is random.
 
 Other pairs: `--config.train.source= --config.train.files='pairs/*.jsonl'`, with the format strings
-of their fields as `--config.template.prompt`, `chosen` and `rejected`. For chats, whose common
-turns are found, put templates in place of these two:
+of their fields as `--config.template.prompt`, `chosen` and `rejected`. For chats, `chosen` and
+`rejected` are templates, whose common turns become the prompt:
 `config.template.chosen = ConfigDict({"kind": "chat", "messages": "chosen"})`.
 """
 
@@ -32,7 +32,7 @@ def get_config(stage: str = "pairs") -> ConfigDict:
         return config
     sides = {"prompt": prompt, "chosen": right, "rejected": wrong}
     config.template = ConfigDict({"kind": "preference", **sides})
-    # `models.preference_losses`: "sigmoid" (DPO), "ipo" or "hinge"; and how much a nat counts.
+    # Options of `models.preference_losses`: kind "sigmoid" (DPO), "ipo" or "hinge".
     config.preference = ConfigDict({"kind": "sigmoid", "beta": 0.1})
     config.batches.overflow = "error"  # or "drop"; a pair cannot be split
     config.optimizer.update(learning_rate=5e-4, weight_decay=0.0)

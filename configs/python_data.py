@@ -1,7 +1,7 @@
-"""Data that every Python brings: its standard library and its language reference, as sources.
+"""Data that ships with Python: its standard library and its language reference, as sources.
 
-A config names one as `config.train.source = "configs.python_data:Functions"`. Any function or class
-that takes a split and returns a source can stand there; these need no download.
+A config names one as `config.train.source = "configs.python_data:Functions"`. It may name any
+function or class that takes a split and returns a source; these need no download.
 """
 
 import ast
@@ -28,7 +28,7 @@ SPLITS = ("train", "validation")
 # Python 3.11 (modules differ in size, and the twenty remainders run from 2.2% to 9.0%).
 SHARES, HELD_OUT = 20, 7
 
-# Directories of tests and of packages that are not the library's own, and one file of plain data.
+# Directories of tests and of packages outside the library, and one file of plain data.
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 SKIPPED_FILES = {"pydoc_data/topics.py"}
 
@@ -39,7 +39,7 @@ class Library:
     """Records made from the standard library when the first is read, which takes some seconds.
 
     A module is in one split only, so training sees nothing of a module in `validation` (about 5%).
-    Another Python has another library, told apart by a hash of its files.
+    The fingerprint has a hash of the library's files, since each Python has its own.
 
     Args:
         split: "train" or "validation".
@@ -124,7 +124,7 @@ class Reference(Library):
     """Records `{"text", "name"}`: each topic of Python's help, such as "classes", in every split.
 
     Raises:
-        FileNotFoundError: from reading, when this Python was installed without them.
+        FileNotFoundError: on reading, if this Python was installed without the topics.
     """
 
     def _make(self) -> Iterator[dict[str, Any]]:

@@ -9,32 +9,32 @@ def get_config() -> ConfigDict:
     config.seed = 0
     config.steps = 200
 
-    # Where records come from, one of three: `source`, MODULE:NAME of a function or class that takes
+    # The records come from one of three: `source`, MODULE:NAME of a function or class that takes
     # `split`; `files`, names or globs of files; `tfds`, the name of a prepared TFDS data set.
     config.train = ConfigDict({"source": "configs.python_data:Functions", "split": "train"})
     config.eval = ConfigDict({"source": "configs.python_data:Functions", "split": "validation"})
     for part in (config.train, config.eval):
         part.files = part.tfds = ""
         part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
-        # Of parallel text: the files whose lines go with those of `files`, which are the inputs.
+        # For parallel text: the files with the targets of the lines of `files`.
         part.targets = config_dict.placeholder(str)
         part.field = "text"  # of a record
-        part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
+        part.begin, part.end = 0.0, 1.0  # the share of the records to read, as fractions
     # Whether to train while the records are prepared, and the longest wait for more of them, in
-    # seconds; not given: as long as it takes. Without a source, another program writes the corpus.
+    # seconds; not given: no limit. Without a source, another program writes the corpus.
     config.train.follow = False
     config.train.wait_seconds = config_dict.placeholder(float)
 
-    # The text of a record to learn from. kind: "" (all of `field`), "answer" (`templates.Answer`),
-    # "chat" (`templates.Chat`), or as configs/preference.py has it. Fields that are None have the
-    # default of their class.
+    # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"
+    # (`templates.Chat`), or "preference", as in configs/preference.py. A field that is None has the
+    # default of its class.
     config.template = ConfigDict({"kind": ""})
     for name in ("prompt", "answer", "before", "after", "messages", "role", "content"):
         config.template[name] = config_dict.placeholder(str)
     config.template.weights = config_dict.placeholder(object)  # of roles, {"assistant": 1.0}
 
-    # kind: "causal" (also pairs, when `field` names two), "masked" (`pipeline.Masked`) or
-    # "corrupted" (`pipeline.SpanCorruption`). None is the default of the class here, too.
+    # kind: "causal" (also pairs, if `field` names two), "masked" (`pipeline.Masked`) or
+    # "corrupted" (`pipeline.SpanCorruption`). Here, too, None is the default of the class.
     config.task = ConfigDict({"kind": "causal"})
     for name in ("rate", "density", "mean_span"):
         config.task[name] = config_dict.placeholder(float)
@@ -43,22 +43,23 @@ def get_config() -> ConfigDict:
     for name in ("keep_ids", "sentinels"):
         config.task[name] = config_dict.placeholder(tuple)
 
-    # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". A sentencepiece
-    # model that is not given is trained on the training text.
+    # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". Without
+    # `model`, a sentencepiece model is trained on the training text.
     config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 2048})
     config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
 
-    # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`. Buckets are fitted for
+    # Options of `fit_buckets` and `Plan`, as `pipeline.load` takes them. Buckets are fitted for
     # dense attention in a model of `config.model.width`; with attention="segment" one is enough.
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
-    # Lengths of rows are multiples of this. Not given: of 128, or of less where lengths are short.
+    # Lengths of rows are multiples of this. Not given: of 128, or of less if that saves padding.
     config.batches.length_multiple = config_dict.placeholder(int)
-    # Buckets are chosen by the measured seconds of a step, at the first start; see docs/tuning.md.
+    # Whether to choose buckets by measured seconds, at the first start; see docs/tuning.md.
     config.batches.tune = False
-    # Rows are a multiple of this: of every number of devices that the run may have, to go on with
-    # more or fewer. Not given: of those it begins with.
+    # The number of rows is a multiple of this: give a multiple of every number of devices that the
+    # run may continue on. Not given: of the number that it begins with.
     config.batches.row_multiple = config_dict.placeholder(int)
-    # Steps whose rows are dealt so that rows of a batch cost alike. Not given: `accumulate`.
+    # Steps whose rows are sorted, so that the rows of a batch cost the same. Not given:
+    # `accumulate`.
     config.batches.tiers = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     # Segments begin at multiples of this. Not given: anywhere.
@@ -66,18 +67,18 @@ def get_config() -> ConfigDict:
     config.batches.overflow = "split"
 
     # For corpora in object storage: a local directory for their parts, and the most bytes of each
-    # corpus there. Not given: no cache; and half of what is free.
+    # corpus there. Not given: no cache; half of the free space.
     config.cache = ConfigDict({"directory": config_dict.placeholder(str)})
     config.cache.bytes = config_dict.placeholder(int)
 
-    # What changes on the way, as fields of `batches`, `seed`, or `exclude`, numbers of documents:
+    # Changes at a step, of fields of `batches`, `seed`, or `exclude`, numbers of documents:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
     # before step 0.
     config.schedule = ()
-    # Another run's work directory, to begin with its latest parameters; "": at random.
+    # Another run's work directory, to begin with its latest parameters; "": random ones.
     config.start_from = ""
 
-    # What `TransformerConfig` takes.
+    # Fields of `TransformerConfig`.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384
     config.batches.width = config.model.get_ref("width")
@@ -96,24 +97,24 @@ def get_config() -> ConfigDict:
     config.optimizer.clip = 1.0  # global norm of gradients
     config.optimizer.b1, config.optimizer.b2 = 0.9, 0.98
 
-    config.optimizer.loss_scale = 2.0**15  # to begin with; only float16 has one
+    config.optimizer.loss_scale = 2.0**15  # the initial one; only for float16
 
     # Devices along each axis; -1: all that are left. `context` divides the length of rows.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "context": 1, "tensor": 1})
-    config.context_order = "contiguous"  # or "zigzag", "striped": parts of a row that cost alike
+    config.context_order = "contiguous"  # or "zigzag", "striped": parts of a row cost the same
 
     # Parts of each batch that are computed one after another. Not given: for each bucket as few as
     # fit the memory.
     config.microbatches = config_dict.placeholder(int)
-    config.memory_budget = 0  # bytes a device; 0: what the device says it has
+    config.memory_budget = 0  # bytes per device; 0: the memory that the device reports
 
     config.accumulate = 1  # steps whose gradients are added up for one update
 
     config.eval_every = 100  # steps
     config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
-    config.on_nonfinite = "stop"  # or "skip": go on without that step's update
+    config.on_nonfinite = "stop"  # or "skip": continue without that step's update
     config.peak_flops = 0.0  # FLOP/s of a device, for its utilisation; 0: from a table
-    config.segment_losses = True  # the loss of each document goes to the log
+    config.segment_losses = True  # record the loss of each document
     config.skip_steps = ()  # steps whose batch is left out
     return config

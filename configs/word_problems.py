@@ -23,21 +23,21 @@ QUESTIONS = (
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 COUNT = 8_000  # problems of both splits
-HELD_OUT = 20  # of so many problems, one is for validation
+HELD_OUT = 20  # one problem in this many is for validation
 
 
 def problems(split: str) -> list[dict[str, str]]:
     """Records `{"question", "right", "wrong"}`; those of a split are always the same.
 
-    A wrong answer takes another operation, or another number of the text, or it miscounts. No
-    question of one split is in the other.
+    A wrong answer uses another operation or another number of the text, or miscounts. No question
+    is in both splits.
 
     Args:
         split: "train" or "validation", one problem in twenty.
     """
     if split not in ("train", "validation"):
         raise ValueError(f"split is {split!r}; it must be train or validation")
-    # Of this class, `random` alone gives the same numbers in every version of Python.
+    # Only the method `random` gives the same numbers in every version of Python.
     draw = random.Random(0)
 
     def pick(things):

@@ -35,10 +35,10 @@ class Model(nn.Module):
     @nn.compact
     def __call__(self, batch):
         """Logits of the next tokens."""
-        # Lockstep: a row holds several examples, and each attends to itself alone.
+        # Lockstep: a row holds several examples, and each attends only to itself.
         mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
         x = nn.Embed(self.vocab_size, WIDTH)(batch["inputs"])
-        # Lockstep: positions begin at 0 in each example; the column says nothing.
+        # Lockstep: positions begin at 0 in each example; do not use the column number.
         x += nn.Embed(self.positions, WIDTH)(batch["inputs_positions"])
         x += nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=mask)
         return nn.Dense(self.vocab_size)(nn.gelu(nn.Dense(2 * WIDTH)(x)))
@@ -61,7 +61,7 @@ def make_corpus(directory):
     """The paragraphs of Python's own email package, as a corpus of bytes."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
-    # Lockstep: tokenises once; the next call opens what is there.
+    # Lockstep: tokenises once; the next call opens the corpus.
     return pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
 
 
@@ -70,7 +70,7 @@ def train(workdir, steps, save_every):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     corpus = make_corpus(workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over the mesh. With
+    # Lockstep: an iterator of global batches of a few shapes; rows are sharded over the mesh. With
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
@@ -89,7 +89,7 @@ def train(workdir, steps, save_every):
             params = model.init(key, batch)["params"]
             return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2))
 
-        # Lockstep: specs has the shapes of every bucket; any one will do to initialise.
+        # Lockstep: specs has the shapes of every bucket; any of them will do to initialise.
         like = jax.tree.map(jnp.zeros_like, next(iter(loader.specs.values())))
         everywhere = NamedSharding(mesh, PartitionSpec())
         state = jax.jit(init, out_shardings=everywhere)(jax.random.key(0), like)
@@ -101,7 +101,7 @@ def train(workdir, steps, save_every):
             )
             restored = manager.restore(first, args=items)
             state = restored["state"]
-            # Lockstep: goes on with the next batch, or says which setting or text has changed.
+            # Lockstep: continues with the next batch, or says which setting or text has changed.
             loader.set_state(restored["data"])
 
         # Lockstep: compiles the step for every bucket now, and refuses any other shape later.

@@ -29,7 +29,7 @@ from pipeline import sources, tokenizers
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All that one run is made of."""
+    """The configuration of a run."""
 
     workdir: pathlib.Path
     num_train_steps: int = 60
@@ -56,7 +56,7 @@ class Config:
     # Mesh: the devices that share the parameters; the others hold copies.
     fsdp: int = 1
 
-    # Over which axis of the mesh each logical axis is divided.
+    # The axis of the mesh that divides each logical axis.
     logical_axis_rules: tuple = (
         ("batch", ("data", "fsdp")),
         ("vocab", "fsdp"),
@@ -100,13 +100,13 @@ class TransformerLM(nn.Module):
     @nn.compact
     def __call__(self, batch):
         """Logits of the next tokens."""
-        # Lockstep: a row holds several examples, and each attends to itself alone.
+        # Lockstep: a row holds several examples, and each attends only to itself.
         mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
         width, init = self.config.emb_dim, nn.initializers.normal(1.0)
         vocabulary = nn.with_logical_partitioning(init, ("vocab", "embed"))
         positions = nn.with_logical_partitioning(init, ("positions", "embed"))
         x = nn.Embed(self.vocab_size, width, embedding_init=vocabulary)(batch["inputs"])
-        # Lockstep: positions begin at 0 in each example; the column says nothing.
+        # Lockstep: positions begin at 0 in each example; do not use the column number.
         x += nn.Embed(self.max_positions, width, embedding_init=positions)(
             batch["inputs_positions"]
         )
@@ -120,7 +120,7 @@ def create_learning_rate_schedule(config):
     """Linear warm-up, then the reciprocal square root of the step."""
 
     def rsqrt(step):
-        shifted = step + config.warmup_steps  # a schedule that is joined begins at 0
+        shifted = step + config.warmup_steps  # a joined schedule begins at 0
         return config.learning_rate * jnp.sqrt(config.warmup_steps / shifted)
 
     warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
@@ -181,7 +181,7 @@ def get_corpora(directory):
     records = sources.Records(
         [text for file in files for text in file.read_text("utf-8").split("\n\n")]
     )
-    # Lockstep: tokenises once; the next call opens what is there.
+    # Lockstep: tokenises once; the next call opens the corpus.
     return (
         pipeline.prepare(sources.Slice(records, 0.0, 0.9), tokenizers.Bytes(), directory / "train"),
         pipeline.prepare(sources.Slice(records, 0.9, 1.0), tokenizers.Bytes(), directory / "eval"),
@@ -189,7 +189,7 @@ def get_corpora(directory):
 
 
 def create_train_state(config, model, mesh, like):
-    """The state that training begins with, sharded by the rules of the logical axes."""
+    """The initial state, sharded by the rules of the logical axes."""
     schedule = create_learning_rate_schedule(config)
     optimizer = optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=config.weight_decay)
 
@@ -210,7 +210,7 @@ def train_and_evaluate(config):
     shape = (jax.device_count() // config.fsdp, config.fsdp)
     mesh = jax.make_mesh(shape, ("data", "fsdp"), axis_types=auto)
     corpus, held_out = get_corpora(config.workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over both axes. With
+    # Lockstep: an iterator of global batches of a few shapes; rows are sharded over both axes. With
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
@@ -230,9 +230,9 @@ def train_and_evaluate(config):
     with loader, ocp.CheckpointManager(config.workdir / "checkpoints") as manager:
         # Lockstep: the table of positions is as large as either plan needs.
         positions = max(loader.plan.max_position, eval_plan.max_position) + 1
-        vocab_size = -(-(corpus.vocab_size or 0) // 64) * 64  # so that it divides over the mesh
+        vocab_size = -(-(corpus.vocab_size or 0) // 64) * 64  # so that the mesh divides it
         model = TransformerLM(config, vocab_size, positions)
-        # Lockstep: specs has the shapes of every bucket; any one will do to initialise.
+        # Lockstep: specs has the shapes of every bucket; any of them will do to initialise.
         like = jax.tree.map(jnp.zeros_like, next(iter(loader.specs.values())))
         state, shardings = create_train_state(config, model, mesh, like)
 
@@ -243,7 +243,7 @@ def train_and_evaluate(config):
             )
             restored = manager.restore(first, args=items)
             state = restored["state"]
-            # Lockstep: goes on with the next batch, or says which setting or text has changed.
+            # Lockstep: continues with the next batch, or says which setting or text has changed.
             loader.set_state(restored["data"])
 
         # Lockstep: compiles both steps for every bucket now, and refuses other shapes later.

@@ -1,4 +1,4 @@
-"""MaxText's own pre-training, model and config, on packed batches of Lockstep.
+"""MaxText's own pre-training, model and config, on batches that Lockstep packs.
 
     pip install lockstep-pipeline, and MaxText as docs/own_loop.md says
     python examples/maxtext_pretrain.py base_output_directory=runs/maxtext run_name=first
@@ -48,7 +48,7 @@ def make_corpora(directory):
     records = sources.Records(
         [text for file in files for text in file.read_text("utf-8").split("\n\n")]
     )
-    # Lockstep: tokenises once; the next call opens what is there.
+    # Lockstep: tokenises once; the next call opens the corpus.
     return (
         pipeline.prepare(
             sources.Slice(records, 0.0, 0.95), tokenizers.Bytes(), directory / "train"
@@ -59,15 +59,15 @@ def make_corpora(directory):
 
 def rename(batch):
     """A batch under MaxText's names."""
-    # Lockstep: targets of weight 0 get the segment id 0, by which MaxText leaves them out.
+    # Lockstep: targets of weight 0 get the segment id 0, which MaxText's loss leaves out.
     return pipeline.rename(batch, "maxtext")
 
 
 def make_train_iterator(config, mesh, process_indices):
-    """What MaxText calls for its training data: a Grain iterator, endless."""
+    """An endless Grain iterator of training batches, for MaxText to call."""
     rows, length = config.global_batch_size_to_load, config.max_target_length
-    # Lockstep: two shapes of as many positions. MaxText compiles its own, the longest, before the
-    # first step, and the other one when its first batch comes.
+    # Lockstep: two shapes of equally many positions. MaxText compiles its own, the longest, before
+    # the first step, and the other at its first batch.
     return pipeline.load(
         config.grain_train_files,
         # Lockstep: each process builds the rows and columns that its devices hold.
@@ -83,7 +83,7 @@ def make_train_iterator(config, mesh, process_indices):
 
 
 class Evaluation:
-    """What MaxText iterates over in each evaluation: one pass, the same each time."""
+    """The batches of an evaluation, for MaxText to iterate over: one pass, the same each time."""
 
     def __init__(self, config, mesh, process_indices):
         self.config, self.mesh = config, mesh
@@ -106,8 +106,8 @@ def main(overrides):
     """Trains MaxText's model, from its last checkpoint or from the beginning."""
     given = dict(override.split("=", 1) for override in overrides)
     corpus, held_out = make_corpora(pathlib.Path(given["base_output_directory"]) / "corpus")
-    # Lockstep: stands in for MaxText's own Grain pipeline, so MaxText stores its data state, a
-    # step and a fingerprint of the plan, in the checkpoint's item `iter`.
+    # Lockstep: replaces MaxText's own Grain pipeline, so MaxText stores its data state, a step and
+    # a fingerprint of the plan, in the checkpoint's item `iter`.
     input_pipeline_interface.make_grain_train_iterator = make_train_iterator
     input_pipeline_interface.make_grain_eval_iterator = Evaluation
     data = {

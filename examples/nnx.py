@@ -36,9 +36,9 @@ class Model(nnx.Module):
 
     def __call__(self, batch):
         """Logits of the next tokens."""
-        # Lockstep: a row holds several examples, and each attends to itself alone.
+        # Lockstep: a row holds several examples, and each attends only to itself.
         mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
-        # Lockstep: positions begin at 0 in each example; the column says nothing.
+        # Lockstep: positions begin at 0 in each example; do not use the column number.
         x = self.tokens(batch["inputs"]) + self.positions(batch["inputs_positions"])
         x += self.attention(x, mask=mask)
         return self.head(nnx.gelu(self.hidden(x)))
@@ -63,7 +63,7 @@ def make_corpus(directory):
     """The paragraphs of Python's own email package, as a corpus of bytes."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
-    # Lockstep: tokenises once; the next call opens what is there.
+    # Lockstep: tokenises once; the next call opens the corpus.
     return pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
 
 
@@ -72,7 +72,7 @@ def train(workdir, steps, save_every):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     corpus = make_corpus(workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over the mesh. With
+    # Lockstep: an iterator of global batches of a few shapes; rows are sharded over the mesh. With
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
@@ -103,7 +103,7 @@ def train(workdir, steps, save_every):
             )
             restored = manager.restore(first, args=items)
             state = restored["state"]
-            # Lockstep: goes on with the next batch, or says which setting or text has changed.
+            # Lockstep: continues with the next batch, or says which setting or text has changed.
             loader.set_state(restored["data"])
         nnx.update((model, optimizer), state)
 

@@ -3,8 +3,8 @@
     pip install lockstep-pipeline flax optax
     python examples/rollouts.py
 
-A tiny model learns to repeat the first token of its prompt. All rollouts of a prompt share it in a
-row: it is computed once. Every update has other lengths, and still nothing is compiled after the
+A tiny model learns to repeat the first token of its prompt. The rollouts of a prompt share it in a
+row, so it is computed once. Every update has other lengths, and still nothing is compiled after the
 first. Copy this file, and put your model, your prompts and your reward into it. Comments that begin
 with "Lockstep:" say what the line below does.
 """
@@ -21,12 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 from pipeline.steps import sum_continuations
 
-END, VOCABULARY = 0, 8  # the mark that ends a rollout, and how many ids there are
+END, VOCABULARY = 0, 8  # the mark that ends a rollout, and the number of ids
 PROMPT, LONGEST = 4, 20  # the most tokens of a prompt, and of a prompt with its continuation
 PROMPTS, GROUP = 16, 8  # prompts of an update, and rollouts of each
 WIDTH, PASSES, CLIP = 32, 2, 0.2
 
-# Lockstep: the shapes, each compiled once; here one is enough, as short groups share its rows.
+# Lockstep: the shapes, each compiled once; here one is enough, since short groups share its rows.
 BUCKETS = [pipeline.Bucket(rows=8, length=160)]
 # Lockstep: an advantage for each rollout, and a log-probability for each token that is predicted.
 FEATURES = {
@@ -76,7 +76,7 @@ def make_rollouts(model, random):
     ends = (tokens == END) & (at >= sizes[:, None])
     lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, LONGEST)
     sampled = (at >= sizes[:, None]) & (at < lengths[:, None])
-    # The share of the first token among as many as there could be.
+    # The share of the prompt's first token in the longest possible continuation.
     rewards = (sampled & (tokens == tokens[:, :1])).sum(axis=1) / (LONGEST - sizes)
     groups = rewards.reshape(PROMPTS, GROUP)
     spread = groups.std(axis=1, keepdims=True) + 1e-4
@@ -90,14 +90,14 @@ def make_rollouts(model, random):
             for first in range(0, len(rows), GROUP)
         ]
 
-    # Lockstep: tokens as (prompt, [continuation, …]), and values of tokens nested alike.
+    # Lockstep: tokens as (prompt, [continuation, …]), and values of tokens nested like them.
     columns = {"tokens": tokens, "weights": sampled.astype(np.float32), "old_logprobs": logprobs}
     groups = {name: nest(column) for name, column in columns.items()}
     return groups | {"advantage": [*advantages]}, rewards.mean()
 
 
 def weighted_loss(model, batch):
-    """The sum of the losses of a batch, and what each rollout lost in log-probability."""
+    """The sum of the losses of a batch, and the fall of each rollout's log-probability."""
     # Lockstep: each rollout sees its prompt and itself, and no other in its row.
     mask = pipeline.attention_mask(batch)
     logits = model(batch["inputs"], batch["inputs_positions"], mask)
@@ -115,14 +115,14 @@ def weighted_loss(model, batch):
 
 @nnx.jit
 def add_gradients(model, gradients, batch):
-    """The sum of `gradients` and those of a batch, and what each of its rollouts lost."""
+    """The sum of `gradients` and those of a batch, and the falls of `weighted_loss`."""
     more, lost = nnx.grad(weighted_loss, has_aux=True)(model, batch)
     return jax.tree.map(jnp.add, gradients, more), lost
 
 
 @nnx.jit
 def update(model, optimizer, gradients, weight):
-    """Takes one step, by gradients of a sum of losses with this sum of weights."""
+    """Takes one step, from the gradients of a sum of losses with this sum of weights."""
     optimizer.update(model, jax.tree.map(lambda each: each / weight, gradients))
 
 
@@ -144,13 +144,13 @@ def train(updates):
         learnt = np.float32(examples.num_learnt)
         for _ in range(PASSES):
             gradients, results = zeros, []
-            # Lockstep: batches of this shape, and which rollout is where.
+            # Lockstep: batches of this shape, and the places of the rollouts in them.
             for planned, batch in pipeline.pack(examples, BUCKETS, sharding=mesh, max_segments=16):
                 gradients, lost = add_gradients(model, gradients, batch)
                 results.append((planned, lost))
-            # One division for the update: a sum does not know how its terms were packed.
+            # One division for the update: a sum does not depend on the packing.
             update(model, optimizer, gradients, learnt)
-        # Lockstep: of each group an array with a value for each rollout, in the order of sampling.
+        # Lockstep: for each group, an array with a value for each rollout, in sampling order.
         found = pipeline.unpack(results, examples, per="continuation")
         kl, shapes = np.sum(found) / learnt, [each.bucket.shape for each, _ in results]
         print(f"update {step} reward {reward:.3f} kl {kl:.5f} batches {shapes}")

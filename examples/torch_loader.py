@@ -35,10 +35,10 @@ class Model(torch.nn.Module):
 
     def forward(self, batch):
         """Logits of the next tokens."""
-        # Lockstep: a row holds several examples, and each attends to itself alone.
+        # Lockstep: a row holds several examples, and each attends only to itself.
         ids = batch["inputs_segment_ids"]
         mask = (ids[:, :, None] == ids[:, None, :]).tril()
-        # Lockstep: positions begin at 0 in each example; the column says nothing.
+        # Lockstep: positions begin at 0 in each example; do not use the column number.
         x = self.tokens(batch["inputs"]) + self.positions(batch["inputs_positions"])
         query, key, value = self.heads(x).chunk(3, dim=-1)
         x = x + functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -50,7 +50,7 @@ def mean_loss(model, batch):
     logits, targets = model(batch).flatten(0, 1), batch["targets"].flatten().long()
     losses = functional.cross_entropy(logits, targets, reduction="none")
     # Lockstep: batches hold different numbers of tokens; padding has weight 0. On several ranks,
-    # sum both over all ranks.
+    # add up both sums over all ranks.
     weights = batch["loss_weights"].flatten()
     return (losses * weights).sum() / weights.sum()
 
@@ -59,14 +59,14 @@ def make_corpus(directory):
     """The paragraphs of Python's own email package, as a corpus of bytes."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
-    # Lockstep: tokenises once; the next call opens what is there.
+    # Lockstep: tokenises once; the next call opens the corpus.
     return pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
 
 
 def train(workdir, steps, save_every, workers):
     """Trains from the checkpoint in `workdir`, or from the beginning, to `steps`."""
     corpus = make_corpus(workdir / "corpus")
-    # Lockstep: a few shapes, and which tokens are in which batch, from lengths alone.
+    # Lockstep: a few shapes, and the plan of every batch, from lengths alone.
     buckets = pipeline.fit_buckets(
         corpus, tokens_per_batch=2048, max_buckets=4, max_length=256, width=WIDTH
     )

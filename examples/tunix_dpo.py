@@ -1,4 +1,4 @@
-"""Preference tuning with Tunix's DPO trainer, in a few shapes in place of the longest; by Lockstep.
+"""Preference tuning with Tunix's DPO trainer, in a few shapes, not only the longest; by Lockstep.
 
     pip install lockstep-pipeline google-tunix
     python examples/tunix_dpo.py --workdir=runs/dpo
@@ -32,7 +32,7 @@ SIDES = ("prompt", "chosen", "rejected")
 
 
 def make_examples():
-    """Questions about Python's own email package; rejected are capitals, about another function."""
+    """Questions about Python's email package; rejected answers are capitals on another function."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     pattern = re.compile(r'def (\w+)\(.*?\):\n\s+"""(.{,300}?)"""', re.S)
     found = [pair for file in files for pair in pattern.findall(file.read_text("utf-8"))]
@@ -52,7 +52,7 @@ def make_model(mesh):
 
 
 class Trainer(DPOTrainer, hooks.DataHooks):
-    """A DPOTrainer that builds the batch of its step, and goes on with the same plan alone."""
+    """A DPOTrainer that builds the batch of its step, and continues only with the same plan."""
 
     def __init__(self, examples, plan, *arguments):
         self.examples, self.plan = examples, plan
@@ -64,13 +64,13 @@ class Trainer(DPOTrainer, hooks.DataHooks):
 
     def load_next_train_batch(self, trainer):
         """Ids and masks of this host's rows: int32 `[rows, positions]`."""
-        # Lockstep: any step at once: which example is in which row, and one of a few shapes.
+        # Lockstep: the row of each example, and one of a few shapes, for any step directly.
         planned = self.plan.batch(self.iter_steps)
         rows, (prompt, response) = planned.bucket.shape
         ids = [np.zeros((rows, length), np.int32) for length in (prompt, response, response)]
         for row, example in planned.segments[:, :2]:
             for side, tokens in enumerate(self.examples[example]):
-                size = len(tokens)  # Tunix wants the padding of a prompt before it
+                size = len(tokens)  # Tunix expects the padding of a prompt before it
                 ids[side][row, slice(size) if side else slice(-size, None)] = tokens
         mine = np.split(np.arange(rows), jax.process_count())[jax.process_index()]
         batch = {f"{side}_ids": each[mine] for side, each in zip(SIDES, ids, strict=True)}
@@ -79,7 +79,7 @@ class Trainer(DPOTrainer, hooks.DataHooks):
     def load_next_eval_batch(self, trainer): ...
 
     def custom_checkpoint_metadata(self):
-        """What Tunix stores beside the parameters."""
+        """The state that Tunix stores beside the parameters."""
         # Lockstep: the step and a fingerprint of the plan, the same on every host.
         return {"data": StateKey(self.plan).state(self.iter_steps)}
 
@@ -89,7 +89,7 @@ def train(workdir, steps):
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((jax.device_count(), 1), ("fsdp", "tp"), axis_types=auto)
     examples = make_examples()
-    # Lockstep: two lengths of an example, of its prompt and of its longer response.
+    # Lockstep: two lengths for each example: its prompt, and its longer response.
     lengths = [(len(prompt), max(map(len, responses))) for prompt, *responses in examples]
     # Lockstep: a few shapes, and one example in a row. With multiples of 4 rows, the run may
     # continue on 1, 2 or 4 devices.

@@ -10,14 +10,15 @@ prompts and your reward in it. Comments that begin with "Lockstep:" say what the
 Tunix divides the loss of each microbatch by that microbatch's own tokens, and takes the mean of
 these means (tunix#1662). So a token counts for more in a microbatch with fewer tokens, and the
 gradients of an update depend on how its rows were dealt. `Learner` multiplies each microbatch's
-loss by its share of the update's tokens, and then they do not.
+loss by its share of the update's tokens, which removes the dependence.
 
 `Assembler` is the same packer for the protocol of later versions, whose trainer divides once for an
 update. Tried with google-tunix 0.1.7; `Assembler` with dataclasses of the same fields.
 
-The rollouts of a prompt do not share it in a row, as groups do in examples/rollouts.py. Of a packed
-row, Tunix gives its model segment ids and positions and no mask, so the rollouts of a group would
-see one another; and it takes the target of each column from the next one, which a group has not.
+The rollouts of a prompt do not share it in a row, as groups do in examples/rollouts.py. For a
+packed row, Tunix gives its model segment ids and positions but no mask, so the rollouts of a group
+would see one another; and it takes the target of each column from the next one, which is wrong in a
+group.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from pipeline.corpus.tasks import INPUTS
 LETTERS = "abcdef"
 PROMPT, ANSWER = 8, 16  # the most tokens of each
 GENERATIONS = 8  # rollouts of each prompt
-# Fields of rollouts that Tunix packs where there are any: a number, or one for each token.
+# Fields that Tunix packs if rollouts have them: a number, or one for each token.
 OPTIONAL = (
     "ref_per_token_logps",
     "old_per_token_logps",
@@ -83,7 +84,7 @@ def pack_rollouts(rollouts, bucket, *, pad_id=0, **options):
     # Lockstep: values that lie where their token is an input, as Tunix expects them.
     features = {name: pipeline.Feature("inputs", dtype="float32") for name in names}
     examples = pipeline.Examples({"tokens": ids} | columns, features=features, task=INPUTS)
-    # Lockstep: the fewest rows, dealt so that each device has as much to do.
+    # Lockstep: the fewest rows, dealt so that all devices have equal work.
     for planned, batch in pipeline.pack(examples, [bucket], **options):
         fields = dict(batch)
         segment_ids = batch["inputs_segment_ids"]
@@ -106,13 +107,13 @@ class PackedExample(TrainExample):
 
 
 def make_packer(rows, microbatches, *, mean_of="tokens", **options):
-    """Returns a `pack_sequences` for Tunix, which has `microbatches` in an update.
+    """Returns a `pack_sequences` for Tunix that makes `microbatches` in each update.
 
-    The loss of an update is the mean of its tokens, or with `mean_of="rollouts"` the mean of each
+    The loss of an update is the mean over its tokens, or with `mean_of="rollouts"` the mean of each
     rollout's mean, which Tunix without packing calls "sequence-mean-token-mean".
 
-    Tunix takes a step after so many microbatches, whatever they hold. Its own packer makes as many
-    rows as it needs, so steps fall where no update ends. This one fills up with empty microbatches.
+    Tunix takes a step after this many microbatches, whatever they hold. Its own packer makes as
+    many rows as it needs, so steps fall inside updates. This one adds empty microbatches.
     """
 
     def pack_sequences(item_iterator, max_token_budget, pad_id=0):
@@ -153,8 +154,8 @@ def make_packer(rows, microbatches, *, mean_of="tokens", **options):
 class Learner(GRPOLearner):
     """A GRPO learner whose gradients do not depend on how an update is packed.
 
-    Give its config loss_agg_mode="token-mean", also for a mean of rollouts, which `make_packer`
-    makes a matter of weights: Tunix's other modes take a row for a rollout.
+    Give its config loss_agg_mode="token-mean". For a mean of rollouts, too, since `make_packer`
+    weights their tokens: Tunix's other modes take a row for a rollout.
     """
 
     def __init__(self, **arguments):
@@ -170,10 +171,10 @@ class Learner(GRPOLearner):
 
 
 class Assembler:
-    """A `BatchAssembler` of Tunix's later versions, which packs an update when it is whole.
+    """A `BatchAssembler` of Tunix's later versions, which packs an update when it is complete.
 
-    Its trainer adds up the sums of losses and divides once for an update, so needs no shares.
-    Routed experts and lineage are not carried.
+    Its trainer adds up the sums of losses and divides once for an update, so it needs no shares.
+    Routed experts and lineage are not supported.
 
     Args:
         batch_size: rows of a microbatch.
@@ -313,7 +314,7 @@ def make_prompts(updates, count):
 
 
 def reward(prompts, completions, **_):
-    """The share of the prompt's last letter among as many letters as there could be."""
+    """The share of the prompt's last letter in the longest possible answer."""
     return [
         answer.count(prompt[-1]) / ANSWER
         for prompt, answer in zip(prompts, completions, strict=True)
@@ -342,7 +343,7 @@ def train(updates, prompts=8, microbatches=2, rows=8, tokens=128):
     count = itertools.count(1)
 
     def reward_and_print(**given):
-        """Rewards, and another seed for the next rollouts: Tunix's sampler has one for all."""
+        """Rewards; sets another seed for the next rollouts, since Tunix's sampler has only one."""
         rewards = reward(**given)
         rollout.seed = next(count)
         print("update", rollout.seed - 1, "reward", round(float(np.mean(rewards)), 3))

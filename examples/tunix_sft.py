@@ -71,7 +71,7 @@ def model_input(batch):
     return {
         "inputs": batch["inputs"],
         "positions": batch["inputs_positions"],
-        # Lockstep: a row holds several examples; each attends to itself alone, and backwards.
+        # Lockstep: a row holds several examples; each attends only to itself, and causally.
         "attention_mask": pipeline.attention_mask(batch),
         "targets": batch["targets"],
         "weights": batch["loss_weights"],
@@ -94,17 +94,17 @@ class Trainer(PeftTrainer):
         self.loader = loader
         super().__init__(*arguments)
         if self.train_steps:
-            # Lockstep: goes on with the next batch, or says which setting or text has changed.
+            # Lockstep: continues with the next batch, or says which setting or text has changed.
             loader.set_state(self._restored_custom_metadata["data"])
 
     def custom_checkpoint_metadata(self):
-        """What Tunix stores beside the parameters."""
+        """The state that Tunix stores beside the parameters."""
         # Lockstep: the step and a fingerprint of the plan, the same on every host.
         return {"data": self.loader.get_state()}
 
 
 class Data(hooks.DataHooks):
-    """Hands batches to the trainer, which else would draw all past ones again when it resumes."""
+    """Hands batches to the trainer, which would otherwise draw all past ones again on resuming."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -122,8 +122,8 @@ def train(workdir, steps, save_every):
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((jax.device_count(), 1), ("fsdp", "tp"), axis_types=auto)
     corpus = make_corpus(workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over `fsdp`, as
-    # Tunix expects them (TrainingConfig.data_sharding_axis). With multiples of 4 rows, the run may
+    # Lockstep: an iterator of global batches of a few shapes; rows are sharded over `fsdp`, as
+    # Tunix expects (TrainingConfig.data_sharding_axis). With multiples of 4 rows, the run may
     # continue on 1, 2 or 4 devices.
     loader = pipeline.load(
         corpus,
@@ -134,8 +134,8 @@ def train(workdir, steps, save_every):
         width=64,
         seed=0,
     )
-    # Tunix saves a last checkpoint without what `custom_checkpoint_metadata` gives, unless its own
-    # rules have saved that step.
+    # Tunix saves a last checkpoint without `custom_checkpoint_metadata`, unless this policy has
+    # saved that step.
     policies = ocp.checkpoint_managers
     when = [policies.FixedIntervalPolicy(save_every), policies.SpecificStepsPolicy({steps})]
     config = TrainingConfig(

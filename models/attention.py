@@ -1,4 +1,4 @@
-"""Attention inside segments: one function, its implementations, and how one is chosen.
+"""Attention inside segments: one function, its implementations, and the choice among them.
 
 Shape letters are explained in `models/__init__.py`.
 """
@@ -34,35 +34,35 @@ def make_attention(
     implementation: str = "auto",
     dtype: DTypeLike = "float32",
 ) -> Attend:
-    """Return `attend(q, k, v)`: each query's mean of the values that it may see.
+    """Return `attend(q, k, v)`: for each query, the weighted mean of the values that it sees.
 
-    Call this once a step, since it finds the keys that queries see, and `attend` in every layer.
-    That takes queries [B, L, N, K], and keys and values [B, S, G, K]; N is a multiple of G, and N/G
-    neighbouring query heads share a key. It returns [B, L, N, K] in the queries' dtype.
+    Call this once a step, since it finds the keys that queries see, and call `attend` in every
+    layer. `attend` takes queries [B, L, N, K], and keys and values [B, S, G, K]; N is a multiple of
+    G, and N/G neighbouring query heads share a key. It returns [B, L, N, K] in the queries' dtype.
 
     A query sees the keys of its own segment: with `causal` those at or before its column in the
     row, with `window=w` those fewer than w columns away. Segment 0 is padding: it sees nothing, is
     seen by nothing, and its outputs and gradients are exactly zero. So are the outputs of a query
-    whose segment has no keys at all. Segments are in one piece.
+    whose segment has no keys at all. Segments are contiguous.
 
     For segment ids [1, 1, 2, 2, 0], causal, the columns seen are 0 | 0 1 | 2 | 2 3 | none.
 
     In a group, several continuations follow the prefix that they share, and do not see one another.
-    For `visible_until` [4, 3, 3, 4, 0], which is a prefix of one column with continuations of two
+    For `visible_until` [4, 3, 3, 4, 0], a prefix of one column with continuations of two columns
     and of one, the columns seen are 0 | 0 1 | 0 1 2 | 0 3 | none.
 
     Under a mesh with an axis `context`, each device computes its part of a row's queries against
-    all keys. Without `visible_until`, the columns of a row may then be in any order: in place of
-    columns, `positions` of one segment are compared.
+    all keys. Without `visible_until`, the columns of a row may then be in any order:
+    `positions` of one segment are compared instead of columns.
 
     Args:
         segment_ids: int [B, L], of queries.
         kv_segment_ids: int [B, S], of keys, for cross-attention; None: those of the queries.
         positions: int [B, L], ascending in each segment; needed for causal order and windows under
             a mesh with an axis `context`, else not used.
-        visible_until: int [B, L], for each column the first later one that does not see it any
-            more, 0 on padding; None: the end of its segment.
-        causal: a query sees no later key.
+        visible_until: int [B, L], for each column the first later column that no longer sees it,
+            0 on padding; None: the end of its segment.
+        causal: whether a query sees no later key.
         window: at least 1; None: the whole segment.
         implementation: one of `IMPLEMENTATIONS`; "auto" chooses.
         dtype: of queries, for "auto".
@@ -78,8 +78,8 @@ def make_attention(
     positions = positions if itself else None
     if any_order and positions is None and (causal or window is not None):
         raise ValueError(
-            "the mesh splits rows over 'context', so that their columns may be in any order, and "
-            "causal order and windows compare positions: give positions."
+            "the mesh splits rows over 'context', so causal order and windows compare positions; "
+            "give positions."
         )
     if implementation == "auto":
         lengths = shapes[0][1], shapes[1][1]
@@ -149,9 +149,9 @@ def _splash(q_ids, kv_ids, visible_until, causal, window) -> Attend:
 
 
 def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tuple[str, str]:
-    """Return the implementation that "auto" stands for, and why, as the end of a sentence.
+    """Return the implementation that "auto" chooses, and why, as the end of a sentence.
 
-    Every one of them respects segments; the choice is about speed and memory.
+    All implementations respect segments; the choice is about speed and memory.
 
     >>> choose("cpu", jnp.dtype("float32"), 4096, 4096)
     ('blocked', 'on CPU it was faster than dense at every length from 64')
@@ -176,7 +176,7 @@ def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tu
 
 @cache
 def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
-    """Log a choice, once for each."""
+    """Log a choice once."""
     logging.getLogger(__name__).info(
         "attention over rows of %d × %d positions: %r, because %s.",
         q_length,
@@ -187,11 +187,11 @@ def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
 
 
 def dense_attention(q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, seen_BLS: Array) -> Array:
-    """Return the same by masking all L×S scores: right, but never cheap.
+    """Return the result of `attend` by masking all L×S scores: simple, but never cheap.
 
-    Softmax over a row in which everything is masked gives the mean of all values, and its gradient
-    would reach the keys; so such rows are replaced by zeros, which cuts both. XLA has no float16
-    product on CPU that JAX asks for here, so float32 takes its place there.
+    If everything in a row is masked, softmax gives the mean of all values, and its gradient would
+    reach the keys; so zeros replace such rows, which cuts both. XLA on CPU lacks the float16
+    product that JAX asks for here, so float32 takes its place.
     """
     dtype = q_BLNK.dtype
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
@@ -207,24 +207,23 @@ def _check_options(itself, grouped, causal, window, implementation):
         )
     if not itself and (causal or window is not None):
         raise ValueError(
-            "causal order and windows compare columns of one row, and kv_segment_ids are of "
-            "another. For cross-attention use causal=False and window=None."
+            "causal order and windows compare columns of the same row, but kv_segment_ids are "
+            "those of another row; for cross-attention, use causal=False and window=None."
         )
     if grouped and (not causal or window is not None):
         raise ValueError(
-            f"causal is {causal} and window is {window}, but rows with visible_until are causal, "
-            "and in a group the distance of two columns is not that of their positions: use "
-            "causal=True and window=None, or batches without groups."
+            f"causal is {causal} and window is {window}, but rows with visible_until are causal "
+            "and have no window; use causal=True and window=None, or batches without groups."
         )
     if window is not None and window < 1:
-        raise ValueError(f"window is {window}; it counts the position itself: at least 1.")
+        raise ValueError(f"window is {window}; it must be at least 1, for the position itself.")
 
 
 def _check_shapes(q, k, v, ids_shape, kv_ids_shape):
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
         raise ValueError(
-            f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; expected "
-            f"[batch, length, heads, width], with k and v alike."
+            f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; they must be "
+            f"[batch, length, heads, width], with k and v equal."
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[2] % k.shape[2]:
         raise ValueError(
@@ -234,5 +233,5 @@ def _check_shapes(q, k, v, ids_shape, kv_ids_shape):
     if q.shape[:2] != ids_shape or k.shape[:2] != kv_ids_shape:
         raise ValueError(
             f"segment ids have shapes {ids_shape} and {kv_ids_shape}; q and k need "
-            f"{q.shape[:2]} and {k.shape[:2]}. For cross-attention pass kv_segment_ids too."
+            f"{q.shape[:2]} and {k.shape[:2]}; for cross-attention, pass kv_segment_ids too."
         )

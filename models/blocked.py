@@ -1,12 +1,12 @@
 """Attention in blocks, in plain JAX: no L×S array, no work on keys that a block does not see.
 
-Of every block of queries it is known, once a step, which blocks of keys any of them sees; a loop
-runs over these and nothing else. Softmax is computed online (Milakov and Gimelshein, 2018) and its
+Once a step, each block of queries gets the list of the blocks of keys that any of its queries sees;
+a loop runs over this list only. Softmax is computed online (Milakov and Gimelshein, 2018), and its
 weights again in the backward pass, as in FlashAttention (Dao et al., 2022).
 
-Shape letters are explained in `models/__init__.py`; besides, H is the query heads that share a key
-head (N = G·H), I the blocks of queries in a row, Q the queries in a block, J the blocks of keys, T
-the keys in a block.
+Shape letters are explained in `models/__init__.py`. In addition, H is the query heads that share a
+key head (N = G·H), I the blocks of queries in a row, Q the queries in a block, J the blocks of
+keys, T the keys in a block.
 """
 
 import jax
@@ -20,12 +20,13 @@ NOTHING = -1e30  # below every score, yet finite: exp(NOTHING − NOTHING) is no
 
 
 def needed_blocks(visible: Visibility, *, adjoining: bool) -> tuple[Array, Array]:
-    """Return where the blocks of keys begin that each block of queries needs, and their number.
+    """Return the first keys of the blocks that each block of queries needs, and their number.
 
-    Blocks begin at multiples of T; a block of queries needs those some key of which begins to be
-    seen before its last query, and some key of which is still seen after its first. They need not
-    adjoin: between a prefix and its last continuation lie the others. With `adjoining`, as in
-    segments that are seen as a whole, they do, and begin with the first key that is seen.
+    Blocks begin at multiples of T. A block of queries needs a block of keys if some of its keys
+    begin to be seen before the last query, and some are still seen after the first. The needed
+    blocks need not adjoin: between a prefix and its last continuation lie the others. With
+    `adjoining`, as in segments that are seen as a whole, they do, and begin with the first key
+    that is seen.
 
     Returns:
         int32 [B, I·J], for each block of queries the places of the blocks' first keys, ascending,
@@ -67,7 +68,7 @@ def blocked_attention(
     visible: Visibility,
     needed: tuple[Array, Array],
 ) -> Array:
-    """Return each query's mean of the values that it sees: [B, L, N, K], 0 where it sees none.
+    """Return the weighted mean of the values that each query sees: [B, L, N, K]; of none, 0.
 
     `needed` is what `needed_blocks` returns for `visible`. Reverse-mode derivatives only.
     """
@@ -177,10 +178,10 @@ def _product(equation, a, b):
 
 
 def _fetch(keys, start, places_Q):
-    """Return the block of keys and values from `start` on, what is seen of it, and its place.
+    """Return the block of keys and values from `start` on, a mask of what is seen, and its place.
 
-    The last block of a row is moved back so that it ends with the row; what it then shares with
-    the block before has been counted already and is not seen again. Past the row, nothing is.
+    The last block of a row is moved back so that it ends with the row. The mask hides the keys that
+    it then shares with the block before, and everything past the row.
     """
     T = _block(keys[0].shape[0])
     place = jnp.minimum(start, keys[0].shape[0] - T)
@@ -195,10 +196,10 @@ def _add(total_SGK, part_TGK, place):
 
 
 def _block(length):
-    """Return how many positions make a block of a row.
+    """Return the positions in a block.
 
-    On two cores, at 128, short segments waste little and matrix products stay efficient (64 and
-    256 were within a third of it). An accelerator that starts each small kernel from the host
+    On two cores, with 128, short segments waste little and matrix products stay efficient (64 and
+    256 were within a third of its time). An accelerator that starts each small kernel from the host
     wants fewer, larger steps.
     """
     return min(length, 128 if _on_cpu() else 512)
@@ -220,10 +221,10 @@ def _places(visible):
 
 
 def _each_row(f, needed, *arrays):
-    """Return f over rows: one after the other on CPU, where each keeps its own loop lengths.
+    """Return f over rows: on CPU one after the other, each with its own loop lengths.
 
-    Elsewhere all rows take each step together; the longest list of a block sets the number of
-    steps, in which the others see nothing new at the end.
+    Elsewhere all rows take each step together, and the longest list of a block sets the number of
+    steps; at the end, the others see nothing new.
     """
     counts_BI = needed[1]
     starts_BIJ = needed[0].reshape(*counts_BI.shape, -1)

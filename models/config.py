@@ -11,17 +11,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Everything that a decoder, an encoder or an encoder–decoder needs to be built.
+    """The configuration of a decoder, an encoder or an encoder–decoder.
 
-    Parameters, softmax, norms and logits are float32 whatever `dtype` says; `dtype` is what
-    the matrix products and the residual stream are computed in.
+    `dtype` is that of the matrix products and the residual stream. Parameters, softmax, norms and
+    logits are always float32.
 
     >>> TransformerConfig(vocab_size=256, num_layers=2, width=64, num_heads=4,
     ...                   num_kv_heads=2, mlp_width=192).head_width
     16
 
     Raises:
-        ValueError: if sizes do not fit together; the sentence names the field and the fix.
+        ValueError: if sizes do not fit together; the message names the field and the fix.
     """
 
     vocab_size: int
@@ -44,22 +44,20 @@ class TransformerConfig:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
         if self.width % (2 * self.num_heads):
             raise ValueError(
-                f"width is {self.width} and num_heads is {self.num_heads}; rotary positions turn "
-                f"pairs of numbers inside a head, so width must be a multiple of "
-                f"{2 * self.num_heads} (twice num_heads)."
+                f"width is {self.width} and num_heads is {self.num_heads}; for rotary positions, "
+                f"width must be a multiple of {2 * self.num_heads} (twice num_heads)."
             )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; every "
-                f"key and value head serves the same number of query heads, so num_kv_heads must "
-                f"divide num_heads (num_kv_heads={self.num_heads} gives each its own)."
+                f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}, which "
+                f"must divide num_heads; num_kv_heads={self.num_heads} gives each head its own."
             )
         if self.rope_theta <= 0:
             raise ValueError(f"rope_theta is {self.rope_theta}; it must be positive.")
         if self.window is not None and self.window < 1:
             raise ValueError(
-                f"window is {self.window}; it counts the position itself, so the smallest is 1. "
-                f"Use None for no window."
+                f"window is {self.window}; it must be at least 1, for the position itself, or "
+                f"None for no window."
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; use one of {', '.join(DTYPES)}.")

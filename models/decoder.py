@@ -13,8 +13,8 @@ from models.transformer import Embedding, Transformer
 class Decoder(nnx.Module):
     """Predicts the next token at every position, from the tokens before it in its segment.
 
-    A packed row gives what its segments would give alone: attention stays inside a segment, and
-    rotary positions come from `positions`, not from places in the row.
+    A packed row gives the logits that its segments would give alone: attention stays inside a
+    segment, and rotary positions come from `positions`, not from places in the row.
 
     >>> import jax, jax.numpy as jnp
     >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,

@@ -1,4 +1,4 @@
-"""The work that a model's mathematics asks for, whatever a program does to get it done."""
+"""The operations that a model's mathematics needs, however a program computes them."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def step_flops(
         lengths: positions of each segment, int [segments, 1], or of inputs and targets of an
             encoder–decoder, [segments, 2].
         bidirectional: whether a decoder's attention sees both ways, as an encoder's does.
-        squares: what stands for the sum of the squares of a decoder's segments, if some of them
+        squares: a replacement for the sum of the squares of a decoder's segments, if some of them
             share a prefix: twice the pairs of columns of which one sees the other, or itself, less
             the columns. None: that sum.
     """

@@ -1,7 +1,7 @@
-"""The parts every Transformer here is made of: norm, rotary positions, attention, feed-forward.
+"""The parts of every Transformer here: norm, rotary positions, attention, feed-forward.
 
-Each is pre-activation only; residual sums and norms' places are in `models/transformer.py`.
-Shape letters are explained in `models/__init__.py`.
+`models/transformer.py` adds residual sums and places the norms. Shape letters are explained in
+`models/__init__.py`.
 """
 
 import jax
@@ -42,10 +42,10 @@ def rotate(x_BLNK: Array, positions_BL: Array, theta: float) -> Array:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention inside segments: from the queries' own row, or from another's.
+    """Grouped-query attention inside segments: from the queries' own row, or from another row.
 
-    Weights are drawn so that each projection keeps the variance of its input; the output, which
-    joins the residual stream 2·num_layers times in all, is drawn that much smaller.
+    Each projection is initialised to keep the variance of its input. Since 2·num_layers outputs
+    join the residual stream, the output's initial variance is smaller by that factor.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -57,16 +57,16 @@ class Attention(nnx.Module):
         self.config = config
 
     def __call__(self, x_BLD: Array, positions_BL: Array, attend: Attend) -> Array:
-        """Return [B, L, D]: what each position gathers from its own segment of the same row."""
+        """Return [B, L, D]: for each position, a mean over its own segment of the same row."""
         q_BLNK, k_BLGK, v_BLGK = self._project(x_BLD, x_BLD)
         theta = self.config.rope_theta
         q_BLNK, k_BLGK = (rotate(x, positions_BL, theta) for x in (q_BLNK, k_BLGK))
         return self._join(attend(q_BLNK, k_BLGK, v_BLGK))
 
     def across(self, x_BLD: Array, memory_BSD: Array, attend: Attend) -> Array:
-        """Return [B, L, D]: what each position gathers from its segment of the memory.
+        """Return [B, L, D]: for each position, a mean over its segment of the memory.
 
-        No rotary positions: places in two different sequences have no meaningful difference.
+        No rotary positions: the distance of positions in two different sequences means nothing.
         """
         return self._join(attend(*self._project(x_BLD, memory_BSD)))
 

@@ -1,4 +1,4 @@
-"""Losses: weighted cross-entropy as two sums, which divide once, and those of preferences."""
+"""Losses: weighted cross-entropy as two sums, to divide once, and losses of preferences."""
 
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ from optax import softmax_cross_entropy_with_integer_labels
 class LossSum(NamedTuple):
     """Two float32 scalars: add them over microbatches, devices and hosts; divide at the very end.
 
-    Dividing row by row, or device by device, and averaging after that would count the tokens of
-    a poorly filled row more than those of a full one.
+    A mean over rows, or over devices, would count the tokens of a poorly filled row more than those
+    of a full one.
     """
 
     total: Array  # Σ weight · nll
@@ -45,7 +45,7 @@ def preference_losses(
     """Return the loss of each pair of continuations of one prompt, and its reward margin.
 
     The reward of a continuation is β · (ln p − ln p of the reference); the margin is the reward of
-    the preferred continuation minus that of the other. What both have in common cancels.
+    the preferred continuation minus that of the other. Terms that both have in common cancel.
 
     >>> losses, margins = preference_losses(
     ...     jnp.array([[-10.0, -14.0]]), jnp.array([[-11.0, -12.0]]), beta=0.5, kind="hinge"
@@ -55,8 +55,8 @@ def preference_losses(
 
     Args:
         logprobs: float [..., 2]; the sum of the log-probabilities of the tokens of each
-            continuation, in nats, the preferred one first. TRL gives "ipo" means in place of sums.
-        reference: float [..., 2]; those by the model that training begins with.
+            continuation, in nats, the preferred one first. For "ipo", TRL uses means, not sums.
+        reference: float [..., 2]; the same by the model that training begins with.
         beta: above 0; how much a nat counts. The smaller, the farther the model may go from the
             reference.
         kind: one of `PREFERENCE_LOSSES`.

@@ -1,6 +1,6 @@
-"""What a mesh changes: rows, positions and heads are split over devices; the compiler is told so.
+"""Hints to the compiler: rows, positions and heads are split over the devices of a mesh.
 
-The mesh is the one of the surrounding `jax.set_mesh`; without one, nothing here does anything.
+The mesh is that of the surrounding `jax.set_mesh`; without one, these functions do nothing.
 """
 
 import math
@@ -19,17 +19,17 @@ HEAD_AXIS = "tensor"
 def splits_length() -> bool:
     """Return whether the mesh splits rows along their length, over `context`.
 
-    If so, the columns of a row may be in any order: only segment ids and positions tell what is
-    before what.
+    If so, the columns of a row may be in any order: only segment ids and positions tell which comes
+    first.
     """
     return LENGTH_AXIS in _axis_sizes()
 
 
 def split_batch(x: Array) -> Array:
-    """Return x [B, L, …], rows split over `data` and `fsdp`, positions over `context`, no more.
+    """Return x [B, L, …], with rows split over `data` and `fsdp`, and positions over `context`.
 
-    Said of the residual stream, it makes the compiler gather a layer's weights along `fsdp`,
-    which is what that axis is for; left alone, it may rather move activations about.
+    On the residual stream, this makes the compiler gather a layer's weights along `fsdp`, which is
+    the purpose of that axis; otherwise it may move activations instead.
     """
     sizes = _axis_sizes()
     rows, length = _row_axes(x.shape[0], sizes), _axis(LENGTH_AXIS, x.shape[1], sizes)
@@ -44,12 +44,12 @@ def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[A
     Every array has rows in dimension 0 (split over `data` and `fsdp`) and, if it has three
     dimensions or more, heads in dimension 2 (split over `tensor`). Queries have positions, or
     blocks of them, in dimension 1 (split over `context`); each device has the keys of whole rows,
-    gathered along that axis. Every array that comes out has the dimensions of the first of the
-    queries. f must treat rows, queries and heads independently. Under plain `jit` the partitioner
-    cannot know that of a loop with dynamic slices, and gathers its operands on every device.
+    gathered along that axis. Every result has the dimensions of the first of the queries. f must
+    treat rows, queries and heads independently. Under plain `jit`, the partitioner cannot know that
+    a loop with dynamic slices does so, and gathers its operands on every device.
 
-    With axes that are already manual (inside a `shard_map`), or where an axis does not divide its
-    dimension, f sees the whole of it.
+    If an axis is already manual (inside a `shard_map`), or does not divide its dimension, f sees
+    the whole dimension.
     """
     sizes, arrays = _axis_sizes(), (*queries, *keys)
     rows = _row_axes(arrays[0].shape[0], sizes)
@@ -72,14 +72,14 @@ def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[A
 
 
 def _axis_sizes() -> dict[str, int]:
-    """Return the axes of the current mesh that split something and are the compiler's to use."""
+    """Return the sizes of the axes of the current mesh that are above 1 and `AxisType.Auto`."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return {name: size for name, size, kind in axes if size > 1 and kind == AxisType.Auto}
 
 
 def _axis(name: str, size: int, sizes: dict[str, int]) -> str | None:
-    """Return the axis, if there is one and it divides a dimension of that size."""
+    """Return the axis if the mesh has it and it divides a dimension of that size."""
     return name if name in sizes and size % sizes[name] == 0 else None
 
 

@@ -1,8 +1,7 @@
-"""What each kind of parameter is: how it is split over a mesh, and whether weight decay applies.
+"""How each kind of parameter is split over a mesh, and whether weight decay applies to it.
 
-One table by name instead of notes on every parameter: it costs nothing when there is no mesh, it
-also fits trees that mirror the parameters (gradients, optimiser moments), and it can be read at
-one glance.
+One table by name, instead of notes on every parameter, also fits trees that mirror the parameters
+(gradients, optimiser moments).
 """
 
 from typing import Any
@@ -26,12 +25,12 @@ AXES: dict[str, tuple[str | None, ...]] = {
 
 
 def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Return a tree of `NamedSharding` with the structure of `tree`: `Decoder` state or the like.
+    """Return a tree of `NamedSharding` with the structure of `tree`.
 
-    An axis that the mesh lacks, or that does not divide its dimension, leaves that dimension
-    whole; so do leaves that are no parameter (step counters), and those with fewer dimensions than
-    the parameter that they are named after (the factors of Adafactor, the sums of SM3). Layers
-    stacked by `scan_layers` have a leading dimension, which stays whole.
+    A dimension stays whole if the mesh lacks its axis, or the axis does not divide it. So do leaves
+    that are not parameters (step counters), leaves with fewer dimensions than the parameter that
+    they are named after (the factors of Adafactor, the sums of SM3), and the leading dimension of
+    layers stacked by `scan_layers`.
 
     Args:
         tree: `nnx.state(model)`, its `jax.eval_shape`, optimiser state that mirrors it, or all

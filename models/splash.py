@@ -1,8 +1,8 @@
 """Attention inside segments on TPU, by tokamax's splash kernel, which skips other segments.
 
-The kernel is in tokamax's experimental part, so its import paths may move: 0.0.17 is the release
-this was written for, and the first here whose tiles are pruned by segment, forward and backward
-(0.0.12, the last for Python 3.11, masks segments but computes every tile).
+The kernel is in tokamax's experimental part, so its import paths may move. This was written for
+0.0.17, the first release whose tiles are pruned by segment, forward and backward (0.0.12, the last
+for Python 3.11, masks segments but computes every tile).
 
 Shape letters are explained in `models/__init__.py`.
 """
@@ -37,12 +37,12 @@ def splash_attention(
     causal: bool,
     window: int | None,
 ) -> Array:
-    """Return what `make_attention` promises. Away from a TPU the kernel is interpreted: slow.
+    """Return the result of `attend` of `make_attention`. Not on a TPU, the kernel is interpreted.
 
-    The kernel wants every query to see a key, and prunes tiles by their smallest and largest id.
+    The kernel needs every query to see a key, and prunes tiles by their smallest and largest id.
     So padding becomes a segment with an id above all others. Queries that see nothing join it if
     they are compared by place (then they are padding, and see themselves), else the last key's
-    segment; either way their outputs are replaced by zeros, which also cuts their gradients.
+    segment. Zeros replace their outputs, which also cuts their gradients.
 
     With `causal` or `window`, queries and keys must have the same ids.
 
@@ -80,12 +80,12 @@ def splash_attention(
 
 
 def splash_until(q_BLNK: Array, k_BLGK: Array, v_BLGK: Array, until_BL: Array) -> Array:
-    """Return what `make_attention` promises of rows with groups, by JAX's own splash kernel.
+    """Return the result of `attend` for rows with groups, by JAX's own splash kernel.
 
-    It takes a mask of L×L, and skips the tiles in which nothing is seen. Rows go one after the
-    other, and the backward pass makes their masks again, so only those of one row are in memory: as
-    lowered, each element is a byte, and 4 in the kernel, for one mask forward and two backward.
-    Away from a TPU the kernel is interpreted: slow.
+    The kernel takes a mask of L×L, and skips the tiles in which nothing is seen. Rows go one after
+    the other, and the backward pass makes their masks again, so only the masks of one row are in
+    memory: one forward and two backward, with 1 byte for each element as lowered, and 4 in the
+    kernel. Not on a TPU, the kernel is interpreted, which is slow.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 

@@ -17,7 +17,7 @@ from models.layers import Attention, RMSNorm, SwiGLU
 from models.mesh import split_batch
 
 # Small, as in GPT-2: with shared input and output vectors, larger ones would make a fresh model
-# sure that each token repeats itself, and the first loss far above ln(vocab_size).
+# predict that each token repeats itself, and the first loss far above ln(vocab_size).
 EMBEDDING_SCALE = 0.02
 
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees: the one rule that all attention follows.
+"""The keys that a query sees: the one rule that all attention follows.
 
 Shape letters are explained in `models/__init__.py`.
 """
@@ -29,15 +29,15 @@ def seen(places: Array, since: Array, until: Array) -> Array:
 
 
 def causal_until(until_BL: Array, window: int | None = None) -> Visibility:
-    """Return that of a row where a query sees the keys not later than itself that still last.
+    """Return the visibility if query q sees key k where k ≤ q < until[k].
 
     For until [4, 3, 3, 4, 6, 6, 0], which is a prefix with two continuations, of two columns and of
     one, and a document of two columns, the columns seen are 0 | 0 1 | 0 1 2 | 0 3 | 4 | 4 5 | none.
 
     Args:
-        until_BL: int [B, L], for each column the first later one that does not see it any more; 0
-            on padding.
-        window: a query sees fewer than this many columns; None: all of them.
+        until_BL: int [B, L], for each column the first later column that no longer sees it; 0 on
+            padding.
+        window: a query sees only keys fewer than this many columns away; None: all of them.
     """
     columns_BL = jnp.broadcast_to(jnp.arange(until_BL.shape[1]), until_BL.shape)
     places_BL = jnp.where(until_BL > 0, columns_BL, -1)
@@ -49,7 +49,7 @@ def causal_until(until_BL: Array, window: int | None = None) -> Visibility:
 def segment_ends(ids_BL: Array) -> Array:
     """Return int32 [B, L]: for each column the end of its segment, 0 on padding.
 
-    For ids [1, 1, 2, 0] they are [2, 2, 3, 0]. Segments are in one piece.
+    For ids [1, 1, 2, 0] they are [2, 2, 3, 0]. Segments are contiguous.
     """
     last_BL = jnp.pad(ids_BL[:, 1:] != ids_BL[:, :-1], ((0, 0), (0, 1)), constant_values=True)
     L = ids_BL.shape[1]
@@ -65,7 +65,7 @@ def by_segment(
     causal: bool = False,
     window: int | None = None,
 ) -> Visibility:
-    """Return that of queries which see the keys of their segment, wherever in the row these are.
+    """Return the visibility if queries see the keys of their segment, anywhere in the row.
 
     Places are those in a row sorted by segment and position. For ids [2, 1, 2, 0], which become
     [0, 1, 2, 2], they are [2, 1, 3, −1].
@@ -74,8 +74,8 @@ def by_segment(
         q_ids_BL: int [B, L], the segment of each query, 0 on padding.
         kv_ids_BS: int [B, S], the segment of each key; any integers, 0 on padding.
         positions_BL: int [B, L], ascending in each segment; None: columns ascend.
-        causal: a query sees no later key; queries and keys are the same columns.
-        window: it sees keys fewer than this many places away; likewise.
+        causal: whether a query sees no later key; queries and keys must be the same columns.
+        window: a query sees keys fewer than this many places away, of the same columns; None: all.
     """
     minor_BL = jnp.zeros_like(q_ids_BL) if positions_BL is None else positions_BL
     order_BL = jnp.lexsort((minor_BL, q_ids_BL))

@@ -1,7 +1,7 @@
 """Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
 
 `Bucket`, `fit_buckets` and `Plan` need NumPy only; everything else is imported when first used.
-What is not here is in its room, such as `pipeline.steps.Compiled` or `pipeline.history.losses`.
+Other names are in their rooms, such as `pipeline.steps.Compiled` or `pipeline.history.losses`.
 """
 
 import importlib
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pipeline.text import templates as templates
     from pipeline.text import tokenizers as tokenizers
 
-# What is imported when first used: names of rooms, all others of `corpus`; and modules.
+# Names that are imported when first used, by room (all others are in `corpus`); and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
     "loading": ("Batch", "Batches", "Loader", "attention_mask", "load", "rename", "to_global"),
     "scoring": ("pack", "score", "unpack"),

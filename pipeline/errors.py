@@ -1,4 +1,4 @@
-"""Errors as a command shows them, and the checks of arguments that raise them."""
+"""Errors that a command prints as a sentence, and the checks of arguments that raise them."""
 
 import difflib
 import functools
@@ -18,41 +18,41 @@ F = TypeVar("F", bound=Callable)
 class UserError(Exception):
     """A mistake of the user, or of the machine: what was seen, what is allowed, what to do.
 
-    A command prints it as a sentence, and any other error as a traceback. Each of its kinds is also
-    the built-in exception that Python programs catch for it.
+    A command prints it as a sentence, and any other error as a traceback. Each subclass is also the
+    built-in exception that Python programs catch.
     """
 
 
 class InvalidValue(UserError, ValueError):
-    """A value, a file or data that is not as it must be."""
+    """A value, a file or data that is not valid."""
 
 
 class InvalidType(UserError, TypeError):
-    """An argument of another type, or one that a function does not have."""
+    """An argument of the wrong type, or one that the function does not have."""
 
 
 class OutOfRange(UserError, IndexError):
-    """A number of an example, a record or a step that is not there."""
+    """The number of an example, a record or a step that does not exist."""
 
 
 class InvalidState(UserError, RuntimeError):
-    """What cannot be done now: a process died, or another one is at work."""
+    """An operation that is not possible now: a process died, or another one is at work."""
 
 
 class Missing(UserError, FileNotFoundError):
-    """A file or a directory that is not there."""
+    """A file or a directory that does not exist."""
 
 
 class NotSealed(UserError, TimeoutError):
-    """A part of a corpus that grows, for which nobody waits any longer."""
+    """A part of a growing corpus that was not sealed within the time limit."""
 
 
 class Exists(UserError, FileExistsError):
-    """A file that is there, where none may be."""
+    """A file that must not exist, but does."""
 
 
 class NotAllowed(UserError, PermissionError):
-    """A place that the credentials, or their absence, keep from being read or written."""
+    """A place that the credentials, if there are any, do not allow to read or write."""
 
 
 class StorageError(UserError, OSError):
@@ -63,7 +63,7 @@ class StorageError(UserError, OSError):
 
 
 class NotInstalled(UserError, ImportError):
-    """A library or a module of the user that cannot be imported."""
+    """A library, or a module of the user, that cannot be imported."""
 
 
 class DoesNotFit(UserError, MemoryError):
@@ -75,7 +75,7 @@ class NotFinite(UserError, FloatingPointError):
 
 
 def describe(error: BaseException, *, command: str) -> int:
-    """Prints an error to stderr, of the user as a sentence; returns the exit code: 2, or else 1."""
+    """Prints an error to stderr, a `UserError` as a sentence; returns the exit code: 2, or 1."""
     if isinstance(error, UserError):
         print(f"{command}: {error}", file=sys.stderr)
         return 2
@@ -94,7 +94,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def name_some(values: Collection[Any], most: int = 10) -> str:
-    """The first of some values, and how many there are if that is more, for a message.
+    """The first of some values, and the number of all if there are more, for a message.
 
     >>> name_some([7, 8, 9], most=2)
     '7, 8, … (3 in all)'
@@ -152,8 +152,8 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
     """A module that one of the package's extras installs.
 
     Raises:
-        ImportError: it is not installed; `purpose` says what needs it, as the beginning of a
-            sentence that names the command that installs it.
+        ImportError: it is not installed. The message begins with `purpose`, which needs the module,
+            and names the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -176,7 +176,7 @@ def suggest_option(name: str, options: Collection[str]) -> str:
 
 
 def suggest_keywords(function: F) -> F:
-    """The function or class, which for an unknown keyword raises a `TypeError` with the nearest.
+    """The function or class; given an unknown keyword, it raises a `TypeError` with the nearest.
 
     >>> @suggest_keywords
     ... def f(*, seed=0): ...

@@ -1,4 +1,4 @@
-"""Arguments: what the command line takes, and the help that teaches it."""
+"""Arguments: the parser of the command line, and its help."""
 
 import argparse
 import functools
@@ -10,10 +10,10 @@ from pipeline.planning.cascade import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
 ABOUT = """\
-Look before you train. A corpus is prepared once; then report shows what padding costs on it and
-what Lockstep saves, buckets chooses shapes, show prints a batch, and check verifies everything.
-Afterwards, audit compares what was trained on with what was planned, and why names the documents
-that a loss is from.
+Look before you train. Prepare a corpus once. Then report shows what padding costs on it and what
+Lockstep saves, buckets chooses shapes, show prints a batch, and check verifies everything. After
+training, audit compares the batches of a run with its plan, and why names the documents behind a
+loss.
 
   lockstep prepare 'data/*.jsonl.gz' --into corpus
   lockstep report corpus --html report.html
@@ -25,14 +25,13 @@ that a loss is from.
 """
 
 CODES = """\
-exit status: 0 all is well; 1 check found something wrong with the corpus or the plan, or audit with
-the run; 2 the command was wrong, or what it was given cannot be read; a sentence on stderr says
-what.
+exit status: 0 all is well; 1 check found an error in the corpus or the plan, or audit in the run;
+2 the command was wrong, or its input cannot be read; a sentence on stderr says why.
 """
 
 TOKENS = """\
-what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
-all its changes; a config (.py), whose corpus is prepared first if it is not there yet, and whose
+DATA is the directory of a corpus; the work directory of a run, whose plan is shown with all its
+changes; or a config (.py), whose corpus is prepared first if it does not exist yet, and whose
 options are used."""
 
 LENGTHS = f"""{TOKENS}
@@ -54,19 +53,19 @@ def _whole(text: str, least: int = -(1 << 63)) -> int:
 
 _count = functools.partial(_whole, least=1)
 
-# Options of buckets and plans: name, type, what it says.
+# Options of buckets and plans: name, type, help.
 PLANNING: tuple[tuple[str, Any, str], ...] = (
-    ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
+    ("tokens_per_batch", _whole, "the most positions in a global batch (16384)"),
     ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
     ("max_length", _whole, "positions in the longest row, rounded up (longest example)"),
     ("length_multiple", _whole, "lengths of buckets are multiples of this (128, or less)"),
     ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
-    ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),
+    ("overflow", OVERFLOWS, "for examples longer than every bucket (split)"),
     ("align", _whole, "segments begin at multiples of this (1)"),
-    ("tiers", _whole, "steps whose rows are sorted by cost and dealt to them again (1)"),
-    ("attention", ("dense", "segment"), "what buckets are fitted for (dense)"),
-    ("width", _whole, "of the model: weighs attention against the rest (1024)"),
+    ("tiers", _whole, "steps among which rows are sorted by cost (1)"),
+    ("attention", ("dense", "segment"), "the attention that buckets are fitted for (dense)"),
+    ("width", _whole, "width of the model: weighs attention against the rest (1024)"),
     ("seed", _whole, "decides every shuffle (0)"),
 )
 
@@ -91,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
-        """Adds a command that may be `given` a dataset; returns what adds its arguments."""
+        """Adds a command that may be `given` a dataset; returns its `add_argument`."""
         command = commands.add_parser(
             name,
             help=about,
@@ -122,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         "without loss; if a segment has some, its\ntext with loss stands between ⟦ and ⟧.",
         TOKENS,
     )
-    flag("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
+    flag("--step", type=_whole, default=0, help="the step of the batch, over all epochs (0)")
     flag("--row", type=_whole, help="show one row with all its text")
     flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
     flag("--color", choices=("auto", "always", "never"), default="auto")
@@ -146,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
 
     flag = add(
         "why",
-        "which documents a loss is from",
+        "the documents behind a loss",
         "Losses are\nmeans in nats. The usual loss is that of the same corpus, from 8 steps before "
         "to 8 after.\nDocuments whose loss was not finite come first.",
     )
@@ -172,9 +171,9 @@ def parser() -> argparse.ArgumentParser:
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
     flag("--split", default="train", help="of a TFDS data set (train)")
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
-    flag("--kind", choices=kinds, help="of the files, if their names do not say it")
+    flag("--kind", choices=kinds, help="the kind of files, if their names do not say it")
     flag("--field", default="text", help="the field of a record that holds its text (text)")
-    about = "which text of a record is learnt, in place of --field: answer prompt='{question}' "
+    about = "instead of --field, the text of a record and its loss: answer prompt='{question}' "
     about += "answer='{answer}'; or chat; or preference; with other fields of templates.Answer, "
     about += "templates.Chat or templates.Preference"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
@@ -186,26 +185,27 @@ def parser() -> argparse.ArgumentParser:
         help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
         "Hugging Face tokenizer.json (bytes)",
     )
-    flag("--vocab-size", type=_count, default=8192, help="if it is trained (8192)")
+    flag("--vocab-size", type=_count, default=8192, help="of a tokenizer that is trained (8192)")
     flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
-    about = "raise ends at a record that fails; skip leaves it without tokens and continues (raise)"
+    about = "at a record that fails: raise ends; skip leaves it without tokens (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")
-    flag("--workdir", help="for a config: where it runs (runs/NAME)")
+    flag("--workdir", help="for a config: its work directory (runs/NAME)")
     engines = ("processes", "beam", "ray")
-    flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")
+    flag("--engine", choices=engines, default="processes", help="runs the work (processes)")
     flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
     flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
-    about = "of N shares, which may run anywhere; without --task and --of, assemble the corpus"
+    about = "the number of shares, which may run anywhere; without --task and --of, assemble the "
+    about += "corpus"
     flag("--of", type=_count, metavar="N", help=about)
     return whole
 
 
 def _add_planning(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group(
-        "buckets and plan", "over those of a config, if one is given; defaults in brackets"
+        "buckets and plan", "these override the options of a config; defaults in brackets"
     )
-    group.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
+    group.add_argument("--workdir", help="for a config: its work directory (runs/NAME)")
     for name, kind, about in PLANNING:
         form: dict[str, Any]
         form = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": "N"}

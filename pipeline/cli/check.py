@@ -1,4 +1,4 @@
-"""Check: a corpus is whole and as its manifest says; a plan has each position once."""
+"""Check: a corpus is whole and agrees with its manifest; a plan has each position once."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
     It checks both sides of pairs, the corpus of a view or of groups, and each of several corpora.
-    `report` gets a line for each thing that is right; an error names the first that is wrong.
+    `report` gets a line for each check that passes; an error names the first that fails.
     """
     for member in corpus.members:
         check_corpus(member, report)
@@ -44,16 +44,16 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
                 ends = np.cumsum(lengths[mine])
                 example = mine.start + int(np.searchsorted(ends, where, side="right"))
                 raise InvalidValue(
-                    f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
-                    f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "
-                    "that vocabulary"
+                    f"{name} of example {example:,} holds the id {int(ids[where])}; ids must be "
+                    f"from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of that "
+                    "vocabulary"
                 )
     size = "of unknown size" if corpus.vocab_size is None else f"of {corpus.vocab_size:,}"
     report(f"vocabulary {size}: ids are from {low} to {high:,}")
 
 
 def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
-    """Tells `report` how many examples are exact copies of earlier ones, which is no error."""
+    """Tells `report` how many examples are exact copies of earlier ones, which is not an error."""
     hint = "; pipeline.corpus.duplicates(corpus), given as exclude, leaves them out of a plan"
     found = len(duplicates(corpus))
     said = f"{found:,} of {counted(len(corpus), 'example')}, exact copies of earlier ones"
@@ -63,10 +63,9 @@ def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     """Walks an epoch: no row exceeds its length, and each position is in exactly one row.
 
-    The epochs of several corpora end at different steps. So all steps up to the end of the plan's
-    epoch are walked, and each epoch of a corpus that ends by then is checked.
-
-    An error names the first batch or example that is wrong.
+    The epochs of several corpora end at different steps. So it walks all steps up to the end of the
+    plan's epoch, and checks each epoch of a corpus that ends by then. An error names the first
+    batch or example that is wrong.
     """
     last = plan.first_step(epoch + 1)
     first, first_epochs = plan.first_step(epoch), {"": epoch}

@@ -25,7 +25,7 @@ class Damaged(Exception):
 
 
 def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
-    """The dataset and the options of the command line; of a run, its corpus and plan.
+    """The dataset and the options of the command line; for a run, its corpus and plan.
 
     `tokens` says whether the command needs a corpus, not only lengths.
     """
@@ -42,14 +42,15 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     if len(paths) == 1 and (workdir / NAME).exists():
         if given:
             raise InvalidState(
-                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
-                f"with {paths[0]}, whose plan is that of its run"
+                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot change the "
+                f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
         if plan.follows and arguments.command != "show":
             raise InvalidState(
-                f"the run in {paths[0]} followed a corpus that grows, of which {arguments.command} "
-                "has no figures; give the directory of the corpus once it is finished"
+                f"the run in {paths[0]} followed a corpus that grows, for which "
+                f"{arguments.command} has no figures; give the directory of the corpus once it is "
+                "finished"
             )
         options = plan.options.as_json(("packing", "overflow", "align", "seed"))
         options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
@@ -59,7 +60,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
             dataset = dataclasses.replace(dataset, tuning=tuning)
     elif configs and len(paths) > 1:
         raise InvalidValue(
-            "a config was given together with other paths; give it alone, or give directories of "
+            "a config is given together with other paths; give it alone, or give directories of "
             "corpora and files of lengths"
         )
     elif configs:
@@ -102,7 +103,7 @@ def buckets(arguments: argparse.Namespace) -> None:
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
     if dataset.plan:
-        print(f"# Those of {dataset.name} in the end")
+        print(f"# The last buckets of {dataset.name}")
     else:
         print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
@@ -150,7 +151,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def audit(arguments: argparse.Namespace) -> None:
-    """Compares what a run did with its plan."""
+    """Compares the batches of a run with its plan."""
     from pipeline.history import NotAsPlanned, audit
 
     try:
@@ -160,7 +161,7 @@ def audit(arguments: argparse.Namespace) -> None:
 
 
 def why(arguments: argparse.Namespace) -> None:
-    """Prints which documents a loss is from."""
+    """Prints the documents behind a loss."""
     from pipeline.cli.show import printable
     from pipeline.history import Why
 
@@ -181,8 +182,8 @@ def prepare(arguments: argparse.Namespace) -> None:
         return
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
         raise InvalidValue(
-            "--engine, --task and --on-error need files, and a config was given; prepare its files "
-            "into the directory where the run of that config looks for its corpus"
+            "--engine, --task and --on-error need files, and a config is given; prepare its files "
+            "into the corpus directory of the config's run"
         )
     print(prepare_config(arguments.source[0], arguments.workdir)[0])
 
@@ -222,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = "; what is finished is kept; run the same command to continue"
+        kept = "; finished work is kept; run the same command to continue"
         print(f"stopped{kept if given.command == 'prepare' else ''}", file=sys.stderr)
         return 130
     except Damaged as error:
@@ -235,11 +236,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _name_flags(text: str, given: argparse.Namespace) -> str:
-    """A message whose options are named as on the command line: `--field` in place of `field=`."""
+    """A message that names options as on the command line: `--field` instead of `field=`."""
     usage = given.parser.format_usage()
     for name in vars(given):
         flag, ending = f"--{name.replace('_', '-')}", r"=(?=[\s,;]|$)"
-        if "_" in name:  # which is no other word
+        if "_" in name:  # which is not an English word
             ending += r"|(?![\w/-]|\.\w)"
         if flag in usage:
             text = re.sub(rf"(?<![\w/.-]){name}(?:{ending})", flag, text)

@@ -1,4 +1,4 @@
-"""Prepare: what the command line says becomes a corpus, pairs, or the corpora of a config."""
+"""Prepare: makes a corpus, pairs, or the corpora of a config from the command line."""
 
 import argparse
 import contextlib
@@ -24,20 +24,20 @@ from pipeline.trainer.corpora import Part, open_source, open_template, prepare_c
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
-    """Prepares the corpora of a config; returns that for training, and the options of its plan.
+    """Prepares the corpora of a config; returns the training corpus and the options of its plan.
 
-    `workdir` is by default `runs/NAME`. What the config itself raises is not caught.
+    `workdir` is by default `runs/NAME`. Errors of the config itself are not caught.
     """
     file = pathlib.Path(path)
     if not file.is_file():
         raise Missing(f"there is no file {path}; check the path")
-    # A config may import others: beside it, and those of a clone that this package lies in.
+    # A config may import others: those beside it, and those of a clone that holds this package.
     for place in (file.resolve().parent, pathlib.Path(__file__).parents[2]):
         if os.fspath(place) not in sys.path:
             sys.path.append(os.fspath(place))
     module = runpy.run_path(path, run_name=file.stem)
     if "get_config" not in module:
-        raise InvalidValue(f"{path} has no function get_config(), which a config must have")
+        raise InvalidValue(f"{path} has no function get_config(); a config must have one")
     config = module["get_config"]()
     directory = as_path(workdir or f"runs/{file.stem}") / "corpus"
     corpus, _ = prepare_corpora(config, directory, whole=True)
@@ -46,11 +46,11 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:
-    """Prepares a corpus or pairs, or tokenises a share of one; says what came of it."""
+    """Prepares a corpus or pairs, or tokenises a share of one; returns a message."""
     if not arguments.into:
         raise InvalidValue("--into is missing; give the directory of the corpus")
     if not any(arguments.source) and not arguments.tfds:
-        raise InvalidValue("no files are given; name some, as data/*.txt, or give --tfds")
+        raise InvalidValue("no files are given; name some, such as data/*.txt, or give --tfds")
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
@@ -75,8 +75,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
                 place = directory / task.name
                 prepare_share(source, tokenizer, place, share, field=each, task=task, **options)
         return (
-            f"task {arguments.task} of {arguments.of} is done. When all are, the same command "
-            "without --task and --of assembles the corpus"
+            f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
+            "without --task and --of to assemble the corpus"
         )
     corpus = part.prepare(tokenizer, directory, **options)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
@@ -100,12 +100,12 @@ def _engine(arguments: argparse.Namespace) -> Engine:
         raise InvalidValue("--task and --of go together; give both, as in --task 0 --of 100")
     if arguments.engine == "processes":
         if arguments.engine_options:
-            raise InvalidValue("--engine-options go with --engine beam or ray; leave them out")
+            raise InvalidValue("--engine-options need --engine beam or ray; remove them")
         return Processes(arguments.workers)
     if arguments.workers is not None or arguments.of is not None:
         raise InvalidValue(
-            f"--workers, --task and --of go with --engine processes, not with {arguments.engine}; "
-            "leave them out"
+            f"--workers, --task and --of need --engine processes, not {arguments.engine}; remove "
+            "them"
         )
     given = arguments.engine_options
     return Beam(shlex.split(given or "")) if arguments.engine == "beam" else Ray(given)

@@ -35,12 +35,12 @@ class Segment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A letter; after Z they start again."""
+        """A letter; after Z comes A again."""
         return NAMES[self.number % len(NAMES)]
 
     @property
     def tokens(self) -> np.ndarray:
-        """The ids that the model reads: `inputs`, of targets `decoder_inputs`."""
+        """The ids that the model reads: `inputs`, or for targets `decoder_inputs`."""
         return next(iter(self.fields.values()))
 
     @property
@@ -78,7 +78,7 @@ class Shown:
         ]
 
     def segments(self, row: int, side: int = 0) -> list[Segment]:
-        """The segments of a row, in order; of pairs, of one side."""
+        """The segments of a row, in order; for pairs, on one side."""
         arrays = self.sides[side][2]
         ids = arrays["inputs_segment_ids"][row]
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
@@ -95,12 +95,12 @@ class Shown:
         return found
 
     def text(self, segment: Segment, side: int = 0) -> str:
-        """The text of a segment; its ids, if the corpus has no tokenizer.
+        """The text of a segment, or its ids if the corpus has no tokenizer.
 
         If the segment has text without loss, text with loss stands between ⟦ and ⟧.
         """
         tokens, loss = segment.tokens, segment.loss
-        if self._shifted(side):  # a weight is for the next token, the last of which is a target
+        if self._shifted(side):  # a weight is for the next token; the last token is only a target
             tokens = np.append(tokens, segment.fields["targets"][-1])
             loss = np.append(False, loss)
         if segment.loss.all() or not segment.loss.any():
@@ -129,7 +129,7 @@ class Shown:
     ) -> Iterator[str]:
         """The batch as text: every row with a line for each segment, or one row with all its text.
 
-        A small letter stands for positions without loss. Where all rows are shown, each segment is
+        A small letter stands for positions without loss. If all rows are shown, each segment is
         cut to a line of `width` characters. `ids` adds a line for each field.
 
         Raises:
@@ -162,7 +162,7 @@ class Shown:
         head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
         cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
         by_id = {segment.number + 1: segment for segment in segments}
-        # The middle of each cell says whose it is; 0 is padding.
+        # The middle of a cell decides its segment; 0 is padding.
         middles = ((np.arange(cells) + 0.5) * bucket.length / cells).astype(int)
         whose = arrays["inputs_segment_ids"][row, middles].tolist()
         loss = arrays["loss_weights"][row, middles] > 0
@@ -202,7 +202,7 @@ def _paint(text: str, segment: Segment, colour: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot command a terminal: control characters become U+FFFD."""
+    """Text that cannot control a terminal: control characters become U+FFFD."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.replace("\r\n", "\n")
     )

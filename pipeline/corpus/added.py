@@ -65,7 +65,7 @@ def add_features(
     known = check_features(features)
     if not known or {*columns} != {*known}:
         raise InvalidValue(
-            f"columns are {', '.join(map(str, columns)) or 'none'}, and features are "
+            f"columns are {', '.join(map(str, columns)) or 'none'}, but features are "
             f"{', '.join(known) or 'none'}; give a column and a pipeline.Feature for each name"
         )
     place = corpus.directory / FEATURES / "+".join(sorted(known))
@@ -95,7 +95,7 @@ def _make_parts(
         for tokens in of_part.tolist():
             if (row := next(rows, None)) is None:
                 raise InvalidValue(
-                    f"the columns have {number:,} entries, and the corpus has more examples; give "
+                    f"the columns have {number:,} entries, but the corpus has more examples; give "
                     "an entry for each"
                 )
             buffer.add(row[1], number, tokens)
@@ -104,5 +104,5 @@ def _make_parts(
         yield buffer.take()
     if next(rows, None) is not None:
         raise InvalidValue(
-            f"the columns have more than {number:,} entries, and the corpus has as many examples"
+            f"the columns have more than {number:,} entries, one for each example; remove the rest"
         )

@@ -74,9 +74,9 @@ class PartCache(Handles):
             max_bytes = sum(here.values()) + shutil.disk_usage(directory).free // 2
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
             raise InvalidValue(
-                f"cache_bytes is {max_bytes:,}, and a part of {os.fspath(source)} has up to "
-                f"{self._sizes.max():,} bytes; give room for two of them, or better for the files "
-                "of two windows of the plan"
+                f"cache_bytes is {max_bytes:,}, but a part of {os.fspath(source)} has up to "
+                f"{self._sizes.max():,} bytes; give room for two parts, or better for the files of "
+                "two windows of the plan"
             )
         self.max_bytes = max_bytes
         self.__setstate__({})
@@ -198,7 +198,7 @@ class PartCache(Handles):
         if size > self.max_bytes and not self._told:
             self._told = 2
             logger.warning(
-                "the files of a window of %s have %s bytes, and %s has room for %s: the rest is "
+                "the files of a window of %s have %s bytes, but %s has room for %s, so the rest is "
                 "read by ranges, which is slower; raise cache_bytes, or give the plan a smaller "
                 "window=",
                 *(names[0], f"{size:,}", names[1], f"{self.max_bytes:,}"),
@@ -290,8 +290,8 @@ class PartCache(Handles):
                 about = entry.stat(follow_symlinks=False)
                 if not stat.S_ISREG(about.st_mode):
                     raise InvalidValue(
-                        f"{entry.path} is no regular file, and stands where a part of the corpus "
-                        "or the lock goes; remove it, or give another cache"
+                        f"{entry.path} is not a regular file, but has the name of a part of the "
+                        "corpus or of the lock; remove it, or give another cache"
                     )
                 if entry.name == LOCK:
                     continue

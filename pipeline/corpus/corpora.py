@@ -36,7 +36,7 @@ class Corpora(AnyCorpus):
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
         if not corpora:
-            raise InvalidValue("corpora is empty; give at least one, as {'name': corpus}")
+            raise InvalidValue("corpora is empty; give at least one, such as {'name': corpus}")
         self.corpora = dict(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
@@ -48,7 +48,7 @@ class Corpora(AnyCorpus):
                 if traits.get(what) != expected.get(what):
                     raise InvalidValue(
                         f"{name} has {what} {traits.get(what)} and {first} has {what} "
-                        f"{expected.get(what)}; corpora that are read as one must agree: prepare "
+                        f"{expected.get(what)}; corpora that are read as one must agree; prepare "
                         "both with the same one, or write both with the same vocab_size="
                     )
         _require_features(self.corpora)
@@ -72,8 +72,8 @@ class Corpora(AnyCorpus):
         count = int(np.searchsorted(self.first, examples))
         if count > len(self.members) or self.first[count] != examples:
             raise InvalidValue(
-                f"the first {examples:,} examples end in the middle of a corpus; corpora end after "
-                f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())} examples"
+                f"the first {examples:,} examples end in the middle of a corpus; give the number "
+                f"of whole corpora: {', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
             )
         if count == len(self.members):
             return self if count > 1 else self.members[0]
@@ -141,8 +141,8 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
             first, known = every.setdefault(label, (name, feature))
             if known != feature:
                 raise InvalidValue(
-                    f"the feature {label!r} of {name} is {feature}, and that of {first} is "
-                    f"{known}; corpora that are read as one must agree"
+                    f"the feature {label!r} of {name} is {feature}, but that of {first} is "
+                    f"{known}; give both the same dtype and shape"
                 )
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
@@ -150,7 +150,7 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
             if due and label not in corpus.features and feature.fill is None:
                 raise InvalidValue(
                     f"{name} has no feature {label!r}, which {first} has; give the feature a fill="
-                    ", the value of examples that lack it, or add it to the corpus"
+                    ", the value for examples that lack it, or add it to the corpus"
                 )
 
 

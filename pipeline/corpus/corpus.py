@@ -79,15 +79,15 @@ class Corpus(Stored):
         cache_bytes: int | None = None,
     ):
         if cache is None and cache_bytes is not None:
-            raise InvalidValue(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
+            raise InvalidValue(f"cache_bytes is {cache_bytes}, but there is no cache=; give both")
         if cache is not None and not os.fspath(cache):
             raise InvalidValue("cache is empty; give a local directory, or None for no cache")
         if cache_bytes is not None:
             require_whole("cache_bytes", cache_bytes, 1)
         if cache is not None and (memory_map or not is_local(cache)):
             raise InvalidValue(
-                f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
-                "directory, and its parts are mapped, so leave memory_map out"
+                f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the parts in a cache "
+                "are always mapped, so omit memory_map"
             )
         place = as_path(directory)
         manifest = Manifest.of(place)
@@ -161,8 +161,8 @@ class Corpus(Stored):
         if follow:
             if options.get("cache") is not None or options.get("features"):
                 raise InvalidValue(
-                    "with follow=True, a corpus has no cache and no features that were added; "
-                    "leave out cache= and features="
+                    "with follow=True, a corpus has no cache and no added features; omit cache= "
+                    "and features="
                 )
             return Growing(directory, options.get("memory_map"))
         corpus = cls(directory, **options)
@@ -186,7 +186,7 @@ class Corpus(Stored):
         """
         for name in self.task.check(features):
             if name in self.features:
-                raise InvalidValue(f"the corpus has a feature {name!r} already; take another name")
+                raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
         add_features(self._stores[0], self._stored.count_tokens(), columns, features)
         names = [*self.added, *features]
         return Corpus(self.directory, **{**self._options, "features": names})
@@ -234,7 +234,7 @@ class Corpus(Stored):
                 if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
                     raise InvalidValue(
                         f"{os.fspath(directory)} holds a corpus of other examples "
-                        f"({len(corpus):,} of them, {corpus.fingerprint}). Choose another "
+                        f"({len(corpus):,} of them, {corpus.fingerprint}); choose another "
                         "directory, or delete this one"
                     )
                 return corpus
@@ -352,7 +352,7 @@ class Corpus(Stored):
         if self.task != task:
             raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
-                f"{task.name!r}. Choose another directory, or delete this one"
+                f"{task.name!r}; choose another directory, or delete this one"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -113,7 +113,7 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         except Exception as error:  # of any object that a template or a source holds
             raise InvalidValue(
                 f"the source, the tokenizer or the template cannot be sent to workers: {error}. "
-                "Let it hold nothing that is open or locked, or use one process"
+                "Keep open files and locks out of it, or use one process"
             ) from error
         file.flush()
         # A connection, for to workers that start these are handed over with their open files.
@@ -136,9 +136,8 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
             yield submit
         except BrokenProcessPool as error:
             raise InvalidState(
-                "a worker died while tokenising. If it was killed for want of memory, use fewer "
-                f"workers; if this is a script, {GUARD}. What is finished is kept: run again to "
-                "finish"
+                "a worker died while tokenising. If it was killed for lack of memory, use fewer "
+                f"workers; if this is a script, {GUARD}. Finished work is kept; run again to finish"
             ) from error
         finally:
             main.update(typed)

@@ -53,7 +53,7 @@ class Examples(SingleCorpus):
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = list(divide_arrays(columns, features, self.vocab_size))
         if not parts:
-            raise InvalidValue("examples are empty; a corpus holds at least one example")
+            raise InvalidValue("examples are empty; give at least one example")
         self._ragged = Ragged.concatenate(parts)
         self.features = self._ragged.features
         self.weighted = self.features.pop(WEIGHTS, None) is not None

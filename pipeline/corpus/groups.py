@@ -71,7 +71,9 @@ class Groups(SingleCorpus):
         begin = np.append(-1, roots)[np.cumsum(self._above == 0)]  # of the group of each node
         parent = np.arange(len(nodes)) - self._above
         if not ((begin >= 0) & (self._above >= 0) & (parent >= begin)).all():
-            raise InvalidValue(f"{nodes!r} is damaged: its nodes make no groups; prepare it again")
+            raise InvalidValue(
+                f"{nodes!r} is damaged: its nodes do not make groups; prepare it again"
+            )
         self._lay_out()
         self._max_length = max_length
         if max_length is not None:
@@ -209,7 +211,7 @@ class Groups(SingleCorpus):
         """
         if not hasattr(self.nodes, "with_features"):
             raise InvalidType(
-                f"{self!r} are in memory; make Examples.from_groups of all columns at once"
+                f"{self!r} are in memory; give all columns to Examples.from_groups at once"
             )
         known = check_features(features)
         shapes = (
@@ -236,8 +238,8 @@ class Groups(SingleCorpus):
     def require_task(self, task: Task) -> None:
         """Refuses to be a side of pairs, with a `ValueError`."""
         raise InvalidValue(
-            f"{self!r} are groups, and the side of pairs must be a corpus of the task "
-            f"{task.name!r}; give Corpus.from_arrays(…, task=…)"
+            f"{self!r} are groups, but a side of pairs must be a corpus of the task {task.name!r}; "
+            "give Corpus.from_arrays(…, task=…)"
         )
 
     def verify(self) -> None:
@@ -269,8 +271,8 @@ class _Shape:
         """That of a group of token ids, checked; `what` names it in errors."""
         if not _is_branching(group):
             raise InvalidValue(
-                f"{what} is {group!r:.60}; a group is (prefix, [continuation, …]), token ids each, "
-                "and a continuation may be such a pair again"
+                f"{what} is {group!r:.60}; a group must be (prefix, [continuation, …]) of token "
+                "ids, where a continuation may itself be such a pair"
             )
         tokens, above = [], []
         for content, number, name in _unnest(group, what):
@@ -321,8 +323,8 @@ class _Shape:
         array, leaves = as_array(given, what), int(self.tree.branch.sum())
         if array.shape != (leaves, *feature.shape):
             raise InvalidValue(
-                f"the shape of {what} is {array.shape}, and the group has "
-                f"{counted(leaves, 'continuation')}, so it must be {(leaves, *feature.shape)}"
+                f"the shape of {what} is {array.shape}; for a group of "
+                f"{counted(leaves, 'continuation')}, it must be {(leaves, *feature.shape)}"
             )
         values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
         values[self.tree.branch] = feature.cast(array, what)
@@ -370,7 +372,7 @@ def _unnest(
 def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
     """The features of nodes, from those of their groups."""
     if ABOVE in features:
-        raise InvalidValue(f"a feature is named {ABOVE!r}, as Lockstep names one; rename it")
+        raise InvalidValue(f"a feature is named {ABOVE!r}, a name that Lockstep uses; rename it")
     return {**features, ABOVE: PARENTS}
 
 

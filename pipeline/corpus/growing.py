@@ -64,8 +64,8 @@ class Growing(Handles, Stored):
         place, about = self.log.directory, self.log.about()
         if TASKS[about.task] == GROUPS:
             raise InvalidValue(
-                f"{os.fspath(directory)} holds groups, which can be read once they are finished; "
-                "open it without follow=True"
+                f"{os.fspath(directory)} holds groups, which cannot be followed; open it without "
+                "follow=True once it is finished"
             )
         mapped = is_local(place) if memory_map is None else memory_map
         first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
@@ -152,8 +152,8 @@ class Growing(Handles, Stored):
         if run is None or least < run.first or most >= len(self):
             wrong = most if most >= len(self) else least
             raise InvalidState(
-                f"example {wrong:,} of {self!r} is in a part that is not in hand: it is not sealed "
-                "yet, or no longer held; refresh(start=…) takes up parts from a number on"
+                f"example {wrong:,} of {self!r} is in a part that is not sealed yet, or no longer "
+                "held; refresh(start=…) opens parts from a number on"
             )
         return run, numbers - run.first
 
@@ -179,8 +179,8 @@ class Growing(Handles, Stored):
             self.refresh()
         if self._run is None or self._run.first:
             raise InvalidState(
-                f"the lengths of {self!r} are not in hand from its first part on; "
-                "refresh(start=0) reads them, as far as its writer has kept the parts"
+                f"the lengths of the first parts of {self!r} are not read; refresh(start=0) reads "
+                "them, if its writer has kept the parts"
             )
         return self._run.planned
 

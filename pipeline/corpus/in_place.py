@@ -46,8 +46,8 @@ class InPlace(SingleCorpus):
             due = (1 if feature.per_example else tokens) * feature.size
             for wrong in np.flatnonzero(found != due)[:1]:
                 raise InvalidValue(
-                    f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers, and "
-                    f"{tokens[wrong]:,} tokens; it is {feature}"
+                    f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers for "
+                    f"{tokens[wrong]:,} tokens; correct it, since it is {feature}"
                 )
 
     @classmethod
@@ -135,12 +135,12 @@ class InPlace(SingleCorpus):
                 for piece in pa.chunked_array(table.column(name)).chunks:
                     found.append(_lists(f"{place} {name}", piece, feature))
         if not lists[column]:
-            raise InvalidValue(f"{source} is empty")
+            raise InvalidValue(f"{source} is empty; give files with at least one row")
         for name, found in lists.items():
             if len(kinds := {flat.dtype for flat, _, _ in found}) > 1:
                 raise InvalidValue(
-                    f"the column {name!r} of {source} holds {', '.join(map(str, kinds))}; its type "
-                    "must be the same in all files"
+                    f"the column {name!r} of {source} holds {', '.join(map(str, kinds))}; give it "
+                    "the same type in all files"
                 )
         features = {
             name: (feature.infer(lists[name][0][0][:0], name), lists[name])
@@ -158,7 +158,7 @@ class InPlace(SingleCorpus):
             if ids.min() < 0 or ids.max() >= limit:
                 wrong = ids[(ids < 0) | (ids >= limit)][0]
                 raise InvalidValue(
-                    f"example {example:,} of {self!r} holds the id {wrong}; ids are from 0 and "
+                    f"example {example:,} of {self!r} holds the id {wrong}; ids must be from 0 and "
                     f"below {limit:,}"
                 )
 
@@ -173,7 +173,7 @@ def _array(path: epath.Path) -> np.ndarray:
     try:
         array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
     except ValueError as error:
-        raise InvalidValue(f"{os.fspath(path)} is no .npy array: {error}") from error
+        raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValue(
             f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
@@ -196,15 +196,15 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
         if values.null_count:  # `flatten` would leave them out, and move all later values
             raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
         if values.type.list_size != size:
-            raise InvalidValue(f"{place} holds {column.type}, and the feature is {feature}")
+            raise InvalidValue(f"{place} holds {column.type}, but the feature is {feature}")
         values, edges = values.flatten(), edges * size
     elif size > 1:
         raise InvalidValue(
-            f"{place} holds {column.type}, and the feature is {feature}; store values of a shape "
+            f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
             "as fixed-size lists"
         )
     if feature is None and not pa.types.is_integer(values.type):
-        raise InvalidValue(f"{place} holds {column.type}; tokens are lists of integers")
+        raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
     if values.null_count:
         raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
     return values.to_numpy(zero_copy_only=False), edges[:-1], np.diff(edges)

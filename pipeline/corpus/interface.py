@@ -91,8 +91,8 @@ class Readable:
         for at in np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))[:1]:
             end = int(starts[at]) + int(lengths[at])
             raise OutOfRange(
-                f"piece {at} asks for positions {starts[at]} to {end} of example {examples[at]}, "
-                f"which has length {room[at]}"
+                f"piece {at} has positions {starts[at]} to {end} of example {examples[at]}, which "
+                f"has length {room[at]}"
             )
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
@@ -138,7 +138,7 @@ def require_numbers(examples: np.ndarray, count: int) -> None:
     """Refuses numbers of examples that are not below `count`, with an `IndexError`."""
     if len(examples) and not (examples.min() >= 0 and examples.max() < count):
         wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
+        raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
 
 
 class AnyCorpus:
@@ -386,9 +386,9 @@ class Split(View):
         self.numbers = np.flatnonzero(found == self.held_out)
         if not len(self.numbers):
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, and that leaves none of the {len(corpus):,} "
-                f"examples {'to hold out' if held_out else 'to train on'}; give a share nearer to "
-                "one half, or split a larger corpus"
+                f"hold_out is {self.hold_out}, which leaves none of the {len(corpus):,} examples "
+                f"{'to hold out' if held_out else 'to train on'}; give a share nearer to one half, "
+                "or split a larger corpus"
             )
         self.lengths, self.task = corpus.lengths[self.numbers], getattr(corpus, "task", None)
         if corpus.files is not None:

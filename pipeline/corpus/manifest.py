@@ -67,7 +67,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise InvalidValue(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
+            raise InvalidValue(f"its task is {self.task!r}; it must be one of {', '.join(TASKS)}")
         for number, part in enumerate(self.parts):
             require_name(part, number)
         features = {
@@ -129,8 +129,8 @@ class Manifest:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES, LOG)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
-                    "Prepare it again with the same source and tokenizer to finish it, or let its "
-                    "pipeline.Writer go on; what is sealed can be read with follow=True"
+                    "Prepare it again with the same source and tokenizer to finish it, or continue "
+                    "its pipeline.Writer; sealed parts can be read with follow=True"
                 ) from None
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
@@ -176,13 +176,13 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
         if (version := entries["schema_version"]) == SCHEMA_VERSION:
             digest = entries.pop("digest")
             if digest != json_digest(entries):
-                raise InvalidValue("its entries are not those that its digest was made of")
+                raise InvalidValue("its entries do not match its digest")
             return entries
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(path, f"it is half-written or changed: {error!r}") from error
     raise InvalidValue(
-        f"{os.fspath(path)} has schema version {version}, and this version of Lockstep reads "
-        f"version {SCHEMA_VERSION}: write the corpus again in another directory, or use the "
+        f"{os.fspath(path)} has schema version {version}, but this version of Lockstep reads "
+        f"version {SCHEMA_VERSION}; write the corpus again in another directory, or use the "
         "version that wrote it"
     )
 
@@ -224,9 +224,8 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
             name = "field of the records" if key == "field" else key
             raise InvalidValue(
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
-                f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "
-                "prepare into another directory (for a run, another --workdir); delete this one "
-                "only if nothing needs it any more"
+                f"{there.get(key)}, now {asked.get(key)}. Prepare with that, or into another "
+                "directory (for a run, another --workdir); delete this one only if nothing needs it"
             )
 
 
@@ -234,7 +233,7 @@ def damage(path: epath.Path, seen: str) -> ValueError:
     """The error to raise for a damaged file of a corpus."""
     return InvalidValue(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        f"delete {MANIFEST} and prepare again, which redoes what is not whole"
+        f"delete {MANIFEST} and prepare again, which repairs damaged parts"
     )
 
 
@@ -252,7 +251,7 @@ def open_part(
         del expected["columns"]
         for name, said in expected.items():
             if (seen := found.get(name)) != said:
-                raise InvalidValue(f"its {name} is {seen}, and {MANIFEST} says {said}")
+                raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {said}")
         if verify:
             file.verify()
     except ValueError as error:

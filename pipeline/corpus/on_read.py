@@ -70,7 +70,7 @@ def tokenize_on_read(
     require_same_origin(directory, there, job.origin)
     if len(counts) != len(source):
         raise InvalidValue(
-            f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
+            f"{os.fspath(directory)} is the index of {len(counts):,} records, but the source has "
             f"{len(source):,}; delete the index and run again"
         )
     return TokenizedOnRead(job, counts, readers)
@@ -143,8 +143,8 @@ class TokenizedOnRead(Handles, SingleCorpus):
         if len(wrong := np.flatnonzero(chunk.counts != self._counts[several])):
             record = int(several[wrong[0]])
             raise InvalidValue(
-                f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, and had "
-                f"{self._counts[record]} when it was measured; delete the index and run again"
+                f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, but had "
+                f"{self._counts[record]} when it was indexed; delete the index and run again"
             )
         return Memory.of(self.task, chunk).read(pieces._replace(examples=which), ())
 
@@ -164,7 +164,7 @@ class TokenizedOnRead(Handles, SingleCorpus):
         except BrokenProcessPool as error:
             self.close()
             raise InvalidState(
-                "a process that tokenises batches died. If it was killed for want of memory, use "
+                "a process that tokenises batches died. If it was killed for lack of memory, use "
                 f"fewer readers; if this is a script, {GUARD}"
             ) from error
 

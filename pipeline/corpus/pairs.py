@@ -38,8 +38,8 @@ class Pairs(AnyCorpus):
         targets.require_task(TARGETS)
         if len(inputs) != len(targets):
             raise InvalidValue(
-                f"there are {len(inputs):,} inputs and {len(targets):,} targets; pairs need as "
-                "many of both, in the same order"
+                f"there are {len(inputs):,} inputs and {len(targets):,} targets; give equally "
+                "many, in the same order"
             )
         if both := {*inputs.features} & {*targets.features}:
             raise InvalidValue(
@@ -97,9 +97,7 @@ class Pairs(AnyCorpus):
                 )
             )
         if missing := [name for name in features or () if name not in cls(*sides).features]:
-            raise InvalidValue(
-                f"the feature {missing[0]!r} has no column; give one, or leave it out"
-            )
+            raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or remove it")
         return cls(*sides)
 
     def verify(self) -> None:
@@ -122,8 +120,8 @@ def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Co
     directory = as_path(directory)
     if directory.is_file():
         raise InvalidValue(
-            f"{os.fspath(directory)} is a file; give the directory of a corpus. To make one from "
-            "text: lockstep prepare 'data/*.txt' --into corpus"
+            f"{os.fspath(directory)} is a file; give the directory of a corpus (to make one from "
+            "text: lockstep prepare 'data/*.txt' --into corpus)"
         )
     if (directory / TARGETS.name / MANIFEST).exists() and not (directory / MANIFEST).exists():
         return Pairs.open(directory, **options)

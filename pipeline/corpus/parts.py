@@ -115,7 +115,7 @@ class Part:
         for name, number in sizes.items():
             if type(number) is not int or number < 0:
                 raise InvalidValue(
-                    f"{name} in {self.file} is {number!r}; it is an integer from 0 up"
+                    f"{name} in {self.file} is {number!r}; it must be an integer from 0 up"
                 )
         counts = {"offsets": self.examples + 1, "tokens": self.tokens, WEIGHTS: self.tokens}
         for name, place in columns.items():
@@ -126,8 +126,8 @@ class Part:
             item = place.stored.itemsize
             if place.at % item or place.end > self.bytes:
                 raise InvalidValue(
-                    f"the place of {name} in {self.file} is {place.at:,}; it is a multiple of "
-                    f"{item} from where {place.units:,} × {item} bytes fit into the "
+                    f"the place of {name} in {self.file} is {place.at:,}; it must be a multiple of "
+                    f"{item}, with {place.units:,} × {item} bytes after it within the "
                     f"{self.bytes:,} of the file"
                 )
 

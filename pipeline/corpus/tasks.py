@@ -42,14 +42,14 @@ class Task:
         for name, feature in known.items() if self.name != GROUPS.name else ():
             if feature.of == "continuation":
                 raise InvalidValue(
-                    f"the feature {name!r} is of continuations, and these examples are no groups; "
+                    f"the feature {name!r} is of continuations, but these examples are not groups; "
                     "make them with from_groups, or give it of='example'"
                 )
             if feature.of not in [*allowed, "example"]:
                 raise InvalidValue(
-                    f"the feature {name!r} is of {feature.of}, and examples of the task "
+                    f"the feature {name!r} is of {feature.of}, but examples of the task "
                     f"{self.name!r} have {' and '.join(allowed)}; give it to the other side of the "
-                    "pairs, or another task="
+                    "pairs, or give another task="
                 )
         return known
 

@@ -27,7 +27,7 @@ class TokenView(View):
         super().__init__(corpus)
         if (task := getattr(corpus, "task", None)) != INPUTS:
             raise InvalidValue(
-                f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
+                f"{type(self).__name__} needs tokens that are not shifted, but {corpus!r} has the "
                 f"task {getattr(task, 'name', None)!r}; prepare it with task=pipeline.corpus.INPUTS"
             )
 
@@ -41,8 +41,8 @@ class TokenView(View):
         """The first id after those of the corpus's vocabulary."""
         if self.corpus.vocab_size is None:
             raise InvalidValue(
-                f"{self.corpus!r} does not say the size of its vocabulary; give {option}=, or "
-                "write the corpus with vocab_size="
+                f"{self.corpus!r} has no vocab_size; give {option}=, or write the corpus with "
+                "vocab_size="
             )
         return self.corpus.vocab_size
 
@@ -192,8 +192,8 @@ class SpanCorruption(TokenView):
             sentinels = range(self._new_id("sentinels"), 1 << 31)[:wanted]
         if len(sentinels) < wanted:
             raise InvalidValue(
-                f"{self.max_length} tokens have {wanted} spans, and there are {len(sentinels)} "
-                "sentinels; give more of them, or a smaller max_length or density"
+                f"{self.max_length} tokens have {wanted} spans, but there are {len(sentinels)} "
+                "sentinels; give more sentinels, or a smaller max_length or density"
             )
         self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
         highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)

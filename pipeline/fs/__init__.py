@@ -1,10 +1,10 @@
-"""Files that are whole or absent, locks, object storage, and what a fork does to open things.
+"""Files that are whole or absent, locks, object storage, and handles after a fork.
 
-`as_path` turns what a user gave into a path, local or of a bucket, and `atomic_write` writes a file
+`as_path` turns a user's text into a path, local or of a bucket, and `atomic_write` writes a file
 whole or not at all. `directory_lock` lets one process work in a directory while others wait; in a
-bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects, `fs.mirror` keeps a local
-directory in a bucket. Objects with locks, threads or open files name what a forked child remakes
-(`fs.fork`). A library of a cloud is imported when a path needs it.
+bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects, and `fs.mirror` keeps a
+local directory in a bucket. Objects with locks, threads or open files name the attributes that a
+forked child must make again (`fs.fork`). A cloud's library is imported when a path needs it.
 """
 
 from pipeline.fs.atomic import (

@@ -30,7 +30,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 
 def as_path(path: epath.PathLike) -> epath.Path:
-    """A path of a user: local, with `~` expanded, or of object storage."""
+    """A path that a user gave: local, with `~` expanded, or of object storage."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidType(f"{path!r:.80} is not a path; give that of a directory or a file")
     if os.fspath(path).startswith(SCHEMES):
@@ -45,7 +45,7 @@ def as_path(path: epath.PathLike) -> epath.Path:
 
 
 def make_directory(path: epath.PathLike) -> epath.Path:
-    """Makes a directory and those that it lies in, unless it is there; returns its path."""
+    """Makes a directory and its parents, unless they exist; returns its path."""
     path = as_path(path)
     with _name_errors(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -67,17 +67,17 @@ def atomic_write(
 ) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
-    Bytes go to a temporary name in the same directory, and reach the disk itself before the file is
-    renamed. When the block raises, nothing is left; what a killed process left of the same file is
-    removed. In object storage, the object is written when the block ends.
+    Bytes go to a temporary file in the same directory, and reach the disk itself before the file is
+    renamed. If the block raises, nothing is left. Temporary files of the same file that a killed
+    process left are removed. In object storage, the object is written when the block ends.
 
     Args:
         path: the file.
-        shared: whether processes of other machines may write it at the same time. What a killed
-            process left then stays.
-        durable: whether the bytes are to reach the disk itself, so that the file is whole also
-            after a loss of power.
-        once: whether to leave a file alone that is there. Of several that create a file at the same
+        shared: whether processes of other machines may write it at the same time. Then temporary
+            files of a killed process stay.
+        durable: whether the bytes must reach the disk itself, so that the file is whole even after
+            a loss of power.
+        once: whether an existing file is an error. If several processes create a file at the same
             time, one succeeds.
 
     Raises:
@@ -136,7 +136,7 @@ class _Temporary(io.FileIO):
         self._path = path
         with _name_errors(path):
             linked = 0
-            while not linked:  # unless another process took it for a leftover before it was locked
+            while not linked:  # another process may remove it as a leftover before it is locked
                 super().__init__(os.fspath(temporary), "wb")
                 with contextlib.suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(super().fileno(), fcntl.LOCK_EX)
@@ -157,7 +157,7 @@ class _Temporary(io.FileIO):
 
 @contextlib.contextmanager
 def _name_errors(path: epath.PathLike) -> Iterator[None]:
-    """Says that `path` could not be written when an operation of a file inside the block fails."""
+    """Turns the error of a file operation inside the block into one that names `path`."""
     try:
         yield
     except OSError as error:
@@ -166,7 +166,7 @@ def _name_errors(path: epath.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_full_disk(path: epath.PathLike) -> Iterator[None]:
-    """Names `path` when an error of a library, of any type, says that the disk is full."""
+    """Names `path` if an error of a library, of any type, says that the disk is full."""
     try:
         yield
     except Exception as error:
@@ -179,12 +179,12 @@ def name_full_disk(path: epath.PathLike) -> Iterator[None]:
 def _write_error(path: epath.PathLike, error: OSError) -> OSError:
     remedy = "check the path, and that you may write there, and run again"
     if error.errno in FULL:
-        remedy = "make room and run again, which keeps what was finished before"
+        remedy = "make room and run again, which keeps finished work"
     elif error.errno in (errno.EACCES, errno.EPERM):
         parents = pathlib.Path(path).absolute().parents
         place = next(each for each in parents if os.path.exists(each))
         owner = f"user {place.stat().st_uid} owns {place}, and you are user {os.getuid()}"
-        remedy = f"{owner}: ask for the right to write there, or give another directory"
+        remedy = f"{owner}: ask for permission to write there, or give another directory"
     what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
     return StorageError(error.errno, f"{what}; {remedy}")
 
@@ -198,14 +198,14 @@ def _remove_leftovers(path: epath.Path) -> None:
 
 @contextlib.contextmanager
 def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of `directory` while the block runs; other processes wait, and say so.
+    """Holds the lock of `directory` while the block runs; other processes wait, and log that.
 
-    The lock ends with the process that holds it, also when that is killed; in object storage within
-    a minute, see `hold_lease`.
+    The lock ends with the process that holds it, even if that is killed; in object storage, within
+    a minute (see `hold_lease`).
 
     Args:
-        directory: a path; the directory is made where there is none, and removed again if the block
-            raises and leaves nothing in it.
+        directory: a path; the directory is made if it does not exist, and removed again if the
+            block raises and leaves nothing in it.
         doing: the work in words, for the processes that wait.
         wait: whether to wait for a process that holds the lock, or to raise.
 
@@ -231,7 +231,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
             file = open_locked(lock)
         if os.fstat(file.fileno()).st_nlink:
             break
-        make_directory(directory)  # the one before failed, and left nothing
+        make_directory(directory)  # the previous holder failed, and removed the directory
     with file:
         try:
             yield
@@ -243,7 +243,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
 
 
 def _remove_empty(directory: pathlib.Path) -> None:
-    """Removes a directory in which there are only a lock and empty directories."""
+    """Removes a directory that has only a lock and empty directories."""
     for path in directory.iterdir():
         if path.name != ".lock":
             path.rmdir()
@@ -254,8 +254,9 @@ def _remove_empty(directory: pathlib.Path) -> None:
 def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
     """A local file to write, which this process alone has locked until it closes it.
 
-    The file is made where there is none, and neither truncated nor followed if it is a link: it may
-    be anybody's. Without `wait`, a `BlockingIOError` says that another process has locked it.
+    The file is made if it does not exist. It is not truncated, nor followed if it is a link, since
+    it may be anybody's. Without `wait`, a `BlockingIOError` means that another process has locked
+    it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -264,7 +265,7 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
         if error.errno != errno.ELOOP:
             raise _write_error(path, error) from error
         raise InvalidValue(
-            f"{os.fspath(path)} is a symbolic link; remove it, so that a lock can be made there"
+            f"{os.fspath(path)} is a symbolic link; remove it, so that Lockstep can make a lock"
         ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

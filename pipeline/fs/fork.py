@@ -1,8 +1,8 @@
-"""Fork: what a forked child does with the locks, threads and open files that it inherits.
+"""Fork: a forked child replaces the locks, threads and open files that it inherits.
 
-A fork copies the memory of all threads and only one of the threads. A lock that another thread held
-stays locked in the child, work that another thread had begun is never finished, and the position in
-an open file is shared with the parent. So objects that have such things make new ones.
+A fork copies the memory of all threads, but only one of the threads. A lock that another thread
+held stays locked in the child, work that another thread had begun is never finished, and the
+position in an open file is shared with the parent. So objects that have such things make new ones.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 
 _objects: "weakref.WeakSet[Handles]" = weakref.WeakSet()
 
-# In a child, what its parent had. Deleting it would wait for threads that are not there.
+# In a child, the handles of its parent. Deleting them would wait for threads that do not exist.
 _inherited: list[dict[str, Any]] = []
 
 
@@ -41,15 +41,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class Handles:
-    """The base of objects that forked children and pickled copies make again in part.
+    """The base of objects with handles that a forked child or a pickled copy must make again.
 
-    That part is a lock, and the attributes that `handles` names.
+    These are a lock, and the attributes that `handles` names.
     """
 
     handles: tuple[str, ...] = ()
 
     def restart(self) -> None:
-        """Makes new ones, and never touches the old ones."""
+        """Makes new handles, and never touches the old ones."""
         for name in self.handles:
             self.__dict__.pop(name, None)
         self._lock = threading.Lock()

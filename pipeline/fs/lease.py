@@ -17,7 +17,7 @@ from pipeline.fs import objects
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two signs of life of a holder, and after the last of which others take its place.
+# Seconds between two signs of life of a holder, and of silence after which others take its lock.
 BEAT, SILENCE = 10.0, 45.0
 
 _held: set[str] = set()  # the owners that are threads of this process
@@ -29,17 +29,17 @@ class _Lost(BaseException):
 
 @contextlib.contextmanager
 def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of a directory while the block runs; other processes wait, and say so.
+    """Holds the lock of a directory while the block runs; other processes wait, and log that.
 
-    The lock is the object `.lock`. Its holder writes it again every ten seconds, and empties it in
-    the end. Another process takes the lock when it has not changed for 45 seconds, or when its
-    holder was a process of this boot of this machine, in the same container, that is gone. Each
-    writes it only if it is as it was read, so one of them has it.
+    The lock is the object `.lock`. Its holder writes it every ten seconds, and empties it at the
+    end. Another process takes the lock if it has not changed for 45 seconds, or if its holder was a
+    process of this boot of this machine, in the same container, and is gone. A process writes it
+    only if it has not changed since it read it, so only one process has the lock.
 
     A holder that was stopped, or has had no answer for 35 seconds, renews its lock before it writes
     or deletes anything else in the directory. If another process has taken the lock, that fails,
-    and the block ends with an error. Only a request that was on its way when the process was
-    stopped may arrive later. Arguments are those of `directory_lock`.
+    and the block ends with an error. Only a request that was in flight when the process was stopped
+    may arrive later. Arguments are those of `directory_lock`.
     """
     lease = _Lease(directory, doing)
     guard = f"{directory}/", lease.require
@@ -59,7 +59,7 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     except _Lost:
         raise lease.describe_loss() from None
     finally:
-        lease.ended.set()  # it may have been lost at the end of the block
+        lease.ended.set()  # the lock may have been lost at the end of the block
         _held.discard(lease.owner)
 
 
@@ -112,12 +112,12 @@ class _Lease:
         """The error of a process whose lock another one has taken."""
         return InvalidState(
             f"this process lost the lock of {self._directory}: it did not renew it for "
-            f"{SILENCE:g} s, and another may be {self._doing} there now; run again when that one "
-            "has ended"
+            f"{SILENCE:g} s, and another process may be {self._doing} there now; run again when "
+            "that has ended"
         )
 
     def renew(self) -> None:
-        """Says that its holder lives, until it ends or another process has taken the lock over."""
+        """Writes the lock at each beat, until its holder ends or another process has taken it."""
         while not self.ended.wait(BEAT):
             try:
                 with self._writing:
@@ -132,21 +132,21 @@ class _Lease:
     def release(self) -> None:
         """Makes the lock empty, if this process still holds it."""
         if self._version is not None:
-            with contextlib.suppress(OSError):  # then it ends by itself
+            with contextlib.suppress(OSError):  # then the lock ends by itself
                 objects.put(self._path, b"{}", if_version=self._version)
 
     def _hold(self) -> bool:
-        """Whether others leave the lock to this process for at least a beat; renews an old one."""
+        """Whether this process has the lock for at least another beat; renews an old one."""
         with self._writing:
             while not self._lost and _now() - self._heard > SILENCE - BEAT:
                 self._lost = not self._write()
             return not self._lost
 
     def _write(self) -> bool:
-        """Writes the lock; False if it is not as it was last read or written."""
+        """Writes the lock; False if it has changed since this process read or wrote it."""
         about = {"owner": self.owner, "place": _place(), "pid": os.getpid(), "beat": self._beat}
-        # If this fails, the same is written the next time: it may have been heard, and then others
-        # count the silence from the first time.
+        # If this fails, the next attempt writes the same. The storage may have received the first
+        # one, and then others count the silence from there.
         self._begun = begun = self._begun or _now()
         self._version = objects.put(
             self._path,
@@ -169,12 +169,12 @@ class _Lease:
                 return seen
         raise InvalidValue(
             f"{self._path} holds {content[:40]!r}, which is not a lock of Lockstep; delete it if "
-            "nothing works in that directory, or use another one"
+            "no process works in that directory, or use another directory"
         )
 
 
 def _is_lock(seen: Any) -> bool:
-    """Whether JSON is what the holder of a lock writes."""
+    """Whether JSON is the content of a lock that is held."""
     return (
         isinstance(seen, dict)
         and seen.keys() >= {"owner", "place", "pid", "beat"}
@@ -185,12 +185,12 @@ def _is_lock(seen: Any) -> bool:
 
 
 def _now() -> float:
-    """Seconds of a clock that goes on while the machine sleeps."""
+    """Seconds of a clock that runs on while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _place() -> str | None:
-    """What gives processes their numbers: this boot, and this container; None: nobody knows."""
+    """The boot and the container, within which process ids are unique; None if unknown."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -199,12 +199,12 @@ def _place() -> str | None:
 
 
 def _is_gone(seen: Mapping[str, Any]) -> bool:
-    """Whether a holder was a process beside this one that does not run any more."""
+    """Whether a holder was a process of the same boot and container, and no longer runs."""
     if seen["place"] is None or seen["place"] != _place():
         return False
-    if seen["pid"] == os.getpid():  # one before this had the same number
+    if seen["pid"] == os.getpid():  # an earlier process had the same id
         return seen["owner"] not in _held
-    with contextlib.suppress(PermissionError):  # it is of another user
+    with contextlib.suppress(PermissionError):  # a process of another user
         try:
             os.kill(seen["pid"], 0)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Mirror: a local directory whose folders are kept in object storage, for what needs files."""
+"""Mirror: a local directory whose folders are kept in object storage, for code that needs files."""
 
 import contextlib
 import os
@@ -13,22 +13,22 @@ from pipeline.fs import objects
 from pipeline.fs.atomic import open_locked
 from pipeline.fs.objects import ObjectPath
 
-# The last object of a folder to be written, and the first to be deleted: with it, all is there.
-# orbax makes one in each checkpoint.
+# The last object of a folder to be written, and the first to be deleted: a folder that has it is
+# complete. orbax makes one in each checkpoint.
 WHOLE = "commit_success.txt"
 
 PREFIX = "lockstep-mirror-"  # of the names of local directories
-LOCK = ".lock"  # of each of them, held by its process
+LOCK = ".lock"  # in each of them, held by its process
 
 
 class Mirror:
-    """A local directory whose numbered folders stand for those of object storage.
+    """A local directory that mirrors the numbered folders of a directory in object storage.
 
-    Of each folder that is whole there, `local` has the files at the top, and its mark, from the
-    beginning, and all of them after `fetch`. `push` makes what is there like what is here. Each
-    folder has a file `WHOLE`, and a folder `mark`, which is written first and deleted last. What
-    has no number as its name, or no mark, or comes from another process meanwhile, is of somebody
-    else and stays as it is.
+    For each complete remote folder, `local` has the files at its top, and its mark, from the
+    beginning, and all its files after `fetch`. `push` makes the remote folders equal to the local
+    ones. Each folder has a file `WHOLE`, and a folder `mark`, which is written first and deleted
+    last. A remote folder without a number as its name, without a mark, or from another process
+    belongs to somebody else and stays as it is.
     """
 
     def __init__(self, remote: ObjectPath, mark: str):
@@ -36,8 +36,8 @@ class Mirror:
         _remove_leftovers()
         self._scratch, self._lock = _make_scratch()
         self.local = epath.Path(self._scratch.name)
-        self._ours: set[str] = set()  # folders there that have the mark
-        self._whole: set[str] = set()  # folders that are whole there
+        self._ours: set[str] = set()  # remote folders that have the mark
+        self._whole: set[str] = set()  # remote folders that are complete
         for name in filter(str.isdecimal, objects.children(remote)[1]):
             top, folders = objects.children(remote / name)
             if mark in folders:
@@ -46,21 +46,21 @@ class Mirror:
                 marks = map(ObjectPath, objects.keys(remote / name / mark))
                 self._download([*(remote / name / each for each in top), *marks])
                 self._whole.add(name)
-        self._partial = {*self._whole}  # folders of which only the top is here
+        self._partial = {*self._whole}  # folders whose top alone is local
 
     def fetch(self, name: str) -> None:
-        """Downloads the whole of a folder, if it is there and not here."""
+        """Downloads all of a folder, if it is remote and not yet local."""
         if name in self._partial:
             self._download([ObjectPath(each) for each in objects.keys(self._remote / name)])
             self._partial.remove(name)
 
     def push(self) -> None:
-        """Uploads folders that are here and not there, and deletes those that are there alone.
+        """Uploads folders that are only local, and deletes our folders that are only remote.
 
-        Then each has only the files at its top here, and its mark.
+        Afterwards, each local folder has only the files at its top, and its mark.
         """
         here = {path.name for path in self.local.iterdir() if path.is_dir()}
-        for name in self._ours - (here & self._whole):  # gone here, or cut short there
+        for name in self._ours - (here & self._whole):  # deleted here, or incomplete there
             folder = self._remote / name
             marks = objects.keys(folder / self._mark)
             others = [each for each in objects.keys(folder) if each not in marks]
@@ -69,15 +69,15 @@ class Mirror:
         for name in here - self._whole:
             if (self._remote / name).is_dir():
                 raise Exists(
-                    f"{self._remote / name} exists already, and this process did not write it; "
-                    "use another directory, or delete it"
+                    f"{self._remote / name} exists, and this process did not write it; use another "
+                    "directory, or delete it"
                 )
             self._ours.add(name)
             last, mark = self.local / name / WHOLE, self.local / name / self._mark
             tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]
             files = [root / each for root, names in tree for each in names]
             files.sort(key=lambda file: (file == last, not file.is_relative_to(mark)))
-            # One after the other: large ones go up in many parts at once.
+            # One after the other: large files are uploaded in many parts at once.
             for file in files:
                 with file.open("rb") as content:
                     objects.put(self._remote / file.relative_to(self.local), content)
@@ -96,19 +96,19 @@ class Mirror:
 
 
 def _make_scratch() -> tuple[tempfile.TemporaryDirectory, IO[bytes]]:
-    """A local directory, and the lock in it, which ends with this process."""
+    """A local directory, and its lock, which ends with this process."""
     while True:
         scratch = tempfile.TemporaryDirectory(prefix=PREFIX)
         lock = open_locked(os.path.join(scratch.name, LOCK))
         if os.fstat(lock.fileno()).st_nlink:
             return scratch, lock
-        lock.close()  # another process took it for a leftover before it was locked
+        lock.close()  # another process removed it as a leftover before it was locked
 
 
 def _remove_leftovers() -> None:
-    """Removes the local directories of processes that were killed: nobody holds their locks."""
+    """Removes the local directories of killed processes, whose locks nobody holds."""
     for left in epath.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, InvalidValue):  # it may be of another user
+        with contextlib.suppress(OSError, InvalidValue):  # it may belong to another user
             if (left / LOCK).exists():
                 with open_locked(left / LOCK, wait=False):
                     shutil.rmtree(left, ignore_errors=True)

@@ -1,17 +1,17 @@
 """Objects of object storage (`s3://`, `gs://`, `az://`): as paths, whole, and by ranges of bytes.
 
 A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. An object is whole or absent;
-nobody sees a part of it. obstore makes the requests. It makes one again that fails for a reason
-that may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30 seconds), 12
-times within about a minute and a half. Other errors are sentences:
+nobody sees a part of it. obstore makes the requests. It repeats a request that fails for a reason
+that may pass (status 5xx or 429, a connection that is cut or silent for 30 seconds), 12 times
+within about a minute and a half. Other errors are sentences:
 
     Missing        there is no such object
     NotAllowed     there are no credentials, or they do not suffice
     StorageError   there is no such bucket, or the storage cannot be reached
     NotInstalled   the extra `cloud` is not installed
 
-Credentials come from where each cloud's own programs look for them; see docs/scale.md. Nothing is
-registered in etils or fsspec, so other libraries of the process open such paths as they did.
+Credentials are found where each cloud's own programs find them; see docs/scale.md. Nothing is
+registered in etils or fsspec, so other libraries of the process open such paths as before.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ SCHEMES = ("s3://", "gs://", "az://")
 
 # The attempts of a request, and the most seconds between two of them.
 TRIES, LONGEST = 12, 15.0
-# What the storage says when a request can succeed that is made anew, from its beginning.
+# Answers of the storage to a request that can succeed if it is repeated from its beginning.
 AGAIN = "response body|code: 41[26]|NoSuchUpload|InvalidBlockList"
-# Large objects are read and written in pieces, so many at once.
+# Large objects are read and written in pieces of `PIECE` bytes, `TOGETHER` at once.
 PIECE, TOGETHER = 8 << 20, 16
 # Ranges with at most `GAP` bytes between them are read as one: at 200 MB/s, 256 KiB take as long as
 # each of 32 requests that wait 40 ms for their answers together.
 GAP = 1 << 18
-# Bytes that an open file asks for at once, and that one keeps in memory while it is written.
+# Bytes that an open file requests at once, and that a file keeps in memory while it is written.
 READ, WRITTEN = 1 << 20, 64 << 20
 
-Buffer = Any  # bytes, or anything that shares its memory as they do
-Version = Mapping[str, str]  # what tells the content of an object from any other that it had
+Buffer = Any  # bytes, or another object with the buffer protocol
+Version = Mapping[str, str]  # identifies the content of an object among all that it had
 
 
 # ---- buckets and requests
@@ -68,7 +68,7 @@ def split(path: epath.PathLike) -> tuple[str, str]:
     return f"{scheme}://{bucket}", key.strip("/")
 
 
-_users: set[int] = set()  # the process that made requests: its forks have this too, not its threads
+_users: set[int] = set()  # the process that made requests; its forks inherit this, not its threads
 
 
 def _open(path: epath.PathLike) -> tuple[Any, str]:
@@ -97,7 +97,7 @@ def _open_store(bucket: str) -> Any:
         "timeout": "10 minutes",
         "connect_timeout": "10s",
         "read_timeout": "30s",
-        "allow_http": True,  # where the environment names such a server
+        "allow_http": True,  # if the environment names such a server
     }
     # Pauses are random, up to `base` times the one before: with 4, twice as long on average.
     first, most = (datetime.timedelta(seconds=each) for each in (min(0.1, LONGEST), LONGEST))
@@ -112,7 +112,7 @@ def _open_store(bucket: str) -> Any:
     except _error() as error:
         found = f"the environment does not say how to open {bucket}"
         raise _no_credentials(found, _reason(error)) from error
-    # Where there are no credentials, the machine is asked for some: not for a minute and a half.
+    # Without credentials, obstore asks the machine for some: here not for a minute and a half.
     with _told(bucket), contextlib.suppress(FileNotFoundError):
         try:
             cautious.head("credentials")
@@ -123,7 +123,7 @@ def _open_store(bucket: str) -> Any:
 
 
 def _profile() -> dict[str, Any]:
-    """Credentials and region of a profile in ~/.aws, where boto3 is installed to read it."""
+    """Credentials and region of a profile in ~/.aws, if boto3 is installed to read it."""
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
     try:
@@ -138,18 +138,18 @@ def _profile() -> dict[str, Any]:
 def _request(
     path: epath.PathLike, call: Callable[[Any, str], Any], *, in_bucket: bool = False
 ) -> Any:
-    """The result of a request, `call(store, key)`; `in_bucket`: for which a bucket must exist."""
+    """The result of a request, `call(store, key)`; with `in_bucket`, a 404 is a missing bucket."""
     store, key = _open(path)
     with _told(path, in_bucket):
         for last in (False, False, True):
             try:
                 return call(store, key)
             except (_error(), FileNotFoundError) as error:
-                # obstore makes other requests again by itself, and neither conditional writes nor
-                # those whose answer it begins to read: lists, and the first of a large object. It
-                # asks for the rest of an answer that was cut; the object may have changed since.
-                # The last request of a large write has no parts any more if the answer to it was
-                # lost or, on Azure, if somebody else has written the object meanwhile.
+                # obstore repeats other requests by itself, but not conditional writes, nor those
+                # whose answer it begins to read: lists, and the first of a large object. It
+                # requests the rest of an answer that was cut; the object may have changed since.
+                # The last request of a large write finds no parts if its answer was lost or, on
+                # Azure, if another process has written the object meanwhile.
                 tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
                 if last or (tried and not re.search(AGAIN, str(error))):
                     raise
@@ -157,7 +157,7 @@ def _request(
 
 
 def _together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
-    """Results of calls that go on at the same time, in order; after an error no other begins."""
+    """Results of concurrent calls, in order; after an error, no other call begins."""
     with ThreadPoolExecutor(2 * TOGETHER) as pool:
         return list(pool.map(call, *arguments))
 
@@ -169,7 +169,7 @@ def _error() -> type[Exception]:
 
 
 def _asks_machine(reason: str) -> bool:
-    """Whether a request for credentials of the machine failed, since there were no others."""
+    """Whether a request for credentials of the machine failed, which has no others."""
     return any(each in reason for each in ("/latest/", "metadata.google", "token request"))
 
 
@@ -195,11 +195,11 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
     account = ""
     if bucket.startswith("az://"):
         name = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-        account = f"; its account is {name}, as AZURE_STORAGE_ACCOUNT_NAME says"
+        account = f"; AZURE_STORAGE_ACCOUNT_NAME is {name}"
     if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (in_bucket and status == 404):
         return StorageError(
-            f"there is no bucket {bucket}, in which {place} is to be; create it, or check its name "
-            f"and the address of the storage{account}"
+            f"there is no bucket {bucket} for {place}; create it, or check its name and the "
+            f"address of the storage{account}"
         )
     if isinstance(error, FileNotFoundError):
         return Missing(f"there is no object {place}; check the path")
@@ -209,8 +209,8 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
         )
     if kind == "PermissionDeniedError" or status == 403:
         return NotAllowed(
-            f"the credentials do not allow this of {place}; they need the right to list the bucket "
-            f"and to read and write in it{account} ({reason})"
+            f"the credentials do not allow this for {place}; they need permission to list the "
+            f"bucket and to read and write in it{account} ({reason})"
         )
     if status in (301, 307, 308):
         return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
@@ -226,14 +226,14 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
 
 def _no_credentials(found: str, reason: str) -> NotAllowed:
     return NotAllowed(
-        f"{found}. Set the credentials of its cloud: for s3:// AWS_ACCESS_KEY_ID and "
+        f"{found}; set the credentials of its cloud: for s3:// AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, for "
         f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
     )
 
 
 def _ends_before(place: str) -> StorageError:
-    return StorageError(f"{place} ends before what is to be read of it; it changed since")
+    return StorageError(f"{place} is shorter than it was; let nothing write to it, and run again")
 
 
 # ---- reading
@@ -247,7 +247,7 @@ def get(path: epath.PathLike) -> bytes:
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
     """Copies an object, or any other file, into a local file; returns its size in bytes.
 
-    The file has that size at once, and is whole only in the end: give a temporary name.
+    The file has that size at once, but is complete only at the end: give a temporary name.
     """
     length: int = head(path)["size"] if size is None else size
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
@@ -264,7 +264,7 @@ def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
         yield from _read_ranges(place, ranges)
         return
 
-    # The first comes alone, so a storage that always fails gets the attempts of one request.
+    # The first piece comes alone, so that a storage that always fails gets only one request.
     later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
     for pieces in (ranges[:1], *later):
         contents = _together(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
@@ -283,7 +283,7 @@ def get_ranges(
 ) -> list[memoryview]:
     """Bytes of objects, or of other files, from each of `begins` up to each of `ends`.
 
-    Neighbours are one request.
+    Neighbouring ranges are one request.
     """
     numbers: dict[str, list[int]] = {}
     ranges: dict[str, list[tuple[int, int]]] = {}
@@ -316,12 +316,12 @@ def _whole(place: str, content: Buffer, size: int) -> Buffer:
 
 
 def head(path: epath.PathLike) -> Mapping[str, Any]:
-    """What is known of an object: its `size` in bytes, the time `last_modified`, and more."""
+    """The metadata of an object: its `size` in bytes, the time `last_modified`, and more."""
     return _request(path, lambda store, key: store.head(key))
 
 
 def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
-    """The bytes of a small object, and the version that they are."""
+    """The bytes of a small object, and their version."""
 
     def read(store: Any, key: str) -> tuple[bytes, Version]:
         result = store.get(key)
@@ -345,13 +345,13 @@ def keys(path: epath.PathLike) -> list[str]:
 
 # ---- writing
 
-# The beginnings of paths, and what is called before an object there changes: added by whoever holds
-# the lock of a directory.
+# The beginnings of paths, and a function to call before an object there changes: the holder of the
+# lock of a directory adds one.
 guards: list[tuple[str, Callable[[], None]]] = []
 
 
 def _guard(path: epath.PathLike) -> None:
-    """Raises if a lock of this process is lost in whose directory the object is."""
+    """Raises if this process has lost the lock of the object's directory."""
     place = os.fspath(path)
     for directory, check in [*guards]:
         if place.startswith(directory) and not place.endswith("/.lock"):
@@ -365,16 +365,16 @@ def put(
     if_absent: bool = False,
     if_version: Version | None = None,
 ) -> Version | None:
-    """Writes an object, whole or not at all; of conditional writes at the same time, one succeeds.
+    """Writes an object, whole or not at all; of concurrent conditional writes, one succeeds.
 
     Args:
         path: of the object.
-        content: bytes, or a binary file, of which all is taken.
-        if_absent: whether to leave an object alone that is there.
+        content: bytes, or a binary file, which is read from its start.
+        if_absent: whether to write only if there is no such object.
         if_version: the version that the object must have, from `get_version` or `put`; None: any.
 
     Returns:
-        Its version; None if it is not as the condition says, and nothing is written.
+        Its version; None if the condition does not hold, and nothing is written.
     """
     _guard(path)
     file = content if hasattr(content, "read") else io.BytesIO(content)
@@ -391,7 +391,7 @@ def put(
             if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
                 raise
             file.seek(0)
-            with contextlib.suppress(FileNotFoundError):  # a write before may have been heard
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt may have succeeded
                 result = store.get(key)
                 if result.meta["size"] == size and result.bytes() == file.read():
                     return _version(result.meta)
@@ -405,7 +405,7 @@ def _version(meta: Mapping[str, Any]) -> Version:
 
 
 def delete(paths: Sequence[epath.PathLike]) -> None:
-    """Deletes objects, in this order; those that are not there count as deleted."""
+    """Deletes objects, in this order; missing objects count as deleted."""
     for path in paths:
         _guard(path)
         with contextlib.suppress(FileNotFoundError):
@@ -413,24 +413,24 @@ def delete(paths: Sequence[epath.PathLike]) -> None:
 
 
 def was_written(path: epath.PathLike) -> Exists:
-    """The error of one of several processes that write a file once."""
-    return Exists(f"{os.fspath(path)} is there already: another process wrote it meanwhile")
+    """The error of a process that writes a file once after another has written it."""
+    return Exists(f"{os.fspath(path)} exists already: another process wrote it meanwhile")
 
 
 # ---- paths and open files
 
 
 class ObjectPath(PosixGPath):
-    """A path of object storage with the methods of `etils.epath.Path`, but those that rename.
+    """A path of object storage with the methods of `etils.epath.Path`, except those that rename.
 
-    There are no directories in it: one is there while there are objects whose keys begin with its
+    Object storage has no directories: one exists while there are objects whose keys begin with its
     name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
-    writing becomes the object when it is closed; a block that raises leaves what was there. Files
+    writing becomes the object when it is closed; if the block raises, the old object stays. Files
     cannot be appended to.
     """
 
     def exists(self) -> bool:
-        """Whether it is an object, or there are some in it."""
+        """Whether it is an object, or a directory with objects."""
         return self.is_file() or self.is_dir()
 
     def is_file(self) -> bool:
@@ -454,7 +454,7 @@ class ObjectPath(PosixGPath):
         return iter([self / name for name in (*folders, *objects)])
 
     def glob(self, pattern: str) -> "Iterator[ObjectPath]":
-        """Objects and directories whose paths match; as in a shell, `*` leaves out hidden ones."""
+        """Objects and directories whose paths match; as in a shell, `*` omits hidden ones."""
         if "**" in pattern:
             raise InvalidValue(f"{pattern} has **, which does not work in object storage; use *")
         first, _, rest = pattern.partition("/")
@@ -465,7 +465,7 @@ class ObjectPath(PosixGPath):
                 yield from (self / name).glob(rest) if rest else [self / name]
 
     def stat(self) -> StatResult:
-        """The size in bytes and the time of the last change; of a directory neither."""
+        """The size in bytes and the time of the last change; for a directory, zeros."""
         try:
             seen = head(self)
             size, changed = seen["size"], int(seen["last_modified"].timestamp())
@@ -481,9 +481,7 @@ class ObjectPath(PosixGPath):
     ) -> Any:
         """A file to read (`r`, `rb`) or to write (`w`, `wb`); see `atomic_write` for `once`."""
         if mode.replace("b", "") not in ("r", "w") or any(options.values()):
-            raise InvalidValue(
-                f"mode is {mode!r}; objects can be read and written, not appended to"
-            )
+            raise InvalidValue(f"mode is {mode!r}; objects can be read or written, not appended to")
         encoding = None if "b" in mode else encoding or "utf-8"
         if mode[0] == "w":
             return _Writer(self, encoding, once)
@@ -550,7 +548,7 @@ class _Writer(tempfile.SpooledTemporaryFile):
         if not self.closed:
             try:
                 self.flush()
-                content = getattr(self._file, "buffer", self)  # of text, its bytes
+                content = getattr(self._file, "buffer", self)  # the bytes of text
                 if put(self._path, content, if_absent=self._once) is None:
                     raise was_written(self._path)
             finally:

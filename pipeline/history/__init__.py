@@ -1,8 +1,8 @@
-"""What was a run trained on? Its plans, its log, the losses of its documents, and its audit.
+"""The history of a run: its plans, its log, the losses of its documents, and its audit.
 
-`write_history` writes down the plans of a run, and `RunLog` each of its steps. Afterwards `audit`
-compares the two, `losses` says what each document lost in each step, and `Why` names the documents
-that a loss is from.
+`write_history` stores the plans of a run, and `RunLog` each of its steps. Afterwards `audit`
+compares the two, `losses` returns the loss of each document in each step, and `Why` names the
+documents behind a loss.
 """
 
 from pipeline.history.auditing import NotAsPlanned, audit

@@ -1,8 +1,8 @@
 """The audit: whether a run trained on the batches that were planned, and on each position once.
 
-The run logs a digest of each batch, and `plans.json` has all that planned them. So each batch is
-planned again and compared. That each epoch of the plan has each position once is counted over the
-batches here, and not taken from the plan.
+The run logs a digest of each batch, and `plans.json` has all inputs of the plan. So each batch is
+planned again and compared. The positions of each epoch are counted over the batches here, and not
+taken from the plan.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from pipeline.planning.stream import count_examples, expected_positions
 
 
 class NotAsPlanned(InvalidValue):
-    """What a run did is not what was planned; the message names the step."""
+    """The batches of a run are not those that were planned; the message names the step."""
 
 
 class Ledger:
-    """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
+    """Counts the positions in each epoch of each corpus of a plan, batch by batch.
 
-    The plan may change on the way. `report` is called with a line for each epoch, from the first of
-    its corpus on: 0, or that of `first_epochs`, by name.
+    The plan may have changes. `report` is called with a line for each epoch, from the first of its
+    corpus on: 0, or that of `first_epochs`, by name.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Ledger:
         first_epochs: Mapping[str, int] = types.MappingProxyType({}),
     ):
         self.plan, self._report, self._first_epochs = plan, report, first_epochs
-        # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
+        # By corpus and epoch: pieces so far, as example, start and sizes; and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
 
@@ -65,7 +65,7 @@ class Ledger:
                 self._close(which, epoch, over=True)
 
     def finish(self, steps: int) -> None:
-        """Checks the epochs in progress, after so many batches; raises as `add`."""
+        """Checks the epochs in progress after `steps` batches; raises like `add`."""
         for which, (name, whole) in enumerate(figures.whole_epochs(self.plan, steps).items()):
             epochs = range(self._first_epochs.get(name, 0), whole)
             due = {epoch for epoch in epochs if self._left.get((which, epoch), 1)}
@@ -104,10 +104,10 @@ class Ledger:
 
 
 class FollowedLedger:
-    """Counts the positions of corpora of which some grow, batch by batch; see `Ledger`.
+    """Counts the positions of corpora some of which grow, batch by batch; see `Ledger`.
 
-    The first epoch of one that grows has each position of what was sealed at most once; a chapter
-    that is over has each of its own. Later epochs, and other corpora, are those of a `Ledger`.
+    The first epoch of a growing corpus has each sealed position at most once; a chapter that is
+    over has each of its own positions. A `Ledger` counts later epochs, and other corpora.
     """
 
     def __init__(self, plan: FollowedPlan, report: Callable[[str], None]):
@@ -116,7 +116,7 @@ class FollowedLedger:
         self._others = Ledger(plan, report, dict.fromkeys(plan.parts, 1))
 
     def add(self, planned: PlannedBatch) -> None:
-        """Counts the next batch; raises as `Ledger.add`."""
+        """Counts the next batch; raises like `Ledger.add`."""
         owner, epochs = find_corpora(self._plan, planned.segments[:, 1]), planned.epoch_of_segments
         others = np.ones(len(owner), bool)
         for name, found in self._pieces.items():
@@ -129,7 +129,7 @@ class FollowedLedger:
         self._steps += 1
 
     def finish(self, steps: int) -> None:
-        """Checks the first epochs, and others, after so many batches; raises as `add`."""
+        """Checks the first epochs, and others, after `steps` batches; raises like `add`."""
         if not steps:
             return
         places = self._plan.entries_at(steps)[0]["places"]
@@ -138,7 +138,7 @@ class FollowedLedger:
         self._others.finish(steps)
 
     def _finish_first(self, name: str, place: Mapping[str, Any], pieces: np.ndarray) -> None:
-        """Checks the first epoch of a corpus, of which the chapters before `place` are over."""
+        """Checks the first epoch of a corpus, whose chapters before `place` are over."""
         parts, which = self._plan.parts[name], self._plan.names.index(name)
         found = [parts.lengths(number) for number in range(place["last"][0])]
         if not found:
@@ -159,15 +159,16 @@ class FollowedLedger:
                 "such examples). This is a defect of Lockstep: please report it"
             )
         self._report(
-            f"epoch 0, of {name or 'a corpus'} that grows: {covered.sum():,} positions, none "
-            f"twice; of the first {over:,} examples, whose chapters are over, each once"
+            f"epoch 0 of {name or 'a corpus'}, which grows: {covered.sum():,} positions, none "
+            f"twice; those of the first {over:,} examples, whose chapters are over, each once"
         )
 
 
 def _cover(pieces: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of each example in some pieces; and whether one is there twice, or is none.
+    """The number of positions of each example in some pieces, and whether any is wrong.
 
-    int64 [examples, sides], as `lengths`, and bool [examples].
+    A position is wrong if it comes twice, or does not exist. Returns int64 [examples, sides], like
+    `lengths`, and bool [examples].
     """
     example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
     covered, wrong = np.zeros(lengths.shape, np.int64), np.zeros(len(lengths), bool)
@@ -183,13 +184,13 @@ def _cover(pieces: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
 def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:
     """Compares every batch of a run with its plan, and counts the positions of every epoch.
 
-    `workdir` is of a run, finished or stopped; `report` is called with each line.
+    `workdir` is that of a run, finished or stopped; `report` is called with each line.
 
     Raises:
         NotAsPlanned: a batch that ran is not the batch that was planned, a step is missing or was
-            run twice, or an epoch of the plan is no partition.
+            run twice, or an epoch of the plan is not a partition.
         FileNotFoundError: there is no run.
-        ValueError: what is there cannot be read, or the batches cannot be planned again.
+        ValueError: the files cannot be read, or the batches cannot be planned again.
     """
     workdir = as_path(workdir)
     _, plan = read_history(workdir)
@@ -203,14 +204,14 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
         ledger = Ledger(plan, report)
     for step, digest in enumerate(digests):
         if plan.finite and step >= plan.num_batches():
-            raise NotAsPlanned(f"step {step:,} ran, and the plan ends before it")
+            raise NotAsPlanned(f"step {step:,} ran, but the plan ends before it")
         planned = plan.batch(step)
         if digest != planned.digest:
             then = digests.index(digest)
             before = f", but that of step {then:,}, again" if then < step else ""
             raise NotAsPlanned(
                 f"step {step:,} did not run the batch that was planned: the log has {digest}"
-                f"{before}; the plan {planned.digest} ({planned.bucket}, epoch {planned.epoch})"
+                f"{before}; the plan has {planned.digest} ({planned.bucket}, epoch {planned.epoch})"
             )
         ledger.add(planned)
     ledger.finish(len(digests))
@@ -222,15 +223,15 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
 
 
 def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[str]]:
-    """The digests of all batches; steps that were left out, or not finite; words on buckets."""
+    """The digests of all batches; the steps without an update; and messages about buckets."""
     digests, without_update, said = list[str](), list[int](), list[str]()
     path = workdir / "metrics.jsonl"
     if not path.exists():
         raise Missing(
-            f"there is no {path.name} in {os.fspath(workdir)}, so nothing says which batches ran; "
+            f"there is no {path.name} in {os.fspath(workdir)}, which lists the batches that ran; "
             "pipeline.history.RunLog writes it"
         )
-    lines = path.read_bytes().split(b"\n")[:-1]  # what a kill cut short is no line
+    lines = path.read_bytes().split(b"\n")[:-1]  # without a line that a kill cut short
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
@@ -240,13 +241,13 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[str]]:
             loss = values["loss"] if "batch" in values else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValue(f"line {number} of {path} cannot be read: {error!r}") from error
-        if digest is None:  # an evaluation, or words on buckets
+        if digest is None:  # an evaluation, or a message about buckets
             said += [f"step {step:,}: {values['refit']}"] if "refit" in values else []
             continue
         due = len(digests)
         if step != due:
             what = f"step {due:,} is missing" if step > due else f"step {step:,} was run twice"
-            raise NotAsPlanned(f"{what}: line {number} of metrics.jsonl is of step {step:,}")
+            raise NotAsPlanned(f"{what}: line {number} of metrics.jsonl is for step {step:,}")
         if loss is None or values.get("gradient_norm", 0) is None:
             without_update.append(step)
         digests.append(digest)
@@ -255,7 +256,7 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[str]]:
     saved = max((int(name) for name in names if name.isdigit()), default=0)
     if len(digests) < saved:
         raise NotAsPlanned(
-            f"step {len(digests):,} is missing: the log ends there, and the last checkpoint is of "
+            f"step {len(digests):,} is missing: the log ends there, but the last checkpoint is for "
             f"step {saved:,}"
         )
     return digests, without_update, said

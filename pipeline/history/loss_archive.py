@@ -1,4 +1,4 @@
-"""The losses of a run's documents: files of sums, arrays of them, and which documents stand out."""
+"""The losses of a run's documents: files of sums, arrays, and the documents that stand out."""
 
 import dataclasses
 import hashlib
@@ -20,10 +20,10 @@ from pipeline.planning.text_table import text_table
 
 NAME = "losses"
 
-# The most segments in memory and, 8 bytes each before compression, in a file.
+# The most segments in memory, and in a file, with 12 bytes each before compression.
 SEGMENTS = 1 << 20
 
-# Steps before and after a step over which the mean loss at that step is taken.
+# The usual loss of a step is the mean over this many steps before and after it.
 AROUND = 8
 
 # Tokens of a document that are printed.
@@ -34,7 +34,7 @@ TOKENS = 64
 class StepFiles:
     """Files `FIRST-LAST-DIGEST.KIND` of ranges of steps, whole or absent, which never change.
 
-    The digest is of the bytes of the file, so that damage is noticed.
+    The digest of the bytes detects damage.
     """
 
     directory: epath.Path
@@ -78,8 +78,8 @@ def _digest(content: bytes) -> str:
 class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
-    A file has the columns `step`, uint32, `loss` and `weight`, float32. It names no examples: the
-    plan says which they are. Files of the step that the run resumes from, and of later ones, are
+    A file has the columns `step`, uint32, `loss` and `weight`, float32. It does not name examples:
+    the plan knows them. Files of the step that the run resumes from, and of later steps, are
     removed.
     """
 
@@ -90,7 +90,7 @@ class LossLog:
         self._count = 0
 
     def add(self, step: int, planned: PlannedBatch, sums: np.ndarray) -> None:
-        """Takes the sums of the segments of a step, `[2, rows, segments]` as of `sum_segments`."""
+        """Takes the sums of the segments of a step, `[2, rows, segments]`; see `sum_segments`."""
         row = planned.segments[:, 0]
         own = sums[:, row, planned.numbers]
         self._columns.append((np.full(len(row), step, np.uint32), *own))
@@ -99,7 +99,7 @@ class LossLog:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was added since the last time."""
+        """Writes the sums that were added since the last call."""
         if not self._count:
             return
         columns = [np.concatenate(column) for column in zip(*self._columns, strict=True)]
@@ -139,7 +139,7 @@ class Losses(NamedTuple):
         step: int64 [segments].
         loss: Σ weight · nll, in nats: float32 [segments].
         weight: Σ weight: float32 [segments].
-        corpus: which of several corpora the example is of, from 0: int64 [segments].
+        corpus: the number of its corpus among several, from 0: int64 [segments].
         usual: the mean loss of its corpus over this step, the 8 before and the 8 after, in nats,
             which falls as the run learns: float64 [segments].
     """
@@ -153,15 +153,14 @@ class Losses(NamedTuple):
     usual: np.ndarray
 
     def select(self, which: np.ndarray) -> "Losses":
-        """Some of the segments: a bool for each, or their places."""
+        """Some of the segments, by a bool for each, or by their places."""
         return Losses(*(column[which] for column in self))
 
     def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each example once, over all its segments: numbers, mean losses, and their excess.
 
-        Numbers ascend, int64 [examples]. Losses are means by weight, in nats; the excess is by how
-        much they are above what is usual, which makes examples of any step and corpus comparable:
-        float64 [examples].
+        Numbers ascend, int64 [examples]. Losses are means by weight, in nats. The excess over the
+        usual loss can be compared between all steps and corpora: float64 [examples].
         """
         numbers, at = np.unique(self.example, return_inverse=True)
         total, usual, weight = (
@@ -191,12 +190,12 @@ def _usual(
 def losses(workdir: epath.PathLike) -> Losses:
     """The losses of a run, over all its starts: arrays with an entry for each segment.
 
-    The run is one of train.py; or of a loop of your own with `write_history` and a `RunLog` whose
-    steps give `segments`.
+    The run is that of train.py, or of your own loop with `write_history` and a `RunLog` whose steps
+    return `segments`.
 
     Raises:
         FileNotFoundError: there is no run, or it has no losses.
-        ValueError: what is there cannot be read, or its batches cannot be planned again.
+        ValueError: the files cannot be read, or the batches cannot be planned again.
     """
     return Why(workdir).losses
 
@@ -204,8 +203,8 @@ def losses(workdir: epath.PathLike) -> Losses:
 class Why:
     """The `losses` of a run, document by document, as lines of text.
 
-    Losses are means in nats, by weight. Where some are not finite, their documents come first. A
-    step or a document without losses is a `ValueError`.
+    Losses are means in nats, by weight. Documents whose loss is not finite come first. A step or a
+    document without losses is a `ValueError`.
     """
 
     def __init__(self, workdir: epath.PathLike):
@@ -214,8 +213,8 @@ class Why:
         files = [*_read_columns(StepFiles(place, "arrow"))]
         if not files:
             raise Missing(
-                f"there are no losses in {place}; train.py writes them as it saves, and a loop of "
-                "your own if its steps give `segments` (pipeline.steps.segments)"
+                f"there are no losses in {place}; train.py writes them when it saves, and your own "
+                "loop if its steps return `segments` (pipeline.steps.segments)"
             )
         step, loss, weight = (np.concatenate(column) for column in zip(*files, strict=True))
         examples, epochs = [], []
@@ -223,8 +222,8 @@ class Why:
             planned = self._plan.batch(number)
             if count != len(planned.segments):
                 raise InvalidValue(
-                    f"{place} has losses of {count:,} segments at step {number:,}, and the plan "
-                    f"has {len(planned.segments):,}; it is of another run"
+                    f"{place} has losses of {count:,} segments at step {number:,}, but the plan "
+                    f"has {len(planned.segments):,}; give the losses of this run"
                 )
             examples.append(planned.segments[:, 1])
             epochs.append(planned.epoch_of_segments)
@@ -239,8 +238,8 @@ class Why:
         here = self.losses.select(every == step)
         if not len(here.step):
             raise InvalidValue(
-                f"step is {step:,}; there are losses of the steps {every[0]:,} to {every[-1]:,}, "
-                "but for steps that were left out"
+                f"step is {step:,}; there are losses for the steps {every[0]:,} to {every[-1]:,}, "
+                "except skipped ones"
             )
         numbers, loss, excess = here.documents()
         mean = here.loss.sum(dtype=float) / max(here.weight.sum(dtype=float), 1e-9)
@@ -249,19 +248,19 @@ class Why:
         yield from self._table(numbers[order], loss[order], excess[order])
 
     def worst(self, count: int) -> Iterator[str]:
-        """The documents of the run whose losses are the most above what is usual."""
+        """The documents of the run whose losses are furthest above the usual ones."""
         numbers, loss, excess = self.losses.documents()
         order = np.lexsort((-excess, np.isfinite(loss)))[:count]
         yield f"{len(numbers):,} documents in {len(np.unique(self.losses.step)):,} steps"
         yield from self._table(numbers[order], loss[order], excess[order])
 
     def document(self, number: int) -> Iterator[str]:
-        """What a document lost in each of its steps, and its text."""
+        """The loss of a document in each of its steps, and its text."""
         found = self.losses.select(self.losses.example == number)
         if not len(found.step):
             raise InvalidValue(
-                f"document is {number:,}, which has no losses: the run left it out or has not come "
-                f"to it; give another, up to {len(self._corpus) - 1:,}"
+                f"document is {number:,}, which has no losses: the run excluded it, or has not "
+                f"reached it; give another, up to {len(self._corpus) - 1:,}"
             )
         rows = [["step", "epoch", "loss", "usual", "weight"]]
         for step in np.unique(found.step).tolist():
@@ -283,7 +282,7 @@ class Why:
             yield f"{line}  {text}".rstrip()
 
     def _start(self, number: int) -> str:
-        """The first tokens of a document, of pairs those of its targets, on one line."""
+        """The first tokens of a document (for pairs, of its targets), on one line."""
         fields = self._corpus[number]
         tokens = fields.get("decoder_inputs", fields["inputs"])[:TOKENS]
         tokenizer = self._corpus.tokenizer

@@ -20,7 +20,7 @@ class MetricsFiles:
 
     A run that resumes from a step removes the lines of the steps that it will run again, whose
     seconds are `lost`, and of evaluations of steps that are not in `evaluated`. Object storage
-    cannot append: there both are kept on this machine, and `flush` uploads them whole.
+    cannot append, so for it, the files are kept on this machine, and `flush` uploads them whole.
     """
 
     def __init__(self, workdir: epath.Path, step: int, evaluated: Collection[str]):
@@ -55,7 +55,7 @@ class MetricsFiles:
                     self._board.add_scalar(name, value, values["step"])
 
     def flush(self) -> None:
-        """Makes what was written so far outlive the process."""
+        """Saves everything written so far beyond the life of the process."""
         with name_full_disk(self._path):
             self._file.flush()
             self._board.flush()
@@ -63,7 +63,7 @@ class MetricsFiles:
             copy_files(self._here, self._path.parent)
 
     def close(self) -> None:
-        """Flushes and closes the files, all of them whatever fails."""
+        """Flushes and closes all files, even if some fail."""
         scratch = self._scratch or contextlib.nullcontext()
         with name_full_disk(self._path), scratch, contextlib.closing(self._board), self._file:
             self.flush()

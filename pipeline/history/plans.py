@@ -1,4 +1,4 @@
-"""The plans of a run, `plans.json`: all that is needed to plan its batches again."""
+"""The plans of a run, in `plans.json`, from which its batches can be planned again."""
 
 import json
 import os
@@ -23,26 +23,26 @@ NAME = "plans.json"
 
 
 def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
-    """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
+    """Writes the corpora, plans and changes behind the batches of the run in `workdir`.
 
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view; `features`, where there are any, were added to it. A single corpus has the
-    name "". The plan has all of the run's steps.
+    describes a view; `features`, if there are any, were added to it. A single corpus has the name
+    "". The plan has all of the run's steps.
 
     {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
 
     Raises:
-        ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
+        ValueError: a corpus has no directory to open it from, such as one of `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
     places: dict[str, dict[str, Any]] = {}
     for name, one in corpus.corpora.items() if isinstance(corpus, Corpora) else [("", corpus)]:
         if (place := getattr(one, "directory", None)) is None:
             raise InvalidValue(
-                f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
-                "planned again for audit and show; prepare a corpus, or write no history"
+                f"the corpus is {one!r:.80}, which has no directory, so audit and show cannot plan "
+                "its batches again; prepare a corpus, or write no history"
             )
         view = one.description if isinstance(one, View) else None
         places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
@@ -63,19 +63,19 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
 
 
 def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
-    """The corpus of the run in `workdir`, or its corpora, and its plan made again.
+    """The corpus or corpora of the run in `workdir`, and its plan.
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: the file cannot be read, or corpus or plan are no longer what they were.
+        ValueError: the file cannot be read, or the corpus or the plan has changed.
     """
     workdir = as_path(workdir)
     path = workdir / NAME
     if not path.exists():
         raise Missing(
-            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run. "
-            "train.py writes that file before its first step, a loop of your own calls "
-            "pipeline.history.write_history"
+            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run "
+            "(train.py writes that file before its first step; your own loop calls "
+            "pipeline.history.write_history)"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())
@@ -94,14 +94,14 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
             if place["view"]:
                 opened[name] = view_of(opened[name], place["view"])
         corpus = opened[""] if [*opened] == [""] else Corpora(opened)
-    except InvalidValue:  # what a corpus says
+    except InvalidValue:  # the error of a corpus
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
     if others := differences(tokens, corpus.identity):
         raise InvalidValue(
-            f"the corpus in {places} is not that of the run: "
-            f"{'; '.join(others)}. Put the corpus of the run back there to plan its batches again"
+            f"the corpus in {places} is not that of the run: {'; '.join(others)}. Put the corpus "
+            "of the run back there"
         )
     try:
         parts = sealed_parts(corpus)
@@ -118,7 +118,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
-    """Options in a line, of long lists the first.
+    """Options in a line, with the first entries of long lists.
 
     >>> describe_changes({"seed": 4, "exclude": [3, 5]})
     'seed=4, exclude=3, 5'
@@ -128,7 +128,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
-    """Which of the plan's corpora examples belong to, counted over all of them: int64 [n]."""
+    """The number of the corpus of each example, whose numbers run over all corpora: int64 [n]."""
     firsts = [stream.first for stream in plan.stages[-1].streams]
     return np.searchsorted(firsts, examples, side="right") - 1
 
@@ -139,5 +139,5 @@ def _absolute(path: epath.PathLike) -> str:
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:
     return InvalidValue(
-        f"{os.fspath(path)} cannot be read: {error!r}. Continue the run, which writes it again"
+        f"{os.fspath(path)} cannot be read: {error!r}; continue the run, which writes it again"
     )

@@ -10,9 +10,9 @@ EVERY = 10.0
 
 
 class Progress:
-    """Logs how far a run is, how fast, and how long it waits for batches.
+    """Logs the steps of a run, its speed, and its waits for batches.
 
-    The run has `steps` steps and resumes from `step`. Of several hosts one has it `enabled`.
+    The run has `steps` steps and resumes from `step`. With several hosts, it is `enabled` on one.
     """
 
     def __init__(self, steps: int, step: int, *, enabled: bool = True):
@@ -21,7 +21,7 @@ class Progress:
         self._tokens, self._waited = 0, 0.0  # since the last line
 
     def update(self, step: int, tokens: int, waited: float, text: str) -> None:
-        """Says that `step` steps are done, the last of so many tokens, and a text."""
+        """Notes that `step` steps are done, and the tokens, wait and text of the last one."""
         self._tokens, self._waited = self._tokens + tokens, self._waited + waited
         now = time.perf_counter()
         span = max(now - self._logged, 1e-9)

@@ -23,12 +23,12 @@ from pipeline.planning.planned import PlannedBatch
 
 logger = logging.getLogger(__name__)
 
-# What to do about a step whose loss or gradient is not finite.
+# The reaction to a step whose loss or gradient is not finite.
 OnNonfinite = Literal["stop", "skip"]
 
 
 class RunLog:
-    """Records what a run trains on: lines, TensorBoard events, losses, progress, statistics.
+    """Records the steps of a run: lines, TensorBoard events, losses, progress, statistics.
 
         with RunLog(workdir, first, steps, state=state) as log:
             for step in range(first, steps):
@@ -40,20 +40,21 @@ class RunLog:
             state = log.save()  # for the checkpoint
             log.write_summary(steps)
 
-    Files are touched from the beginning of the `with` block on; `clock` and `stats` are there
-    before it. Of several hosts all make the log, and process 0 writes.
+    It touches files only inside the `with` block; `clock` and `stats` work before it. On several
+    hosts, all make the log, and process 0 writes.
 
     Args:
-        workdir: has `metrics.jsonl`, `tensorboard/`, `losses/` and `summary.json`; made if missing.
-        first: the step that the run resumes from. What the log has of later ones, it removes.
-        steps: steps of the run.
-        state: what `save` returned for the checkpoint that the run resumes from; default: none.
-        peak_flops: FLOP/s of one device; 0: those in a table of devices, where it has this one.
-        on_nonfinite: "stop" or "skip": what to do about a step whose `finite` is false.
+        workdir: the directory of `metrics.jsonl`, `tensorboard/`, `losses/` and `summary.json`;
+            made if missing.
+        first: the step that the run resumes from. Later steps are removed from the log.
+        steps: the number of steps of the run.
+        state: the result of `save` in the checkpoint that the run resumes from; default: none.
+        peak_flops: FLOP/s of one device; 0: those in a table of devices, if it has this one.
+        on_nonfinite: "stop" or "skip", for a step whose `finite` is false.
 
     Attributes:
         clock: `with log.clock("wait"): …` counts seconds of a phase. "train" is for steps, "wait"
-            for their batches; others have any name.
+            for their batches; others may have any name.
         stats: counts over all starts of the run.
 
     Raises:
@@ -73,7 +74,7 @@ class RunLog:
     ):
         require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         if strange := set(state or {}) - set(RunStats.__dataclass_fields__):
-            raise InvalidValue(f"state has {', '.join(sorted(strange))}; give what `save` returned")
+            raise InvalidValue(f"state has {', '.join(sorted(strange))}; give the result of `save`")
         self.stats = RunStats(**(state or {}))
         self.clock = Clock(self.stats.seconds)
         self._workdir, self._first, self._steps = as_path(workdir), first, steps
@@ -116,22 +117,22 @@ class RunLog:
         Args:
             step: its number.
             planned: its batch.
-            values: scalars, on devices or not, for the line of the step. `loss` is among them. The
-                bool `finite` says whether the step changed the parameters; without it, whether the
-                loss is finite. `gradient_norm` is named if a step is not finite. `segments`, of
-                `sum_segments`, goes to the losses of documents.
+            values: scalars, on devices or not, for the line of the step. They include `loss`. The
+                bool `finite` is False if the step did not change the parameters; by default, if the
+                loss is not finite. An error names `gradient_norm`. `segments`, from `sum_segments`,
+                becomes the losses of documents.
             flops: floating-point operations of the model's mathematics for the batch; default None:
                 unknown, and the line has no `flop_utilisation`.
 
         Raises:
-            FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; names
-                the step, the bucket and the documents.
+            FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; the
+                message names the step, the bucket and the documents.
         """
         self.flush()
         self._last = step, planned, values, flops
 
     def flush(self) -> None:
-        """Waits for the last step and records it; raises as `add`."""
+        """Waits for the last step and records it; raises like `add`."""
         if self._stack is None:
             raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
         last, self._last = self._last, None
@@ -152,11 +153,11 @@ class RunLog:
         text_bytes: int | None = None,
         others: Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
-        """Records an evaluation after so many steps; None stands for NaN, which JSON has not.
+        """Records an evaluation after `step` steps; None stands for NaN, which JSON lacks.
 
-        `total` is the sum of the weighted losses, in nats, and `weight` that of the weights;
-        `text_bytes` are those of the evaluated text in UTF-8, where they are known; `others` are
-        other sums by name, whose means are recorded as `eval_NAME`.
+        `total` is the sum of the weighted losses, in nats, and `weight` that of the weights.
+        `text_bytes` is the size of the evaluated text in UTF-8, if known. `others` are other sums
+        by name, whose means are recorded as `eval_NAME`.
         """
         sums = {"loss": total, **others}
         values = {f"eval_{name}": each / weight for name, each in sums.items()}
@@ -169,7 +170,7 @@ class RunLog:
         self.write({"step": step, **finite})
 
     def save(self) -> dict[str, Any]:
-        """Makes what was added outlive the process; returns the state for a checkpoint: JSON."""
+        """Saves the log beyond this process; returns the state for a checkpoint, as JSON."""
         self.flush()
         with self.clock("save"):
             if self._leads:
@@ -215,7 +216,7 @@ class RunLog:
             "positions": planned.bucket.positions,
             "padding": 1 - planned.num_tokens / planned.bucket.positions,
             "batch": planned.digest,
-            # Mostly for the next batch, which the host asks for while this step is computed.
+            # Mostly for the next batch, for which the host waits while this step is computed.
             "waited": waited,
             "seconds": seconds,
             "tokens_per_second": planned.num_tokens / seconds,
@@ -238,9 +239,9 @@ class RunLog:
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:
             raise NotFinite(
-                f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
-                "batch out, or with --config.on_nonfinite=skip to continue without such updates; "
-                "in a loop of your own, leave the step out, or give on_nonfinite='skip'"
+                f"{text}. Run train.py again with --config.skip_steps='({step},)' to skip this "
+                "batch, or with --config.on_nonfinite=skip to continue without such updates; in "
+                "your own loop, skip the step, or give on_nonfinite='skip'"
             )
         self.stats.skipped += 1
         logger.warning("no update: %s", text)

@@ -1,4 +1,4 @@
-"""Statistics of a run: its seconds by phase, its counts, its summary, and the most it could do."""
+"""Statistics of a run: seconds by phase, counts, its summary, and the peaks of devices."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ PEAKS = {
 class Clock:
     """Seconds by phase, added to those given: `with clock("compile"): …`.
 
-    Every second since it was made belongs to one phase: to the innermost block, or to "other".
+    Every second since the clock was made belongs to one phase: the innermost block, or "other".
 
     >>> clock = Clock({"train": 60.0})
     >>> with clock("plan"):
@@ -78,18 +78,18 @@ class RunStats:
     tokens: int = 0  # real positions trained on
     positions: int = 0  # all computed positions, padding included
     # Floating-point operations of the model's mathematics, and those that the devices could have
-    # done in that time, where that is known.
+    # done in that time, if known.
     flops: float = 0.0
     capacity: float = 0.0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
     unapplied: int = 0  # the last steps, whose gradients are in no update yet
-    # Of each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
+    # For each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
-    # By phase, of all starts up to the last checkpoint of each. Steps that a kill took back are
+    # By phase, over all starts up to the last checkpoint of each. Steps that a kill undid are
     # "lost".
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Of this start: compilations of the training step by bucket; and since its first step, those
+    # In this start: compilations of the training step by bucket; and since its first step, those
     # of the steps, and those of other functions.
     compiles: dict[str, int] = dataclasses.field(default_factory=dict)
     compiles_after_start: int = 0
@@ -139,7 +139,7 @@ def goodput(seconds: Mapping[str, float]) -> float:
 
 
 def peak_of(device_kind: str) -> float:
-    """FLOP/s of a device by its `device_kind`; 0 for one that is not in the table.
+    """FLOP/s of a device by its `device_kind`; 0 if it is not in the table.
 
     >>> peak_of("NVIDIA H100 80GB HBM3") == PEAKS["H100"]
     True

@@ -1,9 +1,9 @@
 """From the rows of a plan to arrays on the devices, and the state to resume from.
 
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
-`load` makes one of a corpus and options. `to_global` transfers a single batch. `rename`,
+`load` makes a loader from a corpus and options. `to_global` transfers a single batch. `rename`,
 `cu_seqlens` and `attention_mask` are for other trainers, kernels and models. `Checkpoints` keep the
-state of a loader beside that of a model; `StateKey` makes and checks one without a loader.
+state of a loader beside that of a model; `StateKey` makes and checks a state without a loader.
 """
 
 from pipeline.loading.batches import Batch, Batches

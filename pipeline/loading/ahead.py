@@ -14,7 +14,7 @@ from pipeline.planning.plan import Plan
 
 
 class ReadAhead(Handles):
-    """Lets the caches of a corpus, if any, fetch what the batches after a step need."""
+    """Lets the caches of a corpus, if any, fetch the files that the next batches need."""
 
     handles = ("_run",)
 
@@ -28,7 +28,7 @@ class ReadAhead(Handles):
         self._run: object | None = None  # while caches fetch for it
 
     def begin(self, step: int) -> None:
-        """Says that batches are built from `step` on. Any thread may say so, for every batch."""
+        """Notes that batches are built from `step` on; any thread may call it, for every batch."""
         self._step = step
         if self._run is not None or not self._corpus.caches:
             return
@@ -45,15 +45,15 @@ class ReadAhead(Handles):
                 cache.follow(functools.partial(_ask, weakref.ref(self), self._run, name, files))
 
     def stop(self) -> None:
-        """Lets caches fetch no more, until batches are built again."""
+        """Stops fetching, until batches are built again."""
         self._run = None
 
     def traffic(self) -> dict[str, float]:
-        """What reading through caches has cost so far, in this process; empty without a cache.
+        """Counts of reads through caches so far, in this process; empty without a cache.
 
         `fetched_bytes` of whole parts and `ranged_bytes` of ranges; `cache_hits`, the share of
-        pieces of examples that were read from the cache; `stalls`, reads that waited for ranges,
-        and `stalled`, the seconds of these.
+        pieces of examples that were read from the cache; `stalls`, the number of reads that waited
+        for ranges, and `stalled`, their seconds.
         """
         if not self._corpus.caches:
             return {}
@@ -72,8 +72,8 @@ class ReadAhead(Handles):
 def _ask(
     ahead: "weakref.ref[ReadAhead]", run: object, name: str, numbers: range
 ) -> Sequence[np.ndarray] | None:
-    """The parts of one cache that are needed, of which `numbers` are the files of a corpus."""
-    if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
+    """The parts that one cache needs, window by window; `numbers` are its files in the corpus."""
+    if (found := ahead()) is None or found._run is not run:  # deleted, or `stop` was called
         return None
     if (windows := found._plan.files_ahead(found._step).get(name)) is None:
         return [np.arange(len(numbers))]  # any file at any time

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import jax
 
 TraceAnnotation: Any = contextlib.nullcontext
-with contextlib.suppress(ImportError):  # batches are for programs without JAX as well
+with contextlib.suppress(ImportError):  # programs without JAX use batches, too
     from jax.profiler import TraceAnnotation
 
 Array = TypeVar("Array")
@@ -52,28 +52,28 @@ Array = TypeVar("Array")
 class Batch(TypedDict, Generic[Array]):
     """The fields of a batch, for editors and type checkers; at run time a batch is a dict.
 
-    `pipeline.load` gives a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. Every
-    field but `example_id` is `[rows, length]`. The corpus decides which of them a batch has: those
-    of pairs are in batches of pairs alone, and an encoder's corpus has no targets. A type checker
-    cannot know, and accepts each of them. It does not know the names of features; a function that
-    takes them is one of `Mapping[str, Any]`, as `fields: Mapping[str, Any] = batch`.
+    `pipeline.load` returns a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. Every
+    field but `example_id` is `[rows, length]`. The corpus decides which fields a batch has: only
+    batches of pairs have those of pairs, and an encoder's corpus has no targets. A type checker
+    cannot know this, and accepts each field. It does not know the names of features; to read them,
+    write `fields: Mapping[str, Any] = batch`.
 
-    All are int32, but for the weights; padding is 0.
+    All are int32, except the weights; padding is 0.
 
     Attributes:
         inputs: token ids.
         inputs_segment_ids: the segment of each position, from 1 in each row.
-        inputs_positions: from 0 in each example; a later piece of a split one continues them.
+        inputs_positions: from 0 in each example; later pieces of a split example continue them.
         targets: the token id to predict at each position.
-        loss_weights: float32, what the loss of a position counts.
-        decoder_inputs: of pairs, the targets shifted to the right.
-        targets_segment_ids: of pairs, the segment of each target.
-        targets_positions: of pairs, from 0 in each example.
-        visible_until: of groups, the first later column that may no longer see this one.
-        inputs_branch_ids: of groups, the continuation of each position, counted from 1 over all
+        loss_weights: float32, the weight of each position in the loss.
+        decoder_inputs: for pairs, the targets shifted to the right.
+        targets_segment_ids: for pairs, the segment of each target.
+        targets_positions: for pairs, from 0 in each example.
+        visible_until: for groups, the first later column that no longer sees this one.
+        inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
             groups of a row; 0 in prefixes.
-        example_id: where `features=` asks for it, the number of the example of each segment,
-            `[rows, segments]`; -1 where there is none.
+        example_id: if `features=` names it, the number of the example of each segment,
+            `[rows, segments]`; -1 without a segment.
     """
 
     inputs: Array
@@ -92,8 +92,8 @@ class Batch(TypedDict, Generic[Array]):
 Transform = Callable[..., Mapping[str, Any]]
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
-# which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
-# two that wait for one another (beside the threads that fill a cache, up to a third), and the 99th
+# which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
+# two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
 # percentile of a wait is half.
 FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 # Reads that wait for a network or a tokenizer may wait for two batches at once.
@@ -101,44 +101,44 @@ WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 class Batches(StepDataset):
-    """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
+    """The batches of a plan, by step: `Batches(corpus, plan)[step]` is a dict of arrays.
 
     Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
-    encoder's corpus, whose tokens are inputs alone, have no `targets`.
+    encoder's corpus, whose tokens are only inputs, have no `targets`.
 
-    Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
-    endless ones, each epoch shuffled differently. Iterators have the state of
-    `pipeline.loading.state`, and refuse the state of another plan or corpus, also
-    after Grain's transformations.
+    Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several epochs, or
+    an endless number, each shuffled differently. Iterators have the state of
+    `pipeline.loading.state`, and refuse the state of another plan or corpus, also after Grain's
+    transformations.
 
     Args:
-        corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
-        plan: which tokens are in which batch.
+        corpus: a corpus, a view of one, pairs, or `Corpora`.
+        plan: the plan of its batches.
         sharding: as for `pipeline.load`; this process then builds exactly the rows and columns
             that its devices hold.
-        process_index: in place of `sharding`: the process `p` of `process_count`, `P`, that builds
-            the rows `[p·rows/P, (p+1)·rows/P)`; default 0.
-        process_count: how many processes share the rows; default 1, which builds all rows.
+        process_index: instead of `sharding`: process `p` of `process_count` `P` builds the rows
+            `[p·rows/P, (p+1)·rows/P)`; default 0.
+        process_count: the number of processes that share the rows; default 1.
         positions: as for `pipeline.load`.
         transform: as for `pipeline.load`. Unlike functions of a later `map`, a `Loader` and
             `specs` know it. It must accept empty rows. If it takes two arguments, the second is the
             `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
-            "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
-            about the same in causal attention. All fields of positions are laid out alike.
+            "contiguous" (default), or "zigzag" or "striped", with which the parts of a row cost
+            about the same in causal attention. All fields of positions have the same order.
         features: as for `pipeline.load`; no others are read.
 
     Attributes:
         sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
-            copy, as of a worker, does not have one.
-        blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+            copy, such as that of a worker, has none.
+        blocks: the `Block` that this process builds, by bucket (for pairs, by side of a bucket).
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
-        origin: what a state belongs to. `origin.state(step)` is the data state after `step`
-            batches, and `origin.step(state)` its step, for loops without an iterator.
+        origin: the `StateKey`: `origin.state(step)` is the data state after `step` batches, and
+            `origin.step(state)` its step, for loops without an iterator.
 
     Raises:
-        TypeError: `features` is no list of names, or `sharding` is no sharding.
+        TypeError: `features` is not a list of names, or `sharding` is not a sharding.
         ValueError: an argument is not as above, there is no such feature, both `sharding` and
             `process_count` are given, the rows of a bucket do not divide, or the plan is for other
             examples.
@@ -160,7 +160,7 @@ class Batches(StepDataset):
         if plan.follows:
             if not corpus.grows:
                 raise InvalidValue(
-                    f"the plan is of a corpus that grows, and corpus is {corpus!r:.80}; give "
+                    f"the plan is for a corpus that grows, but corpus is {corpus!r:.80}; give "
                     "Corpus.open(directory, follow=True)"
                 )
         elif len(corpus) != plan.num_examples:
@@ -174,24 +174,23 @@ class Batches(StepDataset):
             raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
         if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
-                f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
-                "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
-                "what was there"
+                f"the plan begins with {plan.counts[0]:,} examples, and others join later; give "
+                "Corpora({'first': corpus, 'new': …}), so that a state can tell them apart"
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
         if corpus.trees is not None and context_order != "contiguous":
             raise InvalidValue(
-                f"context_order is {context_order!r}, and the corpus has groups, whose columns "
-                "know those that see them by their place in the row; use 'contiguous'"
+                f"context_order is {context_order!r}, but the corpus has groups, which need their "
+                "columns in order; use 'contiguous'"
             )
         self.features = _choose_features(corpus, features)
         of_examples = [n for n, each in self.features.items() if each.per_example]
         cuts = "fill" in {plan.options.packing, *(each.options.packing for each in plan.stages)}
         if cuts and (uncut := [name for name in of_examples if name != EXAMPLE_ID]):
             raise InvalidValue(
-                f"packing is 'fill', which cuts examples, and {uncut[0]!r} is a feature of whole "
-                "examples; plan with packing='best_fit', or leave it out of features="
+                f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "
+                "examples; plan with packing='best_fit', or omit it from features="
             )
         if sharding is not None and process_count != 1:
             raise InvalidValue(
@@ -265,7 +264,7 @@ class Batches(StepDataset):
             ends = self._epochs is not None and 0 <= step < self._steps
             planned = (self._limited if ends else self.plan).batch(step)
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
-                raise Ended(f"step is {step:,}, and the last epoch ends before it")
+                raise Ended(f"step is {step:,}, but the last epoch ends before it")
             if self.plan.follows:
                 one: Any = self.corpus
                 corpora: Any = one.corpora if isinstance(one, Corpora) else {"": one}
@@ -282,13 +281,13 @@ class Batches(StepDataset):
 
     @functools.cached_property
     def _limited(self) -> Plan:
-        """The plan of these epochs alone, which prepares nothing for others."""
+        """The plan of only these epochs, which prepares nothing for others."""
         if self.plan.follows:
             return self.plan
         return self.plan.between(0, self._steps)
 
     def with_plans(self) -> "Batches":
-        """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
+        """The same batches, each with its plan: `(PlannedBatch, batch)`."""
         return self._copy(_planned=True)
 
     def _copy(self, **changes: Any) -> "Batches":
@@ -298,7 +297,7 @@ class Batches(StepDataset):
             batches.__dict__.pop(name, None)
         return batches
 
-    __copy__ = _copy  # with `sharding`, which a pickled copy does not have
+    __copy__ = _copy  # keeps `sharding`, which a pickled copy does not have
 
     def __getstate__(self) -> dict[str, Any]:
         # Devices cannot be pickled. Workers have the blocks of this process, and need no more.
@@ -306,7 +305,7 @@ class Batches(StepDataset):
 
     @property
     def specs(self) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
-        """As `Loader.specs`; without a `sharding`, batches are on the first local device."""
+        """See `Loader.specs`; without a `sharding`, batches are on the first local device."""
         sharding = batch_sharding(self.sharding)
         return {
             bucket: field_specs(fields, sharding, bucket, self.features)
@@ -314,7 +313,7 @@ class Batches(StepDataset):
         }
 
     def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
-        """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
+        """A batch of only padding, with the fields, shapes and dtypes of this process's batches."""
         return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
 
     def _empty_batches(self) -> dict[Bucket, Mapping[str, np.ndarray]]:
@@ -343,7 +342,7 @@ class Batches(StepDataset):
             room = {of: columns[planned.bucket] for of, columns in self._room.items()}
             mine = {name: each for name, each in self.features.items() if each.per_example}
             batch |= collate_examples(self.corpus, planned, rows, room, mine)
-        batch |= {name: batch.pop(name) for name in self.features}  # after the fields of all
+        batch |= {name: batch.pop(name) for name in self.features}  # features come last
         if self._transform_batch is None:
             return batch
         fields = self._transform_batch(*(batch, planned)[: self._arguments])
@@ -358,18 +357,18 @@ class Batches(StepDataset):
         check_repeat(self.plan, num_epochs)
         if options or self._epochs != 1:
             raise InvalidValue(
-                f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
-                f"{self._epochs} times; repeat them once, and without other options"
+                f"repeat(num_epochs={num_epochs}, {options}): the batches are repeated "
+                f"{self._epochs} times already; call repeat once, without other options"
             )
         return self._copy(_epochs=num_epochs)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
+        """Refuses Grain's slicing of sources, which would give a worker a run of steps."""
         raise InvalidValue(NO_RUNS)
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
-    """The features of those names; None: all that the corpus has."""
+    """The features with these names; None: all of the corpus."""
     if names is None:
         return dict(corpus.features)
     if isinstance(names, str) or not isinstance(names, Iterable):
@@ -378,15 +377,16 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
     require_known(names, corpus.features)
     if EXAMPLE_ID in names and len(corpus) > np.iinfo(np.int32).max:
         raise InvalidValue(
-            f"the corpus has {len(corpus):,} examples, and {EXAMPLE_ID} is int32; leave it out"
+            f"the corpus has {len(corpus):,} examples, too many for {EXAMPLE_ID}, which is int32; "
+            "omit it from features="
         )
     known = {**corpus.features, EXAMPLE_ID: Feature("example", dtype=np.int32)}
     return {name: known[name] for name in names}
 
 
 def _count_arguments(transform: Any) -> int:
-    """1 for a function that can be called with one argument by place, otherwise 2."""
-    with contextlib.suppress(ValueError):  # of some compiled functions, which say nothing
+    """1 for a function that can be called with one positional argument, otherwise 2."""
+    with contextlib.suppress(ValueError):  # some compiled functions have no signature
         try:
             inspect.signature(transform).bind(None)
         except TypeError:

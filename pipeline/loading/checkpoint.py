@@ -1,4 +1,4 @@
-"""Checkpoints: a model's state beside the data state, written by orbax, with checksums of both."""
+"""Checkpoints: a model's state and the data state, written by orbax, with checksums of both."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ from pipeline.errors import InvalidState, InvalidValue, NotSealed, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
 from pipeline.planning.identity import fingerprint_of
 
-# The item by which a folder with the name of a step is known to be a checkpoint of ours.
+# The item that marks a folder with the name of a step as a checkpoint of this class.
 MARK = "checksums"
 
-# Statuses of storage for files that are missing or damaged.
+# Statuses of the storage for files that are missing or damaged.
 DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
 
 
@@ -39,24 +39,24 @@ class Checkpoints:
     In a `with` statement it closes itself, unless the block ends with an error after which other
     processes may be gone.
 
-    orbax reads one without Lockstep: see docs/reports.md.
+    orbax reads a checkpoint without Lockstep: see docs/reports.md.
 
     Args:
-        directory: local, or object storage. A single process writes to a temporary directory, from
-            where checkpoints are uploaded in the background. Of several processes, each writes
-            arrays of its own: to a file system that they share, or to `gs://…`. Anything in it
-            that is not a checkpoint of this class stays as it is.
-        keep: how many of the latest checkpoints stay.
+        directory: local, or in object storage. For object storage, a single process writes to a
+            temporary directory, and uploads checkpoints in the background. Several processes each
+            write their own arrays: to a shared file system, or to `gs://…`. Anything in the
+            directory that is not a checkpoint of this class stays as it is.
+        keep: the number of latest checkpoints that stay.
 
     Raises:
-        ValueError: several processes are to write where only one can.
+        ValueError: several processes cannot write to `directory`.
         ImportError: orbax needs google-cloud-storage for several processes and `gs://…`.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp
 
-        from pipeline.loading.checksum import checksums  # batches are for programs without JAX
+        from pipeline.loading.checksum import checksums  # imports JAX
 
         self._args, self._orbax, self._sum = ocp.args, ocp, checksums
         place = as_path(directory)
@@ -77,7 +77,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def compile(self, state: Any) -> None:
-        """Compiles what `save` computes of `state`, so that the first `save` need not."""
+        """Compiles the checksums of `state`, so that the first `save` need not."""
         self._sum(state)
 
     def save(
@@ -86,13 +86,14 @@ class Checkpoints:
         """Starts to save; returns once the arrays are copied and may be donated.
 
         Args:
-            step: steps that `state` has had, as many as `data` counts.
+            step: the number of steps behind `state`, the same as in `data`.
             state: a pytree of jax.Arrays.
             data: the data state, `loader.get_state()`.
-            run: any JSON that the run wants back; None: empty.
+            run: any JSON of the run; None: empty.
 
         Raises:
-            OSError: the disk is full; also for the checkpoint before, which is written meanwhile.
+            OSError: the disk is full, for this or the previous checkpoint, which is written in the
+                background.
         """
         self._wait()
         args = self._args
@@ -103,8 +104,8 @@ class Checkpoints:
             composite = args.Composite(state=args.StandardSave(state), **items)
             if not self._manager.save(step, args=composite):
                 raise InvalidState(
-                    f"{self._directory} holds step {self.latest}, and step {step} is not later: "
-                    "resume from that one, or save into another directory"
+                    f"{self._directory} holds step {self.latest}, and step {step} is not later; "
+                    "resume from that step, or save into another directory"
                 )
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
@@ -113,15 +114,15 @@ class Checkpoints:
         """The state and the data state of a checkpoint.
 
         Args:
-            like: a pytree with the shapes, dtypes and shardings of the state: the state that
-                training begins with, or its `jax.eval_shape` with shardings.
+            like: a pytree with the shapes, dtypes and shardings of the state: the initial state,
+                or its `jax.eval_shape` with shardings.
             step: of the checkpoint; None: the latest.
 
         Raises:
-            ValueError: there is no checkpoint, it is damaged, or its state is not `like` this one.
+            ValueError: there is no checkpoint, it is damaged, or its state is not like `like`.
         """
         if step is None and (step := self.latest) is None:
-            raise InvalidValue(f"there is no checkpoint in {self._directory}")
+            raise InvalidValue(f"there is no checkpoint in {self._directory}; check the path")
         data, _ = self.restore_json(step)
         return self.restore_state(step, like), data
 
@@ -150,7 +151,7 @@ class Checkpoints:
         return content["state"]
 
     def close(self) -> None:
-        """Waits until everything is saved, and lets go of the directory."""
+        """Waits until everything is saved, and releases the directory."""
         self._wait()
         with name_full_disk(self._directory):
             self._manager.close()
@@ -161,8 +162,8 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A loss that is not finite stops all processes at the same step, and so does a corpus that
-        # has not grown: a save that has begun can end. After another error, other processes may be
-        # gone, and waiting for them hangs.
+        # has not grown, so a save that has begun can end. After another error, other processes may
+        # be gone, and waiting for them would hang.
         if kind is None or issubclass(kind, FloatingPointError | NotSealed):
             self.close()
 
@@ -172,9 +173,9 @@ class Checkpoints:
         mirror.push()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """What orbax asks of the checkpoints there, in order, the last of which it begins to save.
+        """For orbax: whether each checkpoint stays, in order; it begins to save the last.
 
-        The latest stay, and whatever is not a checkpoint of this class.
+        The latest ones stay, and everything that is not a checkpoint of this class.
         """
         *steps, last = (each.step for each in checkpoints)
         where = self._manager.directory
@@ -203,13 +204,13 @@ class Checkpoints:
                 raise self._damaged(step, what) from error
             if type(error) is ValueError and not status:  # the tree or a shape differs
                 raise InvalidValue(
-                    f"the state in {directory} is not like the one to restore: {what}. Use the "
+                    f"the state in {directory} differs from the one to restore: {what}. Use the "
                     "model and optimizer that it was saved with"
                 ) from error
             raise
 
     def _damaged(self, step: int, what: str) -> ValueError:
-        """The error of a damaged checkpoint, with the way on."""
+        """The error of a damaged checkpoint, with the remedy."""
         directory, whole = self._directory / str(step), self._whole_before(step)
         advice = f"no earlier checkpoint is whole: delete {directory.parent} and start again"
         if whole is not None:
@@ -228,18 +229,18 @@ class Checkpoints:
 
 
 def _mirror(directory: ObjectPath) -> Mirror | None:
-    """What a single process writes to in place of object storage; None for several processes."""
+    """The local mirror of object storage for a single process; None for several processes."""
     import jax
 
     if (count := jax.process_count()) == 1:
         return Mirror(directory, MARK)
     if not os.fspath(directory).startswith("gs://"):
         raise InvalidValue(
-            f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "
-            "own, for which orbax knows file systems and gs://. Give a directory there, such as a "
-            "file system that all processes share"
+            f"{count} processes cannot write checkpoints to {directory}: orbax writes those of "
+            "several processes only to file systems and gs://. Give a directory there, such as on "
+            "a file system that all processes share"
         )
-    # orbax asks it about the bucket.
+    # orbax needs it to look up the bucket.
     require("google.cloud.storage", extra="gcs", purpose=f"writing {directory} from {count} hosts")
     return None
 
@@ -251,9 +252,9 @@ def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether files are missing or damaged; not if memory or permissions are missing, say."""
+    """Whether files are missing or damaged; not for a lack of memory or permissions."""
     kinds = (FileNotFoundError, NotADirectoryError, KeyError, UnicodeError, json.JSONDecodeError)
-    misread = (AttributeError, TypeError)  # orbax takes what JSON holds for what it wrote
+    misread = (AttributeError, TypeError)  # orbax does not check the types of its JSON
     # It raises a plain Exception for an array whose chunks cannot be read, and a ValueError for an
     # index of arrays that cannot be decoded.
     undecodable = type(error) is ValueError and str(error).startswith("Error opening")

@@ -1,4 +1,4 @@
-"""Checksums of arrays on devices, the same for every sharding; orbax keeps none."""
+"""Checksums of arrays on devices, the same for every sharding; orbax has none."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def checksums(tree: Any) -> dict[str, str]:
 
 
 def _data(leaf: Any) -> jax.Array:
-    """The numbers of an array, also of keys of random numbers."""
+    """The numbers of an array, or of random keys."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
@@ -39,7 +39,7 @@ def _sum(array: jax.Array) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)
     if array.dtype != bool:
-        bits = min(8 * array.dtype.itemsize, 32)  # of 64 bits, twice 32 in one more dimension
+        bits = min(8 * array.dtype.itemsize, 32)  # 64 bits become twice 32, in another dimension
         array = lax.bitcast_convert_type(array, f"uint{bits}")
     # Places by dimension: to flatten an array, devices would have to exchange its elements.
     place = jnp.uint32(0)

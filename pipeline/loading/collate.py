@@ -38,19 +38,19 @@ def collate(
         loss_weights        [1, 1, 1, 1, 1, 0]
 
     Args:
-        corpus: where the tokens are.
+        corpus: the corpus.
         planned: the batch, of one side.
         block: the part of the batch to build.
-        positions: how later pieces of an example count their positions.
+        positions: "continue", or "restart" at 0 in later pieces of an example.
         features: names of features of tokens.
 
     Returns:
         The corpus's fields (`inputs`, `targets`, int32), `inputs_segment_ids` and
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block,
-        and each of the features, `[rows, length, *shape]`. Where the corpus has groups, also
-        `visible_until` and `inputs_branch_ids`, as `_lay_out_nodes` says.
+        and each of the features, `[rows, length, *shape]`. If the corpus has groups, also
+        `visible_until` and `inputs_branch_ids`; see `_lay_out_nodes`.
     """
-    if block.order is not None:  # its columns may be from anywhere in the row
+    if block.order is not None:  # its columns may come from anywhere in the row
         whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
         batch = collate(corpus, planned, whole, positions, features)
         return {name: values[:, block.order] for name, values in batch.items()}
@@ -85,9 +85,9 @@ def collate(
 
 
 def _count_on(first: np.ndarray, sizes: np.ndarray, step: int) -> np.ndarray:
-    """The numbers from each of `first` on, `step` apart, as many as `sizes`, from 1 up, says."""
+    """Runs of numbers, `step` apart, from each of `first` on; `sizes` are their lengths, not 0."""
     ends = sizes.cumsum()
-    jumps = first.copy()  # from the last number of those before
+    jumps = first.copy()  # from the last number of the run before
     jumps[1:] -= (first + step * (sizes - 1))[:-1]
     numbers = new_array(int(sizes.sum()), INT)
     numbers[:] = step
@@ -111,8 +111,8 @@ def collate_pairs(
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
         inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), of the targets' block; and each of the features, of
-        the block of its side.
+        (int32) and `loss_weights` (float32), `[rows, length]` of the targets' block; and each of
+        the features, of the block of its side.
     """
     inputs, targets = (
         collate(
@@ -137,20 +137,20 @@ def collate_examples(
     room: Mapping[str, int],
     features: Mapping[str, Feature],
 ) -> dict[str, np.ndarray]:
-    """The features of the examples of some rows of a planned batch, whichever columns they are in.
+    """The features of the examples in some rows of a planned batch, for all columns of these rows.
 
     The segment with id `s` is in column `s - 1`, the continuation with branch id `b` in column
-    `b - 1`. Columns without one hold 0, and -1 in `example_id`. With room for 3, a row with pieces
-    of the examples 7 and 4 has
+    `b - 1`. Empty columns hold 0, and -1 in `example_id`. With room for 3, a row with pieces of the
+    examples 7 and 4 has
 
         example_id  [7, 4, -1]
 
     Args:
-        corpus: where the features are.
+        corpus: the corpus.
         planned: the batch.
-        rows: which rows of the batch: ascending int64 [n].
-        room: the columns of features of an "example", and of a "continuation", at least as many as
-            a row has of these.
+        rows: the rows of the batch: ascending int64 [n].
+        room: the number of columns of features of an "example", and of a "continuation", at least
+            as many as a row has of these.
         features: such features by name; `example_id` may be among them.
 
     Returns:
@@ -179,11 +179,11 @@ def _lay_out_nodes(
 ) -> dict[str, np.ndarray]:
     """The fields of groups, flat, of segments that take `reach` columns each, from `left` on.
 
-    `visible_until` is, for each column, the first later column of the row that may not see it: of a
-    prefix where its last continuation ends, of a continuation or a document its own end. So the
+    `visible_until` is, for each column, the first later column of the row that does not see it: in
+    a prefix the end of its last continuation, in a continuation or a document its own end. So the
     query in column q sees the key in column k if k ≤ q < visible_until[k]. `inputs_branch_ids`
-    number the continuations of a row from 1, over all its groups; they are 0 on prefixes, which
-    continuations share, and on documents. Positions of a continuation follow its prefix.
+    number the continuations of a row from 1, over all its groups; they are 0 on prefixes and on
+    documents. The positions of a continuation follow those of its prefix.
     """
     nodes = corpus.read_nodes(segments.example)
     of = np.arange(len(reach)).repeat(nodes.number)
@@ -205,7 +205,7 @@ def _lay_out_nodes(
 
 
 class _Segments(NamedTuple):
-    """Segments of a block; each field but the last two is int64 [segments]."""
+    """Segments of a block; all fields but the last two are int64 [segments]."""
 
     row: np.ndarray  # counted within the block
     column: np.ndarray  # the first one
@@ -246,7 +246,7 @@ def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _
 
 
 def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
-    """The parts of `segments` inside `columns`, at their columns within these."""
+    """The parts of `segments` inside `columns`, with columns counted from the first of these."""
     left, right = columns
     cut = np.maximum(left - segments.column, 0)
     size = np.minimum(segments.column + segments.size, right) - segments.column - cut

@@ -1,4 +1,4 @@
-"""Batches with the field names of other trainers, checked against these themselves.
+"""Batches with the field names of other trainers, checked against these trainers.
 
 - MaxText 0.2.5: the keys of `get_shaped_batch` in `utils/maxtext_utils.py`; in
   `trainers/pre_train/train.py` the loss of a position counts where `targets_segmentation` is not 0.
@@ -6,7 +6,7 @@
   tokens and mask by one itself.
 - Hugging Face, transformers 5.23: `ForCausalLMLoss` in `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
-  `masking_utils.py`, which tells packed examples apart by their positions.
+  `masking_utils.py` tells packed examples apart by their positions.
 - `cu_seqlens`: `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
   `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
@@ -33,49 +33,48 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     """The fields of a batch under the names of another trainer.
 
     `load(…, transform=lambda batch: rename(batch, "maxtext"))` applies it to all. These trainers
-    have no loss weights, and get weights of 0 in the field that their loss looks at: segment ids of
-    0 (MaxText), a mask of False (Tunix), or labels of -100 (Hugging Face). Rows for Tunix are one
-    position longer, since it takes inputs and targets from the same tokens; so give it NumPy
-    batches, `Batches(…).map(…)`, which it transfers itself. Call models of transformers with
-    `use_cache=False`: with a cache, they let all examples of a row attend to each other.
+    have no loss weights; a weight of 0 becomes a segment id of 0 (MaxText), a mask of False
+    (Tunix), or a label of -100 (Hugging Face). Rows for Tunix are one position longer, since it
+    takes inputs and targets from the same tokens; so give it NumPy batches, `Batches(…).map(…)`,
+    which it transfers itself. Call models of transformers with `use_cache=False`: with a cache,
+    they let all examples of a row attend to each other.
 
-    Features and other fields of your own stay as they are, under their names. Rows of features are
-    not made longer for Tunix. A trainer that takes no other fields than its own needs batches
-    without them: `load(…, features=())`.
+    Features and other fields of your own keep their names. Rows of features are not made longer for
+    Tunix. If a trainer takes only its own fields, load without others: `load(…, features=())`.
 
     Args:
-        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
-            "tunix" and "huggingface", which shift columns, whole rows with columns in order.
+        batch: NumPy arrays `[rows, length]` from `Batches`, for a decoder or pairs. For "tunix" and
+            "huggingface", which shift columns, whole rows with columns in order.
         convention: "maxtext", "tunix" or "huggingface".
 
     Raises:
-        ValueError: the convention is unknown, or cannot carry the batch: a field without a name
+        ValueError: the convention is unknown, or cannot express the batch: a field without a name
             there, a feature with a name that it uses, weights other than 0 and 1, packed rows, or
-            pieces that do not begin at position 0; the message says how to plan or load without it.
+            pieces that do not begin at position 0; the message says how to avoid it.
     """
     require_one_of("convention", convention, CONVENTIONS)
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
-        raise InvalidValue(f"{convention} has no name for decoder_inputs: it trains decoders alone")
+        raise InvalidValue(f"{convention} has no name for decoder_inputs; it trains only decoders")
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
     own = {name: each for name, each in batch.items() if name not in FIELDS or name == EXAMPLE_ID}
     for name in batch:
         if name not in known and name not in own:
             raise InvalidValue(
-                f"{convention} has no name for {name}; it has one for {', '.join(known)}"
+                f"{convention} has no name for {name}; it has names for {', '.join(known)}"
             )
     renamed = CONVENTIONS[convention](batch)
     for name in own:
         if name in renamed:
             raise InvalidValue(
-                f"the batch has a field {name} of your own, and {convention} has another of that "
-                "name; give the feature another name, or load without it"
+                f"the batch has a field {name} of your own, and {convention} uses that name; give "
+                "the feature another name, or load without it"
             )
     return renamed | own
 
 
 def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str, Any]:
-    """Where the sequences of a batch begin and end, for attention kernels of variable length (THD).
+    """The boundaries of the sequences of a batch, for variable-length attention kernels (THD).
 
     They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
     last sequence of each row is its padding, so every position is in a sequence, and kernels leave
@@ -87,13 +86,13 @@ def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str,
             whole rows with columns in order.
         max_segments: the most segments in a row: `plan.most_segments()[bucket]`. It decides the
             shapes.
-        align: that of the plan (1). With more, padding may follow every segment, and is a sequence
-            there: a row has `2 · max_segments` sequences in place of `max_segments + 1`.
+        align: that of the plan (1). Above 1, padding may follow every segment, and is a sequence
+            there: a row has `2 · max_segments` sequences instead of `max_segments + 1`.
 
     Returns:
         `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
-        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int. Of pairs, q is
-        the targets' side and kv the inputs'.
+        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int. For pairs, q is
+        the side of the targets and kv that of the inputs.
 
     Raises:
         ValueError: the batch has no segment ids; or a row of NumPy arrays has more segments, or,
@@ -106,9 +105,8 @@ def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str,
         )
     if "visible_until" in batch:
         raise InvalidValue(
-            "the batch has groups, whose continuations share a prefix and do not see each other, "
-            "which sequences one after another cannot say; use visible_until, or examples that are "
-            "no groups"
+            "the batch has groups, whose shared prefixes cu_seqlens cannot express; use "
+            "visible_until, or examples that are not groups"
         )
     kv = batch["inputs_segment_ids"]
     lengths = {}
@@ -123,13 +121,13 @@ def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
     on_host = isinstance(ids, np.ndarray)
     if on_host and (most := int(ids.max(initial=0))) > max_segments:
         raise InvalidValue(
-            f"max_segments is {max_segments}, and a row holds {most} segments; give "
+            f"max_segments is {max_segments}, but a row holds {most} segments; give "
             "plan.most_segments()[bucket], or plan with max_segments="
         )
     if on_host and align == 1 and ((ids[:, 1:] > 0) & (ids[:, :-1] == 0)).any():
         raise InvalidValue(
-            "a row has padding before a segment; give the plan's align=, so that this padding is "
-            "a sequence too"
+            "a row has padding before a segment; give the plan's align=, which makes this padding "
+            "a sequence"
         )
     if on_host:
         xp: Any = np
@@ -180,7 +178,7 @@ def _huggingface(batch: Fields) -> dict[str, Any]:
     ids = batch["inputs_segment_ids"]
     counts = _counts(batch, batch["targets_segment_ids"] if pairs else ids, "huggingface")
     labels = np.where(counts, targets, -100).astype(targets.dtype)
-    if pairs:  # nothing there keeps packed pairs apart
+    if pairs:  # no field keeps packed pairs apart
         _require_one_segment(ids, "huggingface")
         return {
             "input_ids": batch["inputs"],
@@ -211,8 +209,8 @@ def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
     wrong = weights[(weights != 0) & (weights != 1)]
     if len(wrong):
         raise InvalidValue(
-            f"loss_weights holds {wrong[0]}, and the loss of {convention} knows only 0 and 1; "
-            "round them before"
+            f"loss_weights holds {wrong[0]}, but the loss of {convention} knows only 0 and 1; "
+            "round the weights first"
         )
     return (weights > 0) & (ids > 0)
 
@@ -221,7 +219,7 @@ def _require_one_segment(ids: np.ndarray, convention: str) -> None:
     if ids.max(initial=0) > 1:
         row = int(np.flatnonzero(ids.max(axis=1) > 1)[0])
         raise InvalidValue(
-            f"row {row} holds {int(ids[row].max())} segments, and {convention} cannot keep them "
+            f"row {row} holds {int(ids[row].max())} segments, but {convention} cannot keep them "
             "apart; plan one example in a row, with packing='none'"
         )
 
@@ -233,7 +231,7 @@ def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str)
         row, column = wrong[0].tolist()
         raise InvalidValue(
             f"a segment of row {row} begins at position {int(positions[row, column])} of its "
-            f"example, and in {convention} every segment begins at 0; load with "
+            f"example, but in {convention} every segment begins at 0; load with "
             "positions='restart', or plan with overflow='truncate' or 'drop', with longer rows, or "
             "without packing='fill'"
         )

@@ -1,9 +1,9 @@
 """Grain's data sets and iterators over the steps of a plan, whose state is the step.
 
-Grain composes the state of an iterator from those of its parts, one for each worker, and of a
-`MapDataset` its iterators keep an index alone. Here all transformations are functions of the step,
-so the state is the same for any of them, and for any number of workers of `mp_prefetch`. A
-transformation of a `StepDataset` is one again, and knows what its steps belong to.
+Grain composes the state of an iterator from those of its parts, one for each worker, and iterators
+of a `MapDataset` keep only an index. Here all transformations are functions of the step, so the
+state is the same for any of them, and for any number of workers of `mp_prefetch`. A transformation
+of a `StepDataset` is a `StepDataset`, and knows the plan of its steps.
 """
 
 import copy
@@ -19,10 +19,10 @@ from pipeline.planning.plan import Plan
 
 Made = TypeVar("Made")
 
-# Elements are made in the thread that asks for them.
+# Elements are made in the thread that requests them.
 AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 NO_RUNS = (
-    "workers take turns at the steps of a plan and cannot have runs of them; use "
+    "sequential_slice is True, but workers take the steps of a plan in turns; use "
     "mp_prefetch(…, sequential_slice=False)"
 )
 
@@ -32,10 +32,10 @@ class Ended(OutOfRange):
 
 
 class _Transformations(Generic[Made]):
-    """The transformations that data sets of steps have by index and in order."""
+    """The transformations of data sets of steps, by index and in order."""
 
     def _apply(self, name: str, *args: Any, **options: Any) -> Made:
-        """The data set after Grain's transformation of that name."""
+        """The data set after Grain's transformation `name`."""
         raise NotImplementedError
 
     def map(self, transform: Any) -> Made:
@@ -47,7 +47,7 @@ class _Transformations(Generic[Made]):
         return self._apply("map_with_index", transform)
 
     def random_map(self, transform: Any, *, seed: int | None = None) -> Made:
-        """See `grain.MapDataset.random_map`; numbers are those of the step."""
+        """See `grain.MapDataset.random_map`; random numbers depend on the step alone."""
         return self._apply("random_map", transform, seed=seed)
 
     def filter(self, transform: Any) -> Made:
@@ -63,9 +63,9 @@ class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
     """A Grain data set whose transformations, and whose iterators, keep the state of a plan.
 
     Args:
-        origin: what the state of an iterator belongs to.
+        origin: the key of the states of iterators.
         read_options: how `to_iter_dataset` reads ahead by default.
-        inside: what Grain's transformations made; none, of a subclass with elements of its own.
+        inside: the result of Grain's transformations; none in a subclass with its own elements.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
         shapes = sum(map(bool, self.origin.plan.batches_per_bucket.values()))
         if shapes > 1 and batch_fn is None:
             raise InvalidValue(
-                f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack: "
-                "give one bucket, or a batch_fn. (ElasticIterator stacks too; iterators of these "
-                "batches resume on any number of hosts without it)"
+                f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack; "
+                "give one bucket, or a batch_fn (iterators of these batches resume on any number "
+                "of hosts without ElasticIterator)"
             )
         steps = self._apply("batch", batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
@@ -141,7 +141,7 @@ class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
         return StepDataset(self.origin, self.read_options, inside)
 
     def _reorder(self, order: str) -> "StepDataset":
-        """The same, of which the index is no step of the plan, because of a transformation."""
+        """The same data set, whose index is no longer a step of the plan."""
         self.origin = self.origin._replace(order=(*self.origin.order, order))
         return self
 
@@ -152,8 +152,8 @@ def check_repeat(plan: Plan, num_epochs: int | None) -> None:
         require_whole("num_epochs", num_epochs, 1)
     if plan.finite and num_epochs not in (None, 1):
         raise InvalidValue(
-            f"num_epochs is {num_epochs}, and this plan ends for good; give None or 1, or "
-            "make the plan with ending='repeat'"
+            f"num_epochs is {num_epochs}, but this plan has an end; give None or 1, or make the "
+            "plan with ending='repeat'"
         )
 
 
@@ -171,7 +171,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
         read_options: grain.ReadOptions,
         allow_nones: bool,
     ):
-        # Grain looks for this parent where it measures elements; it is not iterated over.
+        # Grain looks at this parent to measure elements; it is not iterated over.
         super().__init__(
             grain.MapDataset.to_iter_dataset(inside, read_options, allow_nones=allow_nones)
         )
@@ -190,7 +190,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
 
     def filter(self, transform: Any) -> grain.IterDataset:
         """See `grain.IterDataset.filter`."""
-        # By step, it would leave None for what it filters out.
+        # By step, it would leave None for filtered elements.
         if self._allow_nones:
             return grain.IterDataset.filter(self, transform)
         return super().filter(transform)
@@ -205,7 +205,9 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
         if sequential_slice:
             raise InvalidValue(NO_RUNS)
         if self._workers:
-            raise InvalidValue("mp_prefetch is there already; workers cannot have workers")
+            raise InvalidValue(
+                "mp_prefetch is called twice; call it once, since workers cannot nest"
+            )
         options = options or grain.MultiprocessingOptions(num_workers=10)
         if not options.num_workers:
             return self
@@ -216,7 +218,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
         return steps
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Keeps the steps of one worker, where Grain divides the data set that this is part of."""
+        """Keeps the steps of one worker, if Grain divides a data set that contains this one."""
         if sequential_slice:
             raise InvalidValue(NO_RUNS)
         start, _, stride = sl.indices(len(self._inside))
@@ -252,7 +254,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
 
 
 class _Lookahead(grain.MapDataset):
-    """Elements of its parent, made ahead by `read`, if any, while steps come `stride` apart."""
+    """Elements of its parent, made ahead by `read`, if given, for steps `stride` apart."""
 
     def __init__(
         self,
@@ -283,17 +285,17 @@ class _Lookahead(grain.MapDataset):
         except flags.UnparsedFlagAccessError as error:
             self.close()
             raise InvalidState(
-                "mp_prefetch reads Grain's flags, which this program has not parsed: run it with "
+                "mp_prefetch reads Grain's flags, which this program has not parsed; run it with "
                 "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
             ) from error
         except Exception:
-            self.close()  # a second try begins with this step
+            self.close()  # another try begins with this step
             raise
         self._next = step + self._stride
         return element
 
     def start(self, step: int) -> grain.DatasetIterator:
-        """Begins to make elements from `step` on, unless that is done."""
+        """Begins to make elements from `step` on, unless it has begun."""
         assert self._read is not None
         if self._iterator is None or step != self._next:
             self.close()
@@ -332,7 +334,7 @@ class _StepIterator(grain.DatasetIterator):
         step = self._origin.step(state)
         if step > self._length:
             raise InvalidValue(
-                f"the state is of step {step:,}, and these batches end after {self._length:,}; "
+                f"the state is of step {step:,}, but these batches end after {self._length:,}; "
                 "give more epochs, repeat(num_epochs)"
             )
         self._set_next_index(max(0, -(-(step - self._start) // self._stride)))

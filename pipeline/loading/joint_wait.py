@@ -1,9 +1,9 @@
-"""Joint waits: of several processes that wait for a corpus to grow, all go on or all end.
+"""Joint waits: if several processes wait for a corpus to grow, all continue or all end.
 
-Each process looks for itself whether a part is sealed. One may see it just before its limit, and
-another just after. The first would go on to a step that the other never begins. So processes tell
-one another how a wait has ended, in the key-value store of `jax.distributed`. This takes no device,
-and may happen beside any collective.
+Each process checks by itself whether a part is sealed. One process may see it just before its time
+limit, and another just after. Then the first would continue to a step that the other never begins.
+So processes tell one another how a wait has ended, through the key-value store of
+`jax.distributed`. This takes no device, and may happen beside any collective.
 """
 
 import collections
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between two looks at what the others say: at first, and at most. The process that has the
-# store may end two seconds after it knows all; see `pipeline.steps.hosts`.
+# Seconds between two looks at the answers of the others: at first, and at most. The process with
+# the store may end two seconds after it knows all answers; see `pipeline.steps.hosts`.
 LOOK, SELDOM = 0.005, 0.5
-# Seconds after which a message says who is waited for.
+# Seconds after which a message names the processes that are missing.
 LONG = 10.0
 
-# How many joint waits this process has made with the same others.
+# The number of joint waits that this process has made with the same others.
 _made: collections.Counter[str] = collections.Counter()
 
 
 class JointWait:
-    """The waits of some processes, each of which ends alike for all of them.
+    """The waits of some processes; each wait ends in the same way for all of them.
 
-    All processes make joint waits, and end their waits, in the same order, as they do collectives.
-    If a process has died, JAX ends those that wait for it.
+    All processes make joint waits, and end their waits, in the same order, like collectives. If a
+    process has died, JAX ends those that wait for it.
 
     Args:
         processes: their numbers; this one is among them.
@@ -60,10 +60,10 @@ class JointWait:
         """Ends a wait: returns once it has ended on every process.
 
         Args:
-            error: how it has ended on this one; None or another error than `NotSealed`: well.
+            error: how it ended on this process; None, or another error than `NotSealed`: well.
 
         Raises:
-            NotSealed: if it has ended so on any process: on all of them, with the same sentence.
+            NotSealed: on all processes, with the same message, if it ended so on any.
         """
         import jax
         from jax._src import distributed  # as orbax does; JAX has no other way to the store
@@ -71,7 +71,7 @@ class JointWait:
         store: Any = distributed.global_state.client
         own, number = jax.process_index(), self._ended
         said = str(error) if isinstance(error, NotSealed) else ""
-        # Again, if this process was interrupted here before.
+        # Overwrites, since this process may have been interrupted here before.
         store.key_value_set(f"{self._place}/{number}/{own}", said, allow_overwrite=True)
         begin, pause, told = time.monotonic(), LOOK, False
         while True:
@@ -84,7 +84,7 @@ class JointWait:
                 told = True
             time.sleep(pause)
             pause = min(1.5 * pause, SELDOM)
-        if number:  # all have read what was said before
+        if number:  # all have read the answers to the wait before
             store.key_value_delete(f"{self._place}/{number - 1}/{own}")
         self._ended += 1
         for process in self._processes:

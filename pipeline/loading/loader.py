@@ -1,4 +1,4 @@
-"""The loader: an iterator that keeps batches coming to the devices, and `load`, which makes one."""
+"""The loader: an iterator that transfers batches to the devices ahead, and `load`, to make one."""
 
 import contextlib
 import math
@@ -74,29 +74,29 @@ class Loader(grain.DatasetIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
     Processes that share the batches of a corpus that grows wait for it together: all get the next
-    batch, or all the same `TimeoutError`. They make their loaders in the same order.
+    batch, or all the same `TimeoutError`. They must make their loaders in the same order.
 
-    Its state is exact with batches in flight: it counts the batches that were handed out. As any
+    Its state is exact with batches in flight: it counts the batches that `next` returned. Like any
     iterator, it keeps its place: a second `for` continues there, and after the last batch, which
     `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
-    a state from before. `len` is the number of batches from the first step to the end.
+    an earlier state. `len` is the number of batches from the first step to the end.
 
     It is a `grain.DatasetIterator`, which Grain's and orbax's checkpoint handlers save and restore.
 
     Args:
-        batches: what to load; their `sharding` is that of the arrays. Without one, all arrays are
-            on the first local device.
-        prefetch: batches kept ready on the devices.
+        batches: the batches to load; their `sharding` is that of the arrays. Without one, all
+            arrays are on the first local device.
+        prefetch: the number of batches kept ready on the devices.
 
     Attributes:
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
-        corpus: where the tokens are.
+        corpus: the corpus.
         sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`.
-        specs: for each bucket that the plan uses, a dict of a `jax.ShapeDtypeStruct` for each
-            field, with its sharding: what to compile a step for.
-        planned: the `PlannedBatch` (bucket, segments, epoch) of the batch handed out last; absent
-            before the first.
+        specs: for each bucket that the plan uses, a dict with a `jax.ShapeDtypeStruct` for each
+            field, with its sharding, to compile a step for.
+        planned: the `PlannedBatch` (bucket, segments, epoch) of the last batch that `next`
+            returned; absent before the first.
     """
 
     planned: PlannedBatch
@@ -106,11 +106,11 @@ class Loader(grain.DatasetIterator):
         super().__init__()
         if not isinstance(batches, Batches):
             raise InvalidType(
-                f"batches is a {type(batches).__name__}; a Loader takes Batches. Transform batches "
-                "inside the compiled step, or by a function, Batches(…, transform=function)"
+                f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
+                "inside the compiled step, or with Batches(…, transform=function)"
             )
-        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
-        # themselves when they are deleted, and fail after their modules are gone.
+        # Closed and dropped before Python ends: Grain's iterators close themselves when they are
+        # deleted, which fails once their modules are gone.
         self._open: list[grain.DatasetIterator] = []
         self._logs = [*batches.plan.parts.values()]
         for log in self._logs:
@@ -119,7 +119,7 @@ class Loader(grain.DatasetIterator):
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         self._joint = JointWait.of(self.sharding) if self.plan.follows else None
-        self._begins = True  # no batch was given since the beginning, or since `set_state`
+        self._begins = True  # `next` has not been called since the beginning or `set_state`
         # Without `self`, which threads would keep alive.
         plan, sharding, features = self.plan, self.sharding, batches.features
         joins = self._joint is not None
@@ -133,7 +133,7 @@ class Loader(grain.DatasetIterator):
                 arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
-        # The thread that transfers batches also builds them, unless building waits as a rule.
+        # The thread that transfers batches also builds them, unless building usually waits.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map_with_index(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
@@ -149,7 +149,7 @@ class Loader(grain.DatasetIterator):
     @property
     def _steps(self) -> grain.DatasetIterator:
         if not self._open:
-            raise InvalidValue("this loader is closed; make another")
+            raise InvalidValue("this loader is closed; make another one")
         return self._open[0]
 
     def __len__(self) -> int:
@@ -161,11 +161,11 @@ class Loader(grain.DatasetIterator):
         return len(self.batches)
 
     def __bool__(self) -> bool:
-        return True  # as any iterator, also where there is no length
+        return True  # like any iterator, even without a length
 
     @property
     def step(self) -> int:
-        """The step of the batch that `next` gives next, from 0: the step of the state."""
+        """The step of the batch that `next` returns next, from 0: the step of the state."""
         return self._get_next_index()
 
     def __next__(self) -> "Batch[jax.Array]":
@@ -182,17 +182,17 @@ class Loader(grain.DatasetIterator):
             try:
                 self._joint.end()
             except BaseException:
-                self.set_state(before)  # this batch is the next again
+                self.set_state(before)  # this batch is next again
                 raise
         self._begins, self.planned = False, planned
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The data state after the batches handed out so far: small JSON."""
+        """The data state after the batches that `next` returned so far: small JSON."""
         return self._steps.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
+        """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
         with contextlib.ExitStack() as stack:
             for log in self._logs:  # threads that wait for a part end
                 log.close()
@@ -201,11 +201,11 @@ class Loader(grain.DatasetIterator):
         self._begins = True
 
     def traffic(self) -> dict[str, float]:
-        """What reading through a cache has cost so far; see `ReadAhead.traffic`."""
+        """Counts of reads through a cache so far; see `ReadAhead.traffic`."""
         return self.batches.ahead.traffic()
 
     def start_prefetch(self) -> None:
-        """Begins to make batches now, before the first is asked for."""
+        """Begins to make batches now, before the first `next`."""
         self._steps.start_prefetch()
 
     def _get_next_index(self) -> int:
@@ -216,7 +216,7 @@ class Loader(grain.DatasetIterator):
         self._begins = True
 
     def close(self) -> None:
-        """Stops the background threads; done by itself when the loader is no longer used."""
+        """Stops the background threads, as happens when the loader is deleted."""
         if self._close is not None:
             self._close()
 
@@ -232,7 +232,7 @@ def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead, logs: Itera
         each.close()  # threads that wait for a part end
     while iterators:
         iterators.pop().close()
-    ahead.stop()  # last: a batch that was still being built would begin it again
+    ahead.stop()  # last, since a batch in the making would restart it
 
 
 def load(
@@ -266,72 +266,72 @@ def load(
     A batch of a corpus with groups has two more:
 
         visible_until         int32    the first later column that does not see this; 0 on padding
-        inputs_branch_ids     int32    1, 2, … for the continuations of a row; 0 on what they share
+        inputs_branch_ids     int32    1, 2, … for the continuations of a row; 0 on prefixes
 
     Columns of a group count positions along the path to each continuation, and its copy of the last
     token of the prefix has that token's position.
 
     A feature of tokens is `[rows, length, *shape]`, 0 on padding. A feature of examples is
-    `[rows, segments, *shape]`: column `s - 1` is of the segment with id `s`, and holds 0 where the
-    row has no such segment. `example_id`, int32 `[rows, segments]`, is there if it is asked for:
-    the number of the example in this corpus, for `corpus[number]`, and -1 where there is no
-    segment. There are `max_segments` columns, or else as many as a row of the plan has segments at
-    most, `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations,
-    *shape]`: column `b - 1` is of branch id `b`; there are `plan.most_continuations()[bucket]`
-    columns, and at least `max_segments` times those of the largest group. Give `max_segments` where
-    batches of several plans must have one shape.
+    `[rows, segments, *shape]`: column `s - 1` is that of segment id `s`, or 0 if the row has no
+    such segment. `example_id`, int32 `[rows, segments]`, is there on request: the number of the
+    example in this corpus, for `corpus[number]`, or -1 if there is no segment. There are
+    `max_segments` columns, or by default the most segments of a row,
+    `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations, *shape]`:
+    column `b - 1` is that of branch id `b`; there are `plan.most_continuations()[bucket]` columns,
+    and at least `max_segments` times those of the largest group. Give `max_segments` if batches of
+    several plans must have one shape.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
             Tokens are compared with their digests only in a cache; see `Corpus.open`.
         buckets: the shapes, with tails for the last rows of an epoch, as for `Plan`; None: fitted,
             for which `tokens_per_batch` is needed.
-        sharding: the devices that share a batch: a `jax.sharding.Mesh`, over which rows are divided
-            by `data` and `fsdp` and length by `context`, as far as it has these axes; or a
+        sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
+            `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
-        prefetch: batches kept ready on the devices (2).
-        positions: a later piece of a split example continues its positions ("continue"), or
-            begins at 0 ("restart"), so that no position reaches the length of its row.
+        prefetch: the number of batches kept ready on the devices (2).
+        positions: later pieces of a split example continue its positions ("continue"), or begin at
+            0 ("restart"), so that no position reaches the length of its row.
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
             dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`. See
             `Batches`.
         context_order: the order of the columns of a row whose length is divided over devices:
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
-        features: names of the features to read, of the corpus's `features` and "example_id"; ()
-            for none; None: all that the corpus has, without "example_id".
-        follow: whether the corpus in the directory `corpus` grows; see docs/growing.md. Its batches
-            are those of what is sealed and of what will be, and are waited for. Of
-            `Corpus.open(directory, follow=True)` it is True by itself. `max_length` or `buckets` is
-            needed.
+        features: names of the features to read, among the corpus's `features` and "example_id";
+            (): none; None: all of the corpus, without "example_id".
+        follow: whether the corpus in the directory `corpus` grows; see docs/growing.md. The loader
+            returns the batches of sealed examples, and waits for more. For
+            `Corpus.open(directory, follow=True)` it is always True. It needs `max_length` or
+            `buckets`.
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
-            ends with a `TimeoutError`, on all processes at the same step; None: as long as it
-            takes. Give all processes the same.
-        **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
-            To fit buckets (positions are of both sides of pairs together):
+            ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
+            processes the same value.
+        **options: of `fit_buckets` and `Plan`, whose docstrings say more; defaults in brackets.
+            To fit buckets (for pairs, positions are those of both sides together):
             tokens_per_batch: the most positions in a global batch.
             max_buckets: the most shapes; each is one compilation (4).
-            max_length: positions in the longest row, of pairs (inputs, targets), rounded up to
+            max_length: positions in the longest row, for pairs (inputs, targets), rounded up to
                 `length_multiple` (longest example).
-            length_multiple, row_multiple: bucket lengths are multiples of so many positions (128,
-                or less if examples are short), and rows of so many (as many as the devices need).
+            length_multiple, row_multiple: bucket lengths are multiples of the first (128, or less
+                if examples are short), and rows of the second (the devices that share them).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).
             To plan:
             packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
                 "none", one example in a row (best_fit).
             overflow: "split", "truncate", "drop" or "error", for examples longer than every row
                 (split; for pairs error). Groups are not split; "truncate" cuts their continuations.
-            seed, shuffle: of every shuffle (0), and whether to shuffle (True).
+            seed, shuffle: the seed of every shuffle (0), and whether to shuffle (True).
             max_segments: the most segments in a row (no limit).
-            align: every segment begins at a multiple of so many columns (1).
-            tiers: the steps whose rows are sorted by cost and dealt to them again (1).
+            align: every segment begins at a multiple of this many columns (1).
+            tiers: the steps among which rows are sorted by cost (1).
             window: the most pieces planned together (2**22).
-            exclude: numbers of examples to leave out (none).
-            weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
-                "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
+            exclude: numbers of examples to exclude (none).
+            weights, by, ending: for `Corpora`: the weight of each by name, or phases; whether they
+                count "tokens", "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
 
     Raises:
-        TypeError: there is no such option, or `corpus` is no corpus.
+        TypeError: there is no such option, or `corpus` is not a corpus.
         ValueError: a value is not as above; the message names the option and what it may be.
     """
     for name in options:
@@ -339,11 +339,11 @@ def load(
             known = {*LoadOptions.__annotations__, *list_keywords(load)}
             raise InvalidType(f"load() has no option {suggest_option(name, known)}")
     if buckets is None and "tokens_per_batch" not in options:
-        raise InvalidType("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
+        raise InvalidType("load() needs tokens_per_batch=, to choose buckets, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
         raise InvalidValue(
-            f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give "
-            "only one of the two"
+            f"buckets are given, and also {', '.join(sorted(wrong))} to choose them; give only one "
+            "of the two"
         )
     sharding = batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
@@ -361,7 +361,8 @@ def load(
     if not hasattr(corpus, "fingerprint"):
         raise InvalidType(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
-            "Corpora, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
+            "Corpora, or a directory; make a corpus of text with prepare, and of arrays with "
+            "Corpus.from_arrays"
         )
     if options.get("weights") is not None and not isinstance(corpus, Corpora):
         raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
@@ -393,12 +394,12 @@ def load(
 
 
 def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> FollowedPlan:
-    """The plan of a corpus that grows, or of several corpora of which some do."""
+    """The plan of a corpus that grows, or of several corpora some of which grow."""
     mixture = isinstance(parts, dict)
     if options.get("exclude") or (options.get("weights") is None) == mixture:
         raise InvalidValue(
-            "exclude is for corpora that do not grow, of which corpus.split() holds out a share; "
-            "and weights= must be given for Corpora of which some grow, and not for a single corpus"
+            "a corpus that grows takes no exclude= (corpus.split() holds out a share); weights= "
+            "are needed for Corpora some of which grow, and not allowed for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
     return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)

@@ -9,15 +9,15 @@ from pipeline.errors import InvalidValue
 
 
 def attention_mask(batch: Mapping[str, Any]) -> Any:
-    """Which column each column of a row sees in causal attention.
+    """The mask of causal attention: the columns that each column of a row sees.
 
-    A column sees those of its example that are not later. In a group, a continuation sees the
+    A column sees the columns of its example that are not later. In a group, a continuation sees the
     prefix and itself, but no other continuation; there `visible_until` has, for each column, the
-    first later one that does not see it any more. A column of padding sees itself alone, so that no
+    first later column that no longer sees it. A column of padding sees only itself, so that no
     softmax is empty.
 
-    The mask takes `rows · length²` bytes: 512 MiB for 8 rows of 8,192. Where that is too much, an
-    attention kernel can make it of `visible_until`, tile by tile.
+    The mask takes `rows · length²` bytes: 512 MiB for 8 rows of 8,192. If that is too much, an
+    attention kernel can make it from `visible_until`, tile by tile.
 
     >>> batch = {"inputs_segment_ids": np.array([[1, 1, 2, 0]]),
     ...          "inputs_positions": np.array([[0, 1, 0, 0]])}
@@ -29,10 +29,10 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
 
     Args:
         batch: fields `[rows, length]`, of NumPy or JAX, also in a compiled step; whole rows. With
-            groups their columns are in order.
+            groups, columns must be in order.
 
     Returns:
-        bool `[rows, length, length]`, of NumPy or JAX as the batch is: `[r, q, k]` says whether
+        bool `[rows, length, length]`, of NumPy or JAX like the batch: `[r, q, k]` is True if
         column `q` of row `r` sees column `k`.
 
     Raises:
@@ -41,9 +41,9 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
     needed = ("inputs_segment_ids", "inputs_positions")
     if "decoder_inputs" in batch or any(name not in batch for name in needed):
         raise InvalidValue(
-            f"a causal mask needs {' and '.join(needed)}, of a batch that is not of pairs; it has "
-            f"{', '.join(batch)}. Make the mask before the batch is renamed or transformed; for "
-            "pairs, compare the segment ids of both sides"
+            f"the batch has {', '.join(batch)}; a causal mask needs {' and '.join(needed)}, and no "
+            "pairs. Make the mask before the batch is renamed or transformed; for pairs, compare "
+            "the segment ids of both sides"
         )
     ids, positions = (batch[name] for name in needed)
     if isinstance(ids, np.ndarray):

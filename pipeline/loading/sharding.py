@@ -1,11 +1,11 @@
-"""Sharding: the rows and columns that a process builds, and global jax.Arrays made of them.
+"""Sharding: the rows and columns that a process builds, and global jax.Arrays made from them.
 
 Everything takes one `sharding`: a `jax.sharding.Mesh`, whose batches have the usual layout, or a
 `jax.sharding.NamedSharding` of `[rows, length]`.
 
 With causal attention, the last columns of a long segment see many keys and the first see few. So
 contiguous parts of a row cost different amounts: with one segment in four parts, the last part
-costs 1.75 times the mean. Two other orders of columns give each part some from the whole row.
+costs 1.75 times the mean. In two other orders, each part has columns from the whole row.
 """
 
 import dataclasses
@@ -63,14 +63,14 @@ def block_of_sharding(
 ) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
-    They come from the sharding's own index map, which knows any order of the mesh, replicas and a
-    sharded length axis; over that, the columns of a row are in `context_order`.
+    They come from the sharding's own index map, which handles any order of the mesh, replicas and a
+    sharded length axis. The columns of a row are in `context_order`.
     """
     for axis, multiple in enumerate(multiples(sharding, context_order)):
         if shape[axis] % multiple:
             over = f"{sharding.spec} of {sharding.mesh}, columns in {context_order} order"
             raise _does_not_divide(shape, axis, multiple, over)
-    # The annotation of JAX allows None, which no sharding of a mesh has.
+    # JAX's annotation allows None, which no sharding of a mesh has.
     every = sharding.addressable_devices_indices_map(shape).values()
     indices = [index for index in every if index is not None]
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
@@ -134,11 +134,10 @@ def _does_not_divide(shape: tuple[int, int], axis: int, multiple: int, over: str
 
 
 def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
-    """The sharding of `[rows, length]` that an argument `sharding=` stands for.
+    """The sharding of `[rows, length]` from an argument `sharding=`.
 
-    Of a mesh, rows are divided over the axes `data` and `fsdp`, and their length over `context`, as
-    far as it has these axes. A `NamedSharding` is returned as it is. None is the first local
-    device.
+    The axes `data` and `fsdp` of a mesh divide rows, and `context` divides their length, if it has
+    them. A `NamedSharding` is returned as it is. None is the first local device.
 
     Raises:
         TypeError: it is none of these.
@@ -161,7 +160,7 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
     if not axes and not length:
         raise InvalidValue(
             f"the mesh has the axes {sharding.axis_names}, none of 'data', 'fsdp' and 'context'; "
-            "say over which of them batches are divided, with "
+            "choose the axes that divide batches, with "
             "sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(…))"
         )
     return jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec(axes, *length))
@@ -173,11 +172,11 @@ def field_specs(
     bucket: Bucket | None = None,
     features: Mapping[str, Feature] | None = None,
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """The global shape, dtype and sharding of each field, of which this process holds `batch`.
+    """The global shape, dtype and sharding of each field; `batch` is the part of this process.
 
-    A field of positions has the sharding of batches. A field of whole rows has the sharding of rows
-    alone. `features` says which of both a feature is, of tokens or of examples. Of another field
-    the dimensions tell: `[rows, positions]` has two.
+    A field of positions has the sharding of batches. A field of whole rows has that of rows alone.
+    `features` decides for a feature, of tokens or of examples. Other fields are of positions if
+    they have two dimensions.
     """
     import jax
 
@@ -203,10 +202,10 @@ def field_specs(
         if not fits or (blocks and local.shape[:axes] not in [block[:axes] for block in blocks]):
             ours = " or ".join(map(str, blocks)) or f"multiples of {held}"
             raise InvalidValue(
-                f"{name} has shape {local.shape}, but of {bucket or 'a global batch'} this process "
-                f"holds {ours}; build batches with Batches(…, sharding=…) for the same sharding, "
-                "and transform them to fields of as many rows and positions; one with a value for "
-                "each segment must have the name of a feature of examples"
+                f"{name} has shape {local.shape}, but this process holds {ours} of "
+                f"{bucket or 'a global batch'}; build batches with Batches(…, sharding=…) for the "
+                "same sharding, and let transforms keep rows and positions; a field with a value "
+                "for each segment must have the name of a feature of examples"
             )
         shape = (*(size // here * count for size, here, count in sizes), *local.shape[axes:])
         specs[name] = jax.ShapeDtypeStruct(shape, local.dtype, sharding=placed)
@@ -220,23 +219,22 @@ def to_global(
     bucket: Bucket | None = None,
     features: Mapping[str, Feature] | None = None,
 ) -> "dict[str, jax.Array]":
-    """Global jax.Arrays made of the rows of this process; each device holds its own part.
+    """Global jax.Arrays made from the rows of this process; each device holds its own part.
 
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
-            or `[rows, …]` with other dimensions, which are divided by rows alone.
+            or `[rows, …]` with other dimensions, which are sharded by rows alone.
         sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
         bucket: the bucket of the batch, whose shape is then checked; None: any that divides.
-        features: the features of the batch, by name: `Batches.features`. A field with the name of
-            one is divided as its feature: of tokens by rows and length, of examples by rows alone.
-            None: there are none.
+        features: the features of the batch, by name: `Batches.features`. Those of tokens are
+            sharded by rows and length, those of examples by rows alone. None: there are none.
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
 
     Raises:
-        TypeError: `sharding` or `features` is nothing of the kind.
-        ValueError: an array is not of the shape of this process's part.
+        TypeError: `sharding` or `features` has another type.
+        ValueError: an array does not have the shape of this process's part.
     """
     import jax
 

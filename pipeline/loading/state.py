@@ -7,12 +7,11 @@ It is small JSON, the same on every host and for any number of hosts:
                             "corpus": {"tokens": "91f9…", …}}]}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
-have their "changes". Where corpora join, an entry has the identity of all corpora until then.
-A followed plan, of corpora that grow, has the entry of a stage that begins with a chapter, with the
-"places" where chapters begin and the ends of their windows in hand, each with a digest of all parts
-before.
-`"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
-sliced, shuffled or stacked by Grain: steps are then counted after that.
+have their "changes". If corpora join, an entry has the identity of all corpora so far. A followed
+plan, of corpora that grow, has the entry of a stage that begins with a chapter, with the "places"
+where chapters begin and the ends of the windows that have begun, each with a digest of all earlier
+parts. `"positions": "restart"` is there if batches are built with that option, and `"order"` if
+Grain slices, shuffles or stacks them: steps are then counted after that.
 """
 
 import itertools
@@ -28,15 +27,15 @@ from pipeline.planning.plan import Plan
 
 
 class StateKey(NamedTuple):
-    """What a data state belongs to: it makes states, and refuses those of anything else.
+    """The plan and corpus of data states: it makes states, and refuses those of others.
 
-    With an `order`, transformations after which a step is none of the plan, a state belongs to the
-    plan's whole future. Without, it belongs to the plan up to its step: later stages may differ,
-    since a run may change its future.
+    A state belongs to the plan up to its step: later stages may differ, since a run may change its
+    future. With an `order`, after which a step is no longer a step of the plan, a state belongs to
+    the whole plan.
     """
 
     plan: Plan
-    corpus: AnyCorpus | None = None  # where the tokens are; None: states do not say
+    corpus: AnyCorpus | None = None  # None: states have no corpus
     positions: str = "continue"
     order: tuple[str, ...] = ()
 
@@ -61,8 +60,8 @@ class StateKey(NamedTuple):
         """The step of `state`.
 
         Raises:
-            ValueError: `state` is no data state, or belongs to another plan, corpus, positions or
-                order; the message names each part that differs, with both values.
+            ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
+                or order; the message names each part that differs, with both values.
         """
         if not _is_state(state):
             raise InvalidValue(
@@ -75,8 +74,8 @@ class StateKey(NamedTuple):
             raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
         if self.corpus is not None and "corpus" not in then[0]:
             raise InvalidValue(
-                f"the state of step {step:,} does not say which corpus it belongs to, so it cannot "
-                "be compared; restore it with the plan alone, StateKey(plan).step(state)"
+                f"the state of step {step:,} has no corpus to compare with; restore it with the "
+                "plan alone, StateKey(plan).step(state)"
             )
         if (saved := state.get("positions", "continue")) != self.positions:
             raise InvalidValue(
@@ -94,9 +93,9 @@ class StateKey(NamedTuple):
         if isinstance(self.plan, FollowedPlan):
             if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
-                    f"the state of step {step:,} is of a corpus that was planned as a whole, or of "
-                    "another number of corpora; load what it was saved with, without follow=True "
-                    "if it was planned as a whole"
+                    f"the state of step {step:,} belongs to a corpus that was planned as a whole, "
+                    "or to other corpora; load those, without follow=True if they were planned as "
+                    "a whole"
                 )
             own = self.plan.last_stage(then[0]["from"]).identity
             changes = differences(then[0]["identity"], own)
@@ -105,8 +104,8 @@ class StateKey(NamedTuple):
         if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
-                f"{'; '.join(changes)}. Restore it with what it was saved with, or start a new run "
-                "in another directory"
+                f"{'; '.join(changes)}. Restore it with the plan and corpus that it was saved "
+                "with, or start a new run in another directory"
             )
         return step
 
@@ -116,7 +115,7 @@ class StateKey(NamedTuple):
 
 
 def _is_state(state: Any) -> bool:
-    """Whether `state` has the form of a data state; its step is not checked."""
+    """Whether `state` has the form of a data state, without a check of its step."""
     plans = state.get("plans") if isinstance(state, dict) and "step" in state else None
     if not isinstance(plans, list | tuple) or not all(isinstance(each, dict) for each in plans):
         return False
@@ -134,7 +133,7 @@ def _is_state(state: Any) -> bool:
 
 
 def _is_followed(entry: dict) -> bool:
-    """Whether an entry has the form of one of a followed plan."""
+    """Whether an entry has the form of those of a followed plan."""
     places, rows, owed = (entry.get(name) for name in ("places", "rows", "owed"))
     if not isinstance(places, dict) or not isinstance(rows, list) or not isinstance(owed, list):
         return False
@@ -143,7 +142,7 @@ def _is_followed(entry: dict) -> bool:
 
 
 def _is_place(place: Any) -> bool:
-    """Whether JSON has the form of a `Place`, windows in hand, and the end of the last of these."""
+    """Whether JSON has the form of a `Place`, the windows that have begun, and their end."""
     try:
         last, digest = place["last"]
         numbers = [last, *(place[name] for name in ("part", "example", "pieces", "windows"))]
@@ -158,7 +157,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
-    """The first difference, before `step`, of the entries of a state and of a plan, in words.
+    """The first difference, before `step`, between the entries of a state and of a plan, in words.
 
     Two changes at one step are two entries, so entries are compared one by one.
     """

@@ -1,4 +1,4 @@
-"""The report: what padding costs on your data, and what a plan makes of it.
+"""The report: the cost of padding on your data, and the figures of a plan.
 
 `measure` computes all `Figures`; `format_text` and `format_page` show them.
 """

@@ -21,7 +21,7 @@ from pipeline.planning.lengths import as_lengths
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
 
-# No file of counts may have so long an example, or more examples: 16 GiB of lengths.
+# Lengths in a file of counts must be below this, and their number at most this: 16 GiB.
 MOST = 1 << 32
 
 FITTING = list_keywords(fit_buckets)
@@ -40,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Options(dict[str, Any]):
-    """The options of `fit_buckets` and `Plan`, and `buckets`; None stands for the default.
+    """The options of `fit_buckets` and `Plan`, and `buckets`; None: the default.
 
     >>> Options({"max_buckets": 1}).fit([120, 30])
     (Bucket(rows=128, length=128),)
@@ -62,7 +62,7 @@ class Options(dict[str, Any]):
         return Options(self | changes)
 
     def for_lengths(self, lengths) -> "Options":
-        """A copy in which, without `max_length`, rows are no longer than a batch."""
+        """A copy whose rows, without `max_length`, are not longer than a batch."""
         lengths = as_lengths(lengths)
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % (self["length_multiple"] or 128)
@@ -76,7 +76,7 @@ class Options(dict[str, Any]):
         return fit_buckets(lengths, **select_options(FITTING, self))
 
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
-        """The plan of `lengths`, with weights those of several corpora, by default over `fit`."""
+        """The plan of `lengths` (with weights, of several corpora), by default with `fit`."""
         return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self))
 
 
@@ -88,11 +88,11 @@ class Dataset:
         name: its name in the report.
         lengths: positions of each example, integers [n], for pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
-        corpus: the one corpus with its tokens; None for several, and for lengths alone.
-        options: the options that a config gives; empty without one.
+        corpus: the corpus, if it is a single one; None for several, and for lengths alone.
+        options: the options of a config; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
-        tuning: of a run, how its buckets were measured: `Tuned.as_json()`, and as `printed`; None:
-            they were not.
+        tuning: the measurement of a run's buckets, `Tuned.as_json()` and its text, `printed`; None:
+            they were not measured.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def examples(self) -> Any:
-        """What a plan is made from: the one corpus, or the lengths."""
+        """The argument of `Plan`: the corpus, or the lengths."""
         return self.lengths if self.corpus is None else self.corpus
 
 
@@ -120,7 +120,7 @@ def from_corpus(
     options: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
 ) -> Dataset:
-    """The dataset that is this corpus."""
+    """The dataset of this corpus."""
     parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
     sources = tuple((name, len(part)) for name, part in parts.items())
     return Dataset(name, corpus.lengths, sources, corpus, options or {}, plan)
@@ -132,7 +132,7 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
 
 
 def open_dataset(paths: Sequence[str]) -> Dataset:
-    """The data that the paths name; several paths are the sources of one mixture.
+    """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.npy`, an integer array, or `.json`,
     an object that maps length to count.
@@ -145,7 +145,7 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
     if len(parts) == 1:
         return parts[0]
     if len({part.lengths.ndim for part in parts}) > 1:
-        raise InvalidValue("some of these are pairs and others are not; give those of one kind")
+        raise InvalidValue("some of these are pairs and others are not; give one kind")
     return Dataset(
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),
@@ -160,8 +160,8 @@ def _open(path: str) -> Dataset:
         return from_lengths(name, _read_lengths(place))
     if place.is_file():
         raise InvalidValue(
-            f"{path} is a file, and its name does not say of what; give the directory of a corpus, "
-            "a config (.py), or lengths (.npy, or .json that maps length to count)"
+            f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
+            "lengths (.npy, or .json that maps length to count)"
         )
     try:
         return from_corpus(open_corpus(place), name)
@@ -170,8 +170,8 @@ def _open(path: str) -> Dataset:
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
         if inside:
             raise Missing(
-                f"there is no corpus in {path} itself, but there is in {' and in '.join(inside)}; "
-                "give one of these"
+                f"there is no corpus in {path} itself, but in {' and in '.join(inside)}; give one "
+                "of these"
             ) from error
         raise
 
@@ -184,7 +184,7 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
             return _count_lengths(json.loads(path.read_bytes()))
         return as_lengths(np.asarray(np.load(os.fspath(path), mmap_mode="r")))
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
+        raise StorageError(f"{path} cannot be read: {error}; check the path") from error
     except Exception as error:  # a header of .npy is Python, and fails in many ways
         if path.suffix == ".npy":
             raise InvalidValue(f"{path} is not an array of lengths: {error}") from error
@@ -198,8 +198,8 @@ def _count_lengths(stored: Mapping[str, int]) -> np.ndarray:
     counts = {int(length): count for length, count in stored.items()}
     for length, count in counts.items():
         if length < 0 or not isinstance(count, int) or count < 0:
-            raise InvalidValue(f"it says {count!r} for length {length}")
+            raise InvalidValue(f"it has the count {count!r} for length {length}")
     if max(counts, default=0) >= MOST or sum(counts.values()) > MOST:
-        raise InvalidValue(f"a length or the examples in all are too large a number: {MOST:,}")
+        raise InvalidValue(f"a length, or the number of examples, is above {MOST:,}")
     lengths = sorted(counts)
     return np.repeat(np.array(lengths, np.uint32), [counts[length] for length in lengths])

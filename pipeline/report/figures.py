@@ -1,4 +1,4 @@
-"""Figures: everything that the report says, computed here and nowhere else."""
+"""Figures: all numbers of the report, computed here and nowhere else."""
 
 import dataclasses
 import math
@@ -21,10 +21,10 @@ from pipeline.report.tiers import compare_tiers, row_costs
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
 
-# Some figures need every batch; in a longer epoch they are those of its first batches.
+# Some figures need every batch; for a longer epoch they are those of its first batches.
 MOST_BATCHES = 10_000
 
-# The shares of a mixture are compared with its weights over any so many steps in a row.
+# The shares of a mixture are compared with its weights over any run of this many steps.
 RUN = 200
 
 
@@ -34,17 +34,17 @@ class Side:
 
     Attributes:
         name: "corpus"; for pairs "inputs" or "targets".
-        examples: all of them.
-        tokens: positions to train on.
-        learnt: those of them with loss; None if unknown.
-        empty: examples without positions to train on, which the following leave out.
-        mean: length.
+        examples: the number of examples.
+        tokens: the number of positions to train on.
+        learnt: the number of those that carry loss; None if unknown.
+        empty: examples without positions to train on, which the following fields leave out.
+        mean: the mean length.
         percentiles: lengths, by percentage.
-        longest: length.
+        longest: the largest length.
         row: positions in the longest row of the plan.
-        overlong: examples with more positions.
-        edges: of the columns of the histogram; a column has the lengths from an edge up to the
-            next, exclusive.
+        overlong: examples that are longer than `row`.
+        edges: the edges of the columns of the histogram; a column has the lengths from an edge up
+            to the next, exclusive.
         columns: examples and tokens in each column.
         sources: name, examples and tokens of each source.
     """
@@ -71,17 +71,18 @@ class Epoch:
     Attributes:
         fingerprint: of the plan.
         printed: the text of `print(plan)`.
-        batches: of the epoch.
-        tokens: real positions.
+        batches: the number of batches.
+        tokens: the number of real positions.
         padding: the share of positions that hold no token.
         losses: examples that are `excluded`, `empty` or `overlong`, and the positions `lost`.
         buckets: the `bucket` as JSON, `batches`, and the `fill`, None without batches.
-        walked: the first batches of the epoch, of which the following are.
+        walked: the number of first batches that the following fields are computed from.
         mean_length: see `spread_of_means`.
         over_ideal: see `compare_tiers`.
         sides: see `compare_sides`.
-        off: of each corpus of a mixture, in the unit of the weights, the largest difference between
-            its weight and its share of `RUN` steps in a row of one phase; empty for shorter phases.
+        off: for each corpus of a mixture, the largest difference between its weight and its share
+            of any `RUN` consecutive steps of a phase, in the unit of the weights; empty if phases
+            are shorter.
     """
 
     fingerprint: str
@@ -107,8 +108,8 @@ class Figures:
         options: of the plan.
         sides: one; for pairs, the inputs and the targets.
         plan: an epoch of the plan.
-        strategies: ways to make batches of this data, the one with most work first.
-        tuning: as of the `Dataset`.
+        strategies: ways to make batches of this data, from the most work to the least.
+        tuning: that of the `Dataset`.
     """
 
     name: str
@@ -190,7 +191,7 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
 
 
 def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 1024) -> Epoch:
-    """The figures of an epoch of a plan; some are of its first `most_batches` alone."""
+    """The figures of an epoch of a plan; some only of its first `most_batches`."""
     first, last = planned.epoch_steps(plan)
     steps = range(first, min(last, first + most_batches))
     counts, buckets = planned.count_steps(plan, first, last), []
@@ -222,7 +223,7 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
 
 
 def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
-    """What a batch has of each corpus, in the unit of the weights."""
+    """The amount of each corpus in a batch, in the unit of the weights."""
     streams = plan.stages[-1].streams
     if plan.options.by != "examples":
         return [batch.sources.get(stream.name, 0) for stream in streams]
@@ -231,7 +232,7 @@ def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
 
 
 def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:
-    """How far each corpus is off its weight over `RUN` steps of a phase, at most."""
+    """The largest distance of each corpus from its weight over `RUN` steps of a phase."""
     sums = np.cumsum([[0] * len(plan.names), *shares], axis=0)
     phases, found = planned.weights_by_phase(plan), []
     ends = [*(start for start, _ in phases[1:]), first + len(shares)]
@@ -251,9 +252,9 @@ def spread_of_means(buckets: list[Bucket], moments: np.ndarray) -> dict[str, flo
     of each batch; `moments` the number of its segments, the sum of their lengths and that of their
     squares, NaN for batches to leave out: float64 [batches, 3]. `ratio` is the standard deviation
     of the means over that of random batches, and `correlation` that of neighbouring batches; both
-    are None if too few batches tell.
+    are None if there are too few batches.
     """
-    scores = np.full(len(buckets), np.nan)  # deviations of the means, with the variance 1 by chance
+    scores = np.full(len(buckets), np.nan)  # deviations of the means; by chance, of variance 1
     full = ~np.isnan(moments[:, 0])
     for bucket in {each for each, is_full in zip(buckets, full, strict=True) if is_full}:
         here = full & np.array([each == bucket for each in buckets])

@@ -1,4 +1,4 @@
-"""Findings: what the figures say, in sentences and in tables."""
+"""Findings: the figures in sentences and tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Table = list[list[str]]  # rows of cells: the first row has the heads, the first
 
 
 def percent(share: float) -> str:
-    """A share with as many digits as are worth reading.
+    """A share with as many digits as are useful.
 
     >>> percent(0.6818), percent(0.0312), percent(0.00052), percent(1e-9), percent(0)
     ('68.2%', '3.12%', '0.052%', '< 0.001%', '0%')
@@ -36,7 +36,7 @@ def list_words(items: Sequence[str]) -> str:
 
 
 def findings(figures: Figures) -> list[str]:
-    """The sentences of the report: what to do, and what it saves, the most important first."""
+    """The sentences of the report: what to do, and what that saves, the most important first."""
     plan = figures.plan
     return [
         _about_plan(plan),
@@ -59,7 +59,7 @@ def _about_plan(plan: Epoch) -> str:
 
 
 def find_ours(figures: Figures) -> Strategy:
-    """The strategy that is the plan of the report; of a mixture, with each example once."""
+    """The strategy of the report's own plan; for a mixture, with each example once."""
     wanted = figures.options["packing"], [each["bucket"] for each in figures.plan.buckets]
     return next(each for each in figures.strategies if (each.packing, each.buckets) == wanted)
 
@@ -84,7 +84,7 @@ def _about_rival(figures: Figures) -> str:
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough: all of those that were fitted but what saves less than 1%."""
+    """How many buckets are enough: the fewest whose work is within 1% of the least."""
     packed = [each for each in figures.strategies if each.packing == "best_fit"]
     curve = {len(each.buckets): each.work for each in packed}
     enough = {}
@@ -96,12 +96,12 @@ def _about_buckets(figures: Figures) -> list[str]:
     if dense == 1:
         return [
             f"One bucket is enough, also with attention over whole rows {width}: each "
-            "further one would save less than 5% of the work."
+            "further bucket would save less than 5% of the work."
         ]
     more = (
         f"more than {dense} were not tried"
         if dense == BUCKETS[-1]
-        else "each further one saves less than 5%"
+        else "each further bucket saves less than 5%"
     )
     return [
         f"With attention over whole rows {width}, {dense} buckets take {curve[dense]['dense']:.3f} "
@@ -165,9 +165,7 @@ def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
 def explain_strategies(figures: Figures) -> dict[str, str]:
     """What the columns of the comparison mean."""
     width = f"{figures.options['width']:,}"
-    others = (
-        "" if len(figures.sides) > 1 else "; others' are what a random order is expected to give"
-    )
+    others = "" if len(figures.sides) > 1 else "; the others' are expectations over random orders"
     return {
         "padding": "positions that hold no token",
         "shapes": "of batches, each of which is compiled once",
@@ -176,7 +174,7 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
         "dense": "the work of a layer for each token with attention over whole rows, where 1 is "
         f"that at a position without attention: a row of L costs L + L² / (6 × {width})",
         "segment": "the same with attention that skips other segments, with the squares of their "
-        "lengths in place of L²",
+        "lengths instead of L²",
         "Lockstep's figures": f"counts over its plans{others}",
     }
 
@@ -230,7 +228,7 @@ def tabulate_sources(side: Side) -> Table:
 
 
 def describe_side(side: Side) -> dict[str, str]:
-    """The figures of lengths, by what they count."""
+    """The figures of lengths, by name."""
     examples, name = counted(side.examples, "example").split()
     weighted = side.learnt is not None and side.learnt < side.tokens
     return {

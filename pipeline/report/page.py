@@ -1,4 +1,4 @@
-"""The page: the report as one HTML file that needs no network, no script and no other file."""
+"""The page: the report as one HTML file that needs no network, script or other file."""
 
 import datetime
 import importlib.metadata
@@ -43,7 +43,7 @@ WIDTH, HEIGHT = 400, 120  # of the histogram, in its own units
 
 
 def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
-    """The report as an HTML document, with the command that made it, and the day."""
+    """The report as an HTML document, with the command that made it and the date."""
     name, version = escape(figures.name), importlib.metadata.version("lockstep-pipeline")
     points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
     options = {**figures.options, "fingerprint": figures.plan.fingerprint}
@@ -90,9 +90,9 @@ def _table(table: findings.Table, ours: str = "", seconds: Mapping[str, str] | N
 
 
 def _strategies(figures: Figures) -> str:
-    """The comparison, with a bar of the work for each token and what it is for."""
+    """The comparison, with a bar for the work per token and its parts."""
     attention = figures.options["attention"]
-    # Bars of the weakest strategies run off their cells, so that the strongest can be compared.
+    # Bars of the weakest strategies are cut off, so that the strongest can be compared.
     room = 2.5 * min(each.work[attention] for each in figures.strategies)
     bars = {"strategy": '<th class="work">work for each token</th>'}
     for each in figures.strategies:

@@ -1,4 +1,4 @@
-"""Sides of pairs: how full rows of inputs and of targets are, and how full they could be."""
+"""Sides of pairs: the fill of rows of inputs and of targets, and its upper bound."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from pipeline.planning.plan import Plan
 
 
 def compare_sides(plan: Plan) -> list[dict[str, float]]:
-    """For pairs, of the inputs and of the targets: the share of positions in use, and the bound.
+    """For pairs, the share of positions in use in an epoch, and its bound, for each side.
 
-    A line for each side of an epoch: `used`, and `bound`, the most that the ratio of the sides
-    allows. Empty if the examples are no pairs.
+    A dict for each side: `used`, and `bound`, the most that the ratio of the sides allows. Empty if
+    the examples are not pairs.
     """
     if not plan.options.pairs:
         return []
@@ -35,8 +35,8 @@ def volume_bound(totals: np.ndarray, buckets: Sequence[Bucket]) -> tuple[float, 
     The rows need room for all inputs and for all targets. With one bucket, the side that needs more
     rows can be full, and the other as full as the ratio of the totals allows. With several buckets,
     the least room is a linear program with two constraints, whose dual has its optimum where two
-    constraint lines meet. Sizes that do not add up to full rows would lower the bound; they do not
-    count here. `totals` [2] are the positions of all inputs and of all targets.
+    constraint lines meet. The bound ignores that sizes may not add up to full rows. `totals` [2]
+    are the positions of all inputs and of all targets.
 
     >>> volume_bound(np.array([1000, 600]), [Bucket(1, (100, 100))])
     (0.8, (1.0, 0.6))

@@ -1,4 +1,4 @@
-"""Strategies: ways to make the batches of an epoch, Lockstep's and others', and what each costs."""
+"""Strategies: ways to make the batches of an epoch, Lockstep's and others', and their costs."""
 
 import dataclasses
 import math
@@ -15,27 +15,28 @@ from pipeline.report.dataset import Options
 
 BUCKETS = (1, 2, 3, 4, 6)  # numbers of buckets that are compared
 UNPACKED = 4  # buckets of the plan with one example a row
-FITTED = 1_000_000  # examples that these buckets are fitted to, about, at most
+FITTED = 1_000_000  # examples, about, that these buckets are fitted to at most
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
-READ_AHEAD = 10_000  # examples that are sorted before they are cut by a budget of tokens
+READ_AHEAD = 10_000  # examples that are sorted before a budget of tokens cuts them
 
-# Each example comes once an epoch, also in the plan of a mixture that is compared.
+# In compared plans, each example comes once an epoch, also for a mixture.
 PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A way to make the batches of an epoch, and what it costs.
+    """A way to make the batches of an epoch, and its cost.
 
     Attributes:
-        name: of the way.
+        name: its name.
         about: its numbers of rows and lengths, in words.
         padding: the share of positions that hold no token.
-        shapes: different shapes of batches, each of which is compiled once.
-        batches: of an epoch.
-        cut: documents that lie in several segments.
-        work: of a layer for each token, by kind of attention: "dense", over whole rows, and
-            "segment", which skips other segments. 1 is the work at a position without attention.
+        shapes: the number of shapes of batches, each of which is compiled once.
+        batches: the number of batches in an epoch.
+        cut: the number of documents in several segments.
+        work: the work of a layer for each token, by kind of attention: "dense", over whole rows,
+            and "segment", which skips other segments. 1 is the work at a position without
+            attention.
         packing: that of Lockstep's plan; None for other strategies.
         buckets: those of Lockstep's plan, as JSON.
     """
@@ -76,10 +77,10 @@ def weigh(
 def compare_others(
     sizes: np.ndarray, counts: np.ndarray, options: Options, row: int
 ) -> list[Strategy]:
-    """The ways to batch that others use, with what is expected of a random order.
+    """The ways to batch that others use, with expectations over random orders.
 
-    There are `counts` examples of the lengths `sizes`; longer ones than `row` are treated as the
-    `overflow` of the options says.
+    There are `counts` examples of the lengths `sizes`; the `overflow` of the options decides about
+    those longer than `row`.
     """
     if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
@@ -130,8 +131,8 @@ def compare_others(
     cut, squares = cut_documents(sizes, counts, row)
     add(
         "concatenate and split",
-        f"one run of tokens, cut every {row:,}, batches of {height}; hosts that read their own "
-        "documents have different numbers of batches",
+        f"one sequence of tokens, cut every {row:,}, batches of {height}; hosts that read their "
+        "own documents have different numbers of batches",
         positions=rows * row,
         scores=rows * row**2,
         squares=squares,
@@ -145,7 +146,7 @@ def compare_others(
 def pad_windows(
     sizes: np.ndarray, counts: np.ndarray, rows: int, window: int
 ) -> tuple[float, float, float]:
-    """The positions, squared lengths of rows, and different lengths of batches of like examples.
+    """The positions, squared lengths of rows, and different lengths of batches of sorted windows.
 
     Windows of `window` examples in random order are sorted by length and cut into batches of
     `rows`, which are padded to their longest example: to the k-th shortest of n in the window. It
@@ -158,7 +159,7 @@ def pad_windows(
     below = np.cumsum(counts) / number
     batches, height = np.zeros((2, len(sizes)))  # padded to each length, and rows in them
     for windows, examples in ((number // window, window), (1, number % window)):
-        likely = np.zeros(len(sizes))  # that the k-th shortest is at most so long
+        likely = np.zeros(len(sizes))  # probability that the k-th shortest is at most this long
         for k in range(examples if windows else 0, 0, -1):
             likely += math.comb(examples, k) * below**k * (1 - below) ** (examples - k)
             if k % rows and k < examples:
@@ -176,9 +177,9 @@ def read_ahead(
 ) -> tuple[float, float, float, float]:
     """Positions, squared lengths of rows, batches and shapes of windows that are cut by a budget.
 
-    A window has `READ_AHEAD` examples, taken to be like all of them. It is sorted from the longest
-    down and cut into batches of `budget // longest left` rows. Shapes are different ones: an
-    example is the first of its batch in one case out of so many rows.
+    A window has `READ_AHEAD` examples, with the distribution of all of them. It is sorted from the
+    longest down and cut into batches of `budget // longest left` rows. For the number of different
+    shapes, an example is the first of its batch with a probability of 1 / rows.
     """
     number = float(counts.sum())
     window = max(min(READ_AHEAD, int(number)), 1)
@@ -195,9 +196,10 @@ def read_ahead(
 
 
 def cut_documents(sizes: np.ndarray, counts: np.ndarray, row: int) -> tuple[float, float]:
-    """How many documents a cut every `row` positions divides, and the squares of all segments.
+    """The number of documents that cuts every `row` positions divide, and the squares of segments.
 
-    Where a document begins in its row is random, in steps of the lengths' greatest common divisor.
+    The beginning of a document in its row is random, in steps of the lengths' greatest common
+    divisor.
 
     >>> cut_documents(np.array([2]), np.array([6]), row=3)  # they begin at 0, 1 or 2
     (2.0, 20.0)
@@ -251,7 +253,7 @@ def compare_plans(
 
 
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
-    """The strategy of a plan of one corpus; `others` are further attributes."""
+    """The strategy of a plan of one corpus; `others` are other attributes."""
     batches = {bucket: int(each[0]) for bucket, each in count_epoch(plan).buckets.items()}
     layout = plan.stages[-1].streams[0].whole.layout
     sides = layout.pieces.positions(np.arange(len(layout.counts)))
@@ -266,7 +268,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
-        # At most: a part of a document that is longer than a row may be cut again.
+        # An upper bound: a part of a document that is longer than a row may be cut again.
         cut=plan.cuts[0] + losses(plan)["overlong"] * (plan.options.overflow == "split"),
         **others,
     )
@@ -281,6 +283,6 @@ def _scores_between_pieces(packed: Packed) -> int:
 
 
 def _scores(sides: Any) -> Any:
-    """Scores of attention inside rows or segments; targets attend to inputs too."""
+    """Scores of attention inside rows or segments; targets also attend to inputs."""
     first, *second = sides
     return first**2 + sum(first * each + each**2 for each in second)

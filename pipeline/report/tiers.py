@@ -1,4 +1,4 @@
-"""Tiers: the time that groups of devices need for the rows of a plan, over the least time."""
+"""Tiers: the time of groups of devices for the rows of a plan, over the least time."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.planning.balance import even_order
 from pipeline.planning.bucket import Bucket
 
-# Numbers of groups of rows, such as devices, and of steps in a block of tiers, that are compared.
+# Numbers of groups of rows, such as devices, and of steps in a block of tiers, to compare.
 GROUPS = (8, 32, 128, 1024)
 TIERS = (1, 4, 16)
 
@@ -19,8 +19,8 @@ def row_costs(
     """The cost of each row of a batch with attention that skips other segments: float64 [rows].
 
     A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`, as
-    `fit_buckets` counts it. `segments` are those of a `PlannedBatch`; `trees`, those of a corpus
-    with groups, say what stands for `l²` of these.
+    `fit_buckets` counts it. `segments` are those of a `PlannedBatch`; the `trees` of a corpus with
+    groups replace `l²` for these.
 
     >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()
     [36.0, 18.0]
@@ -33,10 +33,10 @@ def row_costs(
 
 
 def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
-    """The time that devices need for some batches, as a multiple of the least: at least 1.
+    """The time of devices for some batches, as a multiple of the least time: at least 1.
 
     `batches` has the cost of each row of each batch; each of `groups` has a contiguous slice of the
-    rows. A step takes as long as the group with the most work. The least is the time of devices
+    rows. A step takes as long as the group with the most work. The least time is that of devices
     that share all work evenly.
 
     >>> time_over_ideal([np.array([3, 1]), np.array([2, 2])], groups=2)  # 3 + 2 against 2 + 2
@@ -47,7 +47,7 @@ def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
 
 
 def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """The costs of the rows of batches of one bucket, as if they were dealt as tiers of one block.
+    """The costs of the rows of batches of one bucket, dealt again as tiers of one block.
 
     >>> [each.tolist() for each in sort_rows([np.array([5, 1]), np.array([1, 4])])]
     [[5, 4], [1, 1]]
@@ -61,8 +61,8 @@ def compare_tiers(
 ) -> list[dict[str, Any]]:
     """`time_over_ideal` of consecutive batches, as they are and if they were dealt as tiers.
 
-    `batches` has the bucket of each batch and the cost of each of its rows. If the plan has `tiers`
-    above 1 itself, they are not dealt again. Groups that do not divide all rows are left out.
+    `batches` has the bucket of each batch and the cost of each of its rows. If the plan itself has
+    `tiers` above 1, they are not dealt again. Groups that do not divide all rows are left out.
     """
     found = []
     for steps in TIERS if tiers == 1 else (1,):

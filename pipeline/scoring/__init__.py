@@ -1,4 +1,4 @@
-"""Scoring: what a step makes of each example, in the order of the examples.
+"""Scoring: a step's results for each example, in the order of the examples.
 
 `score` writes a table of a whole corpus; `pack` and `unpack` are for an update in memory.
 """

@@ -1,4 +1,4 @@
-"""`score`: what a step makes of each example of a corpus, once and in order."""
+"""`score`: a step's results for each example of a corpus, in order."""
 
 import contextlib
 import datetime
@@ -45,17 +45,17 @@ logger = logging.getLogger(__name__)
 
 TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
-# Operations whose values a function of Python decides, of which a program says nothing.
+# Operations that call a Python function, which a digest of the program does not cover.
 CALLBACKS = "pure_callback", "io_callback"
 
-# Names of files in the directory of parts, also while they are written: others are left alone.
+# Names of our files in the directory of parts, also while they are written.
 NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
 
-# The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
-# ranges, so every number of hosts writes the same parts.
+# The steps of a part; a killed run repeats less than a part. Nothing else decides the ranges, so
+# every number of hosts writes the same parts.
 STEPS = 64
 
-# Options of `load` that decide the order of examples, repeat them, or lay batches out otherwise.
+# Options of `load` that change the order of examples, repeat them, or change the layout of batches.
 FIXED = (
     *("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order"),
     *("follow", "wait_seconds"),
@@ -83,33 +83,33 @@ def score(
     sharding: Mesh | NamedSharding | None = None,
     **options: Unpack[ScoreOptions],
 ) -> pa.Table:
-    """A table of what `step` returns for each example: one row an example, in order of the corpus.
+    """A table of `step`'s results: one row for each example, in the order of the corpus.
 
     `step` runs on packed batches, each example once. It is compiled for every bucket ahead of time.
     Values are saved every 64 steps: the same call continues where a killed one stopped, with equal
-    results, and returns at once when all is done. On several hosts, all make the same call, with a
-    directory that they share.
+    results, and returns at once if all is done. On several hosts, all make the same call, with a
+    shared directory.
 
     Args:
-        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`. One that
-            grows must be finished.
+        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`. A corpus
+            that grows must be finished.
         step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
             returns a dict of arrays.
-        directory: where to write `scores.arrow`, and `scores.json`, which says what it is of and
-            has its digest; parts are in `scores.parts` until it is whole.
-        per: what the step's values have a record of, one of these, or one for each value by name:
-            "position", of `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they
-            are; "segment", of `[rows, segments, …]`, from segment id 1 on, with at least
-            `max_segments` of them; "continuation" of groups, of `[rows, continuations, …]`, that of
-            branch id b in column b - 1, as `pipeline.steps.sum_continuations` makes them; or "row",
-            of `[rows, …]`, if a row has one segment.
+        directory: the directory for `scores.arrow`, and for `scores.json`, which describes it and
+            has its digest; parts are in `scores.parts` until the table is complete.
+        per: the kind of record in the step's arrays, or a dict of kinds by name: "position",
+            `[rows, length, …]`; for pairs "inputs" or "targets", by side; "segment",
+            `[rows, segments, …]`, from segment id 1 on, with at least `max_segments` of them;
+            "continuation" of groups, `[rows, continuations, …]`, with branch id b in column b - 1,
+            as `pipeline.steps.sum_continuations` makes them; or "row", `[rows, …]`, if a row has
+            one segment.
         state: a pytree of arrays, such as the parameters of a model; default None. Arrays that
             `step` refers to itself become constants of each program, which suits small models.
-        reduce: "sum" or "mean", of the records of each example. Default None: a list of the records
-            of positions or continuations, and the record of a segment itself.
+        reduce: "sum" or "mean" over the records of each example. Default None: a list of the
+            records of positions or continuations, and the record of a segment itself.
         epoch: the epoch, which decides the random choices of a view; default 0.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
-        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but for
+        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but not
             those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
             takes that of the first call.
 
@@ -120,7 +120,7 @@ def score(
     Raises:
         TypeError: an option is not one of these.
         ValueError: an argument is not as above, a row has more segments than a value has room for,
-            or `directory` has scores of something else, or damaged ones.
+            or `directory` has other scores, or damaged ones.
         RuntimeError: another process is scoring into `directory`.
     """
     if wrong := [name for name in options if name in FIXED]:
@@ -161,18 +161,18 @@ def score(
         if past and any(then != now for then, now in both):
             changes = [change for then, now in both for change in differences(then, now)]
             raise InvalidValue(
-                f"{directory} has scores of something else: {'; '.join(changes)}. Score into "
-                "another directory, or delete this one"
+                f"{directory} has other scores: {'; '.join(changes)}. Score into another "
+                "directory, or delete this one"
             )
         begin, end = plan.first_step(epoch), plan.first_step(epoch + 1)
         ranges = [range(at, min(at + STEPS, end)) for at in range(begin, end, STEPS)]
-        # Parts of other scores have other names, whatever became of the manifest beside them.
+        # Parts of other scores have other names, even if their manifest is lost.
         every = Parts(StepFiles(directory / PARTS, f"{json_digest(manifest)}.npz"), ranges)
 
         whole = "sha256" in past and table.exists()
 
         def count() -> int:
-            """Parts that are whole, from the first one on; all of them where the table is there."""
+            """The number of whole parts, from the first on; all of them if the table exists."""
             if whole:
                 if _digest_file(table) != past["sha256"]:
                     raise InvalidValue(f"{table} is damaged; delete it, and score again")
@@ -185,17 +185,16 @@ def score(
         done = hosts.main_process_first("reading the scores", count)
         if done and (called := _find_callback(programs)):
             raise InvalidValue(
-                f"{directory} has scores, and the step calls Python by {called}: nobody can tell "
-                "whether that function is still the same. Score into another directory, or delete "
-                "this one"
+                f"{directory} has scores, and the step calls Python with {called}, whose function "
+                "may have changed; score into another directory, or delete this one"
             )
         hosts.require_agreement({**manifest, "done": {"parts": done}})
         manifest |= {"row_multiple": options.get("row_multiple")}
         if leads and not whole:
             _write_manifest(directory, manifest)
         if done < len(ranges):
-            # Each device gets all values: so process 0 writes files that are the same for any
-            # number of hosts.
+            # Each device gets all values, so process 0 writes the same files for any number of
+            # hosts.
             everywhere = NamedSharding(loader.sharding.mesh, PartitionSpec())
             compiled = Compiled(run, state, loader.specs, out_shardings=everywhere)
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
@@ -212,14 +211,14 @@ def score(
 
 
 def _finished(corpus: Any) -> Any:
-    """The corpus, one that grows as the whole that it has become."""
+    """The corpus; for one that grows, the finished corpus."""
     if isinstance(corpus, Corpora) and corpus.grows:
         return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
     return Corpus.open(corpus.directory) if isinstance(corpus, Growing) else corpus
 
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:
-    """What the scores in a directory are of, whole or in parts; nothing where there are none."""
+    """The manifest of the scores in a directory, whole or in parts; empty if there are none."""
     table, folder, manifest = directory / TABLE, directory / PARTS, directory / MANIFEST
     if is_local(folder) and os.path.islink(folder):
         raise InvalidValue(
@@ -231,8 +230,8 @@ def _read_past(directory: epath.Path) -> dict[str, Any]:
             past = json.loads(manifest.read_text())
         if not (isinstance(past, dict) and past.keys() >= {"corpus", "plan", "scores"}):
             raise InvalidValue(
-                f"{manifest} does not say what scores these are; score into another directory, or "
-                "delete that file"
+                f"{manifest} does not describe scores; score into another directory, or delete "
+                "that file"
             )
     if table.exists() and not (past and table.is_file()):
         raise InvalidValue(
@@ -258,7 +257,7 @@ def _trace(run: Callable, state: Any, batch: Any) -> ClosedJaxpr:
     try:
         with use_abstract_mesh(AbstractMesh((), ())):
             return jax.make_jaxpr(run)(state, batch)
-    except Exception:  # it needs its mesh
+    except Exception:  # the step needs its mesh
         return jax.make_jaxpr(run)(state, batch)
 
 
@@ -272,7 +271,7 @@ def _digest_programs(programs: Iterable[ClosedJaxpr]) -> str:
 
 
 def _find_callback(programs: Iterable[ClosedJaxpr]) -> str | None:
-    """The name of an operation that calls a function of Python; None if there is none."""
+    """The name of an operation that calls a Python function; None if there is none."""
     every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
     return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
 
@@ -333,7 +332,7 @@ def _write_parts(
 def _run(
     loader: Loader, step: Callable, count: int
 ) -> Iterator[tuple[PlannedBatch, dict[str, jax.Array], float]]:
-    """Each batch, its values and the seconds of waiting for it, once the next step has begun."""
+    """Each batch, its values, and the seconds of waiting for it, once the next step has begun."""
     last = None
     for _ in range(count):
         begin = time.perf_counter()

@@ -1,8 +1,8 @@
-"""The table of scores: a row for each example, in the order of the corpus, put together of parts.
+"""The table of scores: a row for each example, in the order of the corpus, made from parts.
 
 Parts have the values of fixed ranges of steps, and stay on disk until all of them are there. Their
 records are written to the places of their examples in scratch files, which the system keeps in
-memory as far as there is room, and from there to the table.
+memory if there is room, and from there to the table.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from pipeline.history.loss_archive import StepFiles
 from pipeline.planning.layout import ranges
 from pipeline.scoring.values import Value
 
-# Arrays of a part: of each segment the columns of its plan, and the records of each value.
+# Arrays of a part: the segments of the plan, and the records of each value.
 SEGMENTS, VALUE = "segments", "value:"
 
 # Rows of a record batch of the table.
@@ -42,7 +42,7 @@ class Parts:
             if (content := self.files.read(steps)) is None:
                 raise InvalidValue(
                     f"the scores of steps {steps[0]:,} to {steps[-1]:,} in {self.files.directory} "
-                    "are missing or damaged; score again, which runs these steps again"
+                    "are missing or damaged; score again to repeat these steps"
                 )
             yield np.load(io.BytesIO(content))
 
@@ -54,7 +54,7 @@ class Parts:
 
 
 def open_table(path: epath.Path) -> pa.Table:
-    """The table in a file, mapped where it is local; a `ValueError` if the file is damaged."""
+    """The table in a file, mapped if it is local; a `ValueError` if the file is damaged."""
     try:
         if not is_local(path):
             return pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
@@ -69,7 +69,8 @@ def write_table(
 ) -> None:
     """Writes the table of all parts; an example that is in none of them has nulls.
 
-    `shape` is examples, which are the rows of the table, and sides: 1, of pairs 2.
+    `shape` is the number of examples, which are the rows of the table, and of sides: 1, or 2 for
+    pairs.
     """
     positions = np.zeros(shape, np.int64)
     for part in parts:
@@ -88,7 +89,7 @@ def write_table(
             example, start = part[SEGMENTS][:, 1], part[SEGMENTS][:, 2]
             for name, value in values.items():
                 if value.ragged:
-                    # Of a split example, those of the positions from `start` on; groups are whole.
+                    # Those of the positions from `start` on, if the example is split.
                     places = ranges(offsets[name][example] + start, value.count(part[SEGMENTS]))
                     records[name][places] = part[VALUE + name]
                 else:  # each once, or in the order of the plan, which is always the same
@@ -107,7 +108,7 @@ def _batches(
     counts: Mapping[str, np.ndarray],
     offsets: Mapping[str, np.ndarray],
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the table; `there` says which examples are in a batch."""
+    """The rows of the table; `there` is True for examples that are in a batch."""
     for first in range(0, len(there), ROWS):
         rows = slice(first, first + ROWS)
         missing = pa.array(~there[rows])

@@ -1,4 +1,4 @@
-"""Updates: what was sampled a moment ago, packed into batches, and their results unpacked again."""
+"""Updates: samples of a policy, packed into batches, and their results unpacked again."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -19,7 +19,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.values import Value, continuations_of, shape_of_records
 from pipeline.steps import hosts
 
-# As many steps as any update has: the rows of all of them are sorted by cost and dealt together.
+# More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
 ALL_STEPS = 1 << 40
 
 COMBINE = ("sum", "mean")
@@ -37,17 +37,17 @@ def pack(
 ) -> "Packed":
     """The batches of one pass through some examples, in shapes that are compiled already.
 
-    An update of reinforcement learning has other lengths each time. Its rows are packed best fit,
+    An update of reinforcement learning has new lengths each time. Its rows are packed by best fit,
     and the rows of all its batches are sorted by cost and dealt, so that the devices of a step
-    finish together. Nothing is left to chance: the same examples give the same batches.
+    finish together. The same examples always make the same batches.
 
     >>> for planned, batch in pack(examples, buckets):  # doctest: +SKIP
     ...     results.append((planned, step(params, batch)))
 
     Args:
-        examples: `pipeline.Examples`, or any corpus. On several hosts, all give the same.
-        buckets: the shapes, ascending by length. Several of one length, with fewer rows, are tails,
-            which the last batches take; see `Plan`.
+        examples: `pipeline.Examples`, or any corpus, the same on all hosts.
+        buckets: the shapes, ascending by length. Buckets of the same length with fewer rows are
+            tails, for the last batches; see `Plan`.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
         overflow: what to do with an example longer than every bucket, as for `Plan`; default an
             error.
@@ -59,11 +59,11 @@ def pack(
     Returns:
         An iterable over the plan of each batch and the batch, a dict of global jax.Arrays. With its
         `specs`, `pipeline.steps.Compiled` compiles a step for every bucket at the first update,
-        also for tails that a later one is the first to use.
+        also for tails that only later updates use.
 
     Raises:
         ValueError: an example has nothing to train on, or is too long; no position carries loss;
-            hosts gave different examples; or an argument is not as above.
+            hosts have different examples; or an argument is not as above.
     """
     if not isinstance(examples, AnyCorpus):
         raise InvalidType(
@@ -74,7 +74,7 @@ def pack(
     if len(empty):
         raise InvalidValue(
             f"{counted(len(empty), 'example')} of {len(examples):,} have length 0, and so nothing "
-            f"to train on: {name_some(empty.tolist())}; leave them out"
+            f"to train on: {name_some(empty.tolist())}; remove them"
         )
     if examples.num_learnt == 0:
         raise InvalidValue(
@@ -88,8 +88,8 @@ def pack(
     of_examples = [name for name, each in batches.features.items() if each.per_example]
     if of_examples and max_segments is None:
         raise InvalidValue(
-            f"{name_some(of_examples)} have a column for each segment of a row, whose number would "
-            "differ between updates; give max_segments=, so that shapes stay, or features= without "
+            f"{name_some(of_examples)} have a column for each segment of a row, whose number "
+            "differs between updates; give max_segments= to fix the shape, or features= without "
             "them"
         )
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
@@ -99,7 +99,7 @@ def pack(
 
 
 class Packed:
-    """The batches of an update; each iterator begins at the first. `plan` says what is in which."""
+    """The batches of an update; each iterator begins at the first. `plan` is their plan."""
 
     def __init__(self, batches: Batches, sharding: NamedSharding):
         self.plan, self._batches, self._sharding = batches.plan, batches, sharding
@@ -132,7 +132,7 @@ def unpack(
     per: str | Mapping[str, str],
     combine: str | None = None,
 ) -> Any:
-    """What steps returned for batches, as a list with an array for each example, in their order.
+    """The results of steps, as a list with an array for each example, in their order.
 
     Pieces of a split example are joined. An example that is in no batch has an empty array.
 
@@ -141,21 +141,21 @@ def unpack(
     True
 
     Args:
-        results: the plan of each batch, and what the step returned for it: an array of the whole
-            batch, or a dict of arrays. On several hosts, arrays that each host has whole.
-        examples: as given to `pack`, or the corpus of a plan.
-        per: what an array has a record of, or one of these for each array by name: "position", of
-            `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they are;
-            "segment", of `[rows, segments, …]`, that of segment id s in column s - 1;
-            "continuation" of groups, of `[rows, continuations, …]`, that of branch id b in column
-            b - 1; or "row", of `[rows, …]`, if a row has one segment.
-        combine: "sum" or "mean" (weighted by positions) of the records of an example that is split
-            into several segments; None (default): such an example is refused, per segment and row.
+        results: the plan of each batch, and the step's result for it: an array of the whole batch,
+            or a dict of arrays. On several hosts, each host has the whole arrays.
+        examples: the argument of `pack`, or the corpus of a plan.
+        per: the kind of record in an array, or a dict of kinds by name: "position",
+            `[rows, length, …]`; for pairs "inputs" or "targets", by side; "segment",
+            `[rows, segments, …]`, with segment id s in column s - 1; "continuation" of groups,
+            `[rows, continuations, …]`, with branch id b in column b - 1; or "row", `[rows, …]`, if
+            a row has one segment.
+        combine: "sum" or "mean" (weighted by positions) over the records of an example that is
+            split into several segments. Default None: per segment and row, such an example is
+            refused.
 
     Returns:
         A list of NumPy arrays, `[positions, …]` per position, `[continuations, …]` per
-        continuation, and otherwise of a record; or a dict
-        of such lists, where steps returned dicts.
+        continuation, and otherwise one record; or a dict of such lists, if steps returned dicts.
 
     Raises:
         ValueError: an array is not as above, or results lack a piece of an example or have it
@@ -221,8 +221,8 @@ def _unpack(
         if (split := np.flatnonzero(times > 1)).size:
             raise InvalidValue(
                 f"{name} has one record a {per}, and {counted(len(split), 'example')} are split "
-                f"into several segments, first {split[0]}; give combine='sum' or 'mean', or longer "
-                "buckets"
+                f"into several segments, first {split[0]}; give combine='sum' or 'mean', or use "
+                "longer buckets"
             )
     else:
         size = pieces[:, 3:].sum(axis=1).reshape(-1, *[1] * (found.ndim - 1))
@@ -242,7 +242,7 @@ def _as_whole(name: str, given: Any) -> np.ndarray:
     """The values of a whole batch as a NumPy array; those of bfloat16 as float32."""
     if not (getattr(given, "is_fully_addressable", True) or given.is_fully_replicated):
         raise InvalidValue(
-            f"{name} is divided over hosts as {given.sharding}; return it whole on every host, "
+            f"{name} is sharded over hosts as {given.sharding}; return it whole on every host, "
             "with out_shardings=NamedSharding(mesh, PartitionSpec())"
         )
     array = np.asarray(given)
@@ -250,10 +250,10 @@ def _as_whole(name: str, given: Any) -> np.ndarray:
 
 
 def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, count: int) -> None:
-    """Refuses pieces of examples, in order, that do not follow on one another."""
+    """Refuses pieces of examples, in order, that have gaps or overlaps."""
     if len(example) and example[-1] >= count:
         raise InvalidValue(
-            f"results are of example {example[-1]:,}, and there are {count:,}; give the examples "
+            f"results are for example {example[-1]:,}, and there are {count:,}; give the examples "
             "that were packed"
         )
     new = np.diff(example, prepend=-1) != 0
@@ -261,6 +261,6 @@ def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, cou
     if (wrong := np.flatnonzero(start != due)).size:
         at = wrong[0]
         raise InvalidValue(
-            f"results of example {example[at]} continue at its position {start[at]}, and position "
+            f"results of example {example[at]} continue at position {start[at]}, but position "
             f"{due[at]} is next; give each batch of a pass once"
         )

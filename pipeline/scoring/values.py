@@ -1,4 +1,4 @@
-"""Values: what a step returns, and the part of it that belongs to each segment of a batch."""
+"""Values: a step's results, and the part of them that belongs to each segment of a batch."""
 
 import dataclasses
 import itertools
@@ -14,10 +14,10 @@ from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
-# The sides whose positions a value may have records of.
+# Kinds of records with one for each position, and the side of the positions.
 POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
 
-# What a value may have a record of; of "continuation" an example has as many as it has of these.
+# Other kinds of records. An example has one record, or one for each "continuation".
 CONTINUATION = "continuation"
 OTHERS = ("segment", CONTINUATION, "row")
 
@@ -27,11 +27,12 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: what it has a record of, one of `POSITIONS` or of `OTHERS`.
+        per: the kind of its records, one of `POSITIONS` or of `OTHERS`.
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
-        reduce: "sum" or "mean", of the records of an example; None keeps them.
-        continuations: of each example, if it has a record of each: int64 [examples].
+        reduce: "sum" or "mean" over the records of an example; None keeps them.
+        continuations: the number of continuations of each example, int64 [examples], if they have
+            the records.
     """
 
     per: str
@@ -45,33 +46,33 @@ class Value:
 
     @property
     def side(self) -> int | None:
-        """The side of the batch whose positions it has; None if it has not one for each of them."""
+        """The side whose positions have the records; None if positions do not."""
         return POSITIONS.get(self.per)
 
     @property
     def ragged(self) -> bool:
-        """Whether an example has a list of records, and not one."""
+        """Whether an example has a list of records, not one."""
         return self.reduce is None and (self.side is not None or self.continuations is not None)
 
     def count(self, segments: np.ndarray) -> np.ndarray:
-        """How many records each segment of a plan has: int64 [segments]."""
+        """The number of records of each segment of a plan: int64 [segments]."""
         if self.continuations is not None:
             return self.continuations[segments[:, 1]]
         return np.ones(len(segments), np.int64) if self.side is None else segments[:, 3 + self.side]
 
     @property
     def sum_dtype(self) -> np.dtype:
-        """The type in which records are added up; that of the table where they are not."""
+        """The type in which records are added up; that of the table if they are not."""
         if self.reduce is None:
             return self.dtype
         return np.dtype(np.float64 if np.issubdtype(self.dtype, np.floating) else np.int64)
 
     def cut(self, array: np.ndarray, planned: PlannedBatch) -> np.ndarray:
-        """The records of each segment of a batch, or the sum over those of each segment.
+        """The records of each segment of a batch, or their sum over each segment.
 
-        From `[rows, length, *shape]`, `[rows, segments, *shape]`, `[rows, continuations, *shape]`
-        or `[rows, *shape]`, of the whole batch, they are `[records, *shape]` of a ragged value,
-        otherwise `[segments, *shape]`.
+        `array`, of the whole batch, is `[rows, length, *shape]`, `[rows, segments, *shape]`,
+        `[rows, continuations, *shape]` or `[rows, *shape]`. The result is `[records, *shape]` for a
+        ragged value, otherwise `[segments, *shape]`.
         """
         array = array[:, None] if self.per == "row" else array
         row, size = planned.segments[:, 0], self.count(planned.segments)
@@ -94,15 +95,16 @@ class Value:
         return sums
 
     def finish(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The records of examples, from their sums and what `count_examples` says of them."""
+        """The records of examples, from their sums and `count_examples`."""
         if self.reduce == "mean":
             sums = sums / np.maximum(_outer(counts, sums), 1)
         return sums.astype(self.dtype) if np.issubdtype(self.dtype, np.floating) else sums
 
     def count_examples(self, positions: np.ndarray) -> np.ndarray:
-        """How many records examples have, or by what a mean is divided: int64 [examples].
+        """The number of records of each example, or the divisor of its mean: int64 [examples].
 
-        `positions` `[examples, sides]` are those in the batches; an example without has no records.
+        `positions` `[examples, sides]` counts those in the batches; an example without any has no
+        records.
         """
         if self.continuations is not None:
             return self.continuations * positions.any(axis=1)
@@ -110,7 +112,7 @@ class Value:
 
 
 def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
-    """`numbers` `[n]` in a shape to multiply records `[n, *shape]` by."""
+    """`numbers` `[n]`, reshaped to multiply records `[n, *shape]`."""
     return numbers.reshape(-1, *[1] * (records.ndim - 1))
 
 
@@ -123,7 +125,7 @@ def find_values(
 ) -> dict[str, Value]:
     """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
-    `per` is that of all values, or of each by its name; `trees` are those of the corpus.
+    `per` is the kind of all records, or a dict of kinds by name; `trees` are those of the corpus.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
@@ -132,25 +134,25 @@ def find_values(
     for name, value in itertools.chain(*(values.items() for values in outputs.values())):
         if not isinstance(name, str):
             raise InvalidValue(
-                f"the step gives a value the name {name!r}, which is no text; name columns by texts"
+                f"the step returns a value with the name {name!r}; names must be strings"
             )
         if not hasattr(value, "dtype"):
             raise InvalidValue(
                 f"the value {name} is a {type(value).__name__}; the step must return one flat dict "
-                "of arrays, so give each array a name of its own in it"
+                "with a name for each array"
             )
     names = list(next(iter(outputs.values())))
     each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
     if each.keys() != set(names):
         raise InvalidValue(
-            f"per has {', '.join(each)}, and the step returns {', '.join(names)}; give per= "
-            "for each of these"
+            f"per has {', '.join(each)}, and the step returns {', '.join(names)}; give per= for "
+            "each of these"
         )
     return {name: _find(name, each[name], outputs, reduce, plan, trees) for name in names}
 
 
 def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarray | None:
-    """The continuations of each example if a value has a record of each; else None."""
+    """The number of continuations of each example, if they have the records; else None."""
     if per != CONTINUATION:
         return None
     if trees is None:
@@ -161,9 +163,9 @@ def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarra
 
 
 def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int) -> tuple[int, ...]:
-    """The shape of a record in an array of a batch, after checking the others of its axes.
+    """The shape of a record in an array of a batch, after checking its other axes.
 
-    `most` are the segments, or the continuations, that a row may have.
+    `most` is the largest number of segments, or of continuations, in a row.
     """
     positions = ("inputs", "targets") if len(bucket.lengths) > 1 else ("position",)
     require_one_of(f"per of {name}", per, (*positions, *OTHERS))
@@ -179,8 +181,8 @@ def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int)
     if array.shape[:1] != (bucket.rows,) or room < needed or (side is not None and room > needed):
         raise InvalidValue(
             f"{name} has shape {array.shape}, and per={per!r} needs {counted(needed, what)} in "
-            f"each row of bucket {bucket}; return that, or say in per= what it has a record of, or "
-            "in max_segments= how many segments a row may have"
+            f"each row of bucket {bucket}; return that, or give the right per=, or limit the "
+            "segments of a row with max_segments="
         )
     return array.shape[1 if per == "row" else 2 :]
 

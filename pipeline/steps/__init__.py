@@ -1,4 +1,4 @@
-"""Compiled steps: training in microbatches and over accumulated steps, and many hosts as one.
+"""Compiled steps, microbatches, accumulated gradients, and many hosts as one.
 
 init, train_step = make_train_step(loss, optimizer)     a step for any model
 train_step = Compiled(train_step, state, loader.specs)  compiled for every bucket

@@ -1,4 +1,4 @@
-"""What XLA compiles: a log of it, and a guard for steps that must not be compiled again."""
+"""A log of XLA's compilations, and a guard for steps that must not be compiled again."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from pipeline.errors import InvalidState
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
-# Where JAX explains why it traces a function again, when it is asked to; and where it then says how
+# The loggers to which JAX explains, on request, why it traces a function again, and then also how
 # it uses its persistent cache.
 EXPLANATIONS = (
     "jax._src.interpreters.partial_eval",
@@ -22,10 +22,10 @@ EXPLAINS = ("CACHE MISS", "persistent compilation cache", "persistent cache entr
 
 
 class CompileLog(contextlib.ExitStack):
-    """The functions that XLA has compiled since this was made, by listening to JAX's own events.
+    """The functions that XLA has compiled since the log was made, from JAX's own events.
 
-    It listens until its `with` block ends, or `close()`. Programs found in JAX's persistent cache
-    count too: the process would have compiled them.
+    It listens until its `with` block ends, or `close()`. Programs from JAX's persistent cache count
+    too: without it, the process would have compiled them.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class CompileLog(contextlib.ExitStack):
             return [name for _, name in self._events]
 
     def count(self, name: str, thread: int) -> int:
-        """Compilations of a function called `name` that `thread` has made."""
+        """The number of compilations of a function called `name` by `thread`."""
         with self._lock:
             return sum((thread, f"jit({name})") == event for event in self._events)
 
 
 class CompileGuard(CompileLog):
-    """Stops when a step is compiled after the start; what else is compiled, it only counts.
+    """Raises if a step is compiled after the start; counts other compilations.
 
     >>> @jax.jit
     ... def step(x):
@@ -70,8 +70,8 @@ class CompileGuard(CompileLog):
         *names: of the functions to watch.
 
     Attributes:
-        again: compilations of the steps since this was made.
-        others: compilations of anything else.
+        again: the number of compilations of the steps since the guard was made.
+        others: the number of all others.
     """
 
     def __init__(self, *names: str):
@@ -88,7 +88,7 @@ class CompileGuard(CompileLog):
             self.callback(logs.removeFilter, self._note)
 
     def _note(self, record: logging.LogRecord) -> bool:
-        """Keeps JAX's reason, why a watched function is traced, rather than letting it print."""
+        """Keeps JAX's reason for tracing a watched function, instead of printing it."""
         text = record.getMessage()
         if not any(each in text for each in EXPLAINS):
             return True
@@ -97,16 +97,16 @@ class CompileGuard(CompileLog):
         return self._explained
 
     def check(self, when: str) -> None:
-        """Looks at what was compiled since the last look; `when` is for the message.
+        """Checks the compilations since the last check; `when` is for the message.
 
         Raises:
-            RuntimeError: a step was; says which and what has changed.
+            RuntimeError: a step was compiled; the message names it and what has changed.
         """
         names = self.names
         again = [name for name in names if name in self._compiled]
         self.others, before, self.again = len(names) - len(again), self.again, len(again)
         if len(again) == before:
             return
-        text = f"compiled {when}, after the start: {again[-1]}. It has a shape, dtype or sharding "
+        text = f"compiled {when}, after the start: {again[-1]}, for a shape, dtype or sharding "
         text += "that was not compiled before"
         raise InvalidState(text + (f"; JAX says: {self._reason}" if self._reason else ""))

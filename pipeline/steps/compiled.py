@@ -1,4 +1,4 @@
-"""A step compiled ahead of time for every bucket, in as many microbatches as memory asks for."""
+"""A step compiled ahead of time for every bucket, in as many microbatches as memory requires."""
 
 import dataclasses
 import functools
@@ -24,11 +24,10 @@ from pipeline.steps.microbatches import allowed
 
 logger = logging.getLogger(__name__)
 
-# Programs that are compiled at the same time. Each takes memory of the host, gigabytes for large
-# models.
+# Programs that are compiled at the same time. Each takes host memory: gigabytes for large models.
 AT_ONCE = 4
 
-# Above this share of the memory a bucket is worth a warning.
+# A bucket that needs more than this share of the memory is logged as a warning.
 TIGHT = 0.9
 
 
@@ -59,14 +58,14 @@ class Compiled:
             keyword `microbatches`, a whole number that is static for each bucket.
         state: the state, or a pytree of `jax.ShapeDtypeStruct` with its shardings.
         specs: for each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
-        donate: let the step overwrite its state.
-        microbatches: how many for every bucket; "auto": for each bucket the fewest whose program
+        donate: whether the step may overwrite its state.
+        microbatches: the number for every bucket; "auto": for each bucket the fewest whose program
             stays within `budget`, found by compiling, never by running out of memory; None: `step`
-            knows no microbatches.
-        budget: bytes on a device that a program may need; None or 0: what the devices say they
-            have, the least of all hosts; a CPU does not say.
-        held: what is on the devices besides, as `state`: for a step that is given parameters alone,
-            the rest of the training state. It counts as memory of every program.
+            does not take microbatches.
+        budget: bytes on a device that a program may need; None or 0: the memory that devices
+            report, the least over all hosts. CPUs report none.
+        held: other arrays on the devices, like `state`: for a step that takes parameters alone,
+            the rest of the training state. They count as memory of every program.
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
 
     Raises:
@@ -106,7 +105,7 @@ class Compiled:
         require_agreement({"microbatches": split})
 
     def _choices(self, bucket: Bucket, microbatches: int | Literal["auto"] | None) -> list[int]:
-        """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
+        """Numbers of microbatches to try, the fewest first; 0: a step without microbatches."""
         if microbatches is None:
             return [0]
         sharding = next(iter(self.specs[bucket].values())).sharding
@@ -148,7 +147,7 @@ class Compiled:
         return program
 
     def _fit(self, bucket: Bucket, more: list[int], program: Program) -> Program:
-        """The first program, or that of more microbatches, that fits the budget."""
+        """`program`, or the first with more microbatches that fits the budget."""
         if self.budget is None:
             return program
         for number in more:
@@ -159,8 +158,8 @@ class Compiled:
             raise DoesNotFit(
                 f"{self.name} needs {show_bytes(program.memory)} a device for bucket {bucket} in "
                 f"{program.microbatches} microbatches, and there are {show_bytes(self.budget)}; "
-                "give it fewer rows or positions, microbatches='auto', a smaller model, "
-                "remat, or more devices to share the state"
+                "use fewer rows or positions, microbatches='auto', a smaller model, remat, or more "
+                "devices to share the state"
             )
         if program.memory > TIGHT * self.budget:
             share = f"{program.memory / self.budget:.0%} of {show_bytes(self.budget)}"
@@ -168,11 +167,11 @@ class Compiled:
         return program
 
     def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
-        """Runs the step of the batch's shapes.
+        """Runs the program for the batch's shapes.
 
         Raises:
-            ValueError: the batch is of a shape, dtype or sharding that was not compiled; names the
-                field and both.
+            ValueError: the batch has a shape, dtype or sharding that was not compiled; the message
+                names the field, its value and the compiled one.
         """
         bucket = max(self.specs, key=lambda each: _alike(batch, self.specs[each]))
         specs = self.specs[bucket]
@@ -188,12 +187,12 @@ class Compiled:
 
 
 def device_memory() -> int | None:
-    """Bytes that a device has, the least of all hosts; None where it does not say."""
+    """Bytes of memory of a device, the least over all hosts; None if devices do not report it."""
     return minimum((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
 
 
 def program_memory(program: Any) -> int:
-    """Bytes on a device that a compiled program needs, as XLA says them."""
+    """Bytes on a device that a compiled program needs, as XLA reports them."""
     memory = program.memory_analysis()
     return (
         memory.argument_size_in_bytes
@@ -206,8 +205,8 @@ def program_memory(program: Any) -> int:
 def keep_programs(directory: epath.PathLike) -> None:
     """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
 
-    Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used. In
-    object storage none are kept: JAX would need libraries of its own for it.
+    A directory that JAX was given (JAX_COMPILATION_CACHE_DIR) has precedence. Programs are not kept
+    in object storage, for which JAX would need other libraries.
     """
     told = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (set at run time)
     if not told and is_local(directory):
@@ -226,7 +225,7 @@ def bytes_on_device(tree: Any) -> int:
 
 
 def programs_table(*steps: Compiled) -> str:
-    """What the program of each step and bucket needs, line by line."""
+    """A table of the memory and operations of the program of each step and bucket."""
     rows = [["step", "bucket", "microbatches", "memory", "of limit", "GFLOP"]]
     for step in steps:
         for bucket, program in step.programs.items():

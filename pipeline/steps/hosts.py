@@ -26,14 +26,14 @@ from pipeline.loading.state import differences
 
 T = TypeVar("T")
 
-# Seconds that process 0, which coordinates the others, leaves them to write their last messages.
+# Seconds for which process 0, the coordinator, lets the others write their last messages.
 GRACE = 2.0
 
 
 def main_process_first(what: str, work: Callable[[], T]) -> T:
-    """The result of `work()`, which process 0 does first and the others after it, all at once.
+    """The result of `work()`, which process 0 does first, and then the others, all at once.
 
-    The others find what process 0 wrote to a shared file system; on disks of their own they do the
+    On a shared file system, the others find the files of process 0; on their own disks they do the
     work themselves.
 
     Args:
@@ -41,7 +41,7 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
         work: a function without arguments.
 
     Raises:
-        RuntimeError: on every other process, when process 0 failed.
+        RuntimeError: on every other process, if process 0 failed.
     """
     failure: BaseException | None = None
     result: list[T] = []
@@ -56,14 +56,14 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
 
 
 def _require_all(what: str, failure: BaseException | None) -> None:
-    """Raises on every process when any has failed, so that none waits for one that is gone."""
+    """Raises on every process if any has failed, so that none waits for one that is gone."""
     failed = np.flatnonzero(_gather(np.array([failure is not None])))
     if failure is not None:
         raise failure
     if len(failed):
         raise InvalidState(
-            f"{what} failed on process {failed[0]}; its own output says why. This process stops "
-            "as well, because no step can run without all of them"
+            f"{what} failed on process {failed[0]}; its own output says why. This process stops, "
+            "too, since no step can run without all of them"
         )
 
 
@@ -71,7 +71,7 @@ def require_shared(directory: epath.Path) -> None:
     """Checks that every process sees the files that process 0 writes in a directory.
 
     Raises:
-        ValueError: on every process, when one of them does not.
+        ValueError: on every process, if one of them does not.
     """
     if jax.process_count() == 1:
         return
@@ -85,20 +85,20 @@ def require_shared(directory: epath.Path) -> None:
         (directory / name).unlink()
     if not sees.all():
         raise InvalidValue(
-            f"processes {', '.join(map(str, np.flatnonzero(~sees)))} do not see what process 0 "
-            f"writes to {os.fspath(directory)}; give all of them a --workdir on a file system that "
-            "they share, since each writes its part of every checkpoint there"
+            f"processes {', '.join(map(str, np.flatnonzero(~sees)))} do not see the files of "
+            f"process 0 in {os.fspath(directory)}; give all of them a --workdir on a shared file "
+            "system, since each writes its part of every checkpoint there"
         )
 
 
 def require_agreement(values: Mapping[str, Any]) -> None:
     """Compares named JSON, such as identities of plans, over all processes.
 
-    Each process sends a hash of 32 bytes, and only when these differ its values.
+    Each process sends a hash of 32 bytes, and its values only if the hashes differ.
 
     Raises:
-        ValueError: on every process, when any differs from process 0; names the processes, what
-            differs and both values.
+        ValueError: on every process, if any differs from process 0; the message names the
+            processes, and each difference with both values.
     """
     text = json.dumps(dict(values), sort_keys=True).encode()
     hashes = _gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
@@ -129,18 +129,18 @@ def _gather(array: np.ndarray) -> np.ndarray:
 
 
 def minimum(number: int | None) -> int | None:
-    """The least of the numbers that the processes give, rounded down to a multiple of 1,024.
+    """The least of the processes' numbers, rounded down to a multiple of 1,024.
 
     Args:
         number: bytes of memory; None: unknown. The result is None if no process knows.
     """
-    limit = np.iinfo(np.int32).max  # what JAX passes on without x64
+    limit = np.iinfo(np.int32).max  # the most that JAX sends without x64
     least = _gather(np.array(limit if number is None else min(number >> 10, limit))).min()
     return None if least == limit else int(least) << 10
 
 
 def maximum(number: float) -> float:
-    """The greatest of the numbers that the processes give, rounded to float32 if they are many."""
+    """The greatest of the processes' numbers; with several processes, rounded to float32."""
     if jax.process_count() == 1:
         return number
     return float(_gather(np.array(number, np.float32)).max())
@@ -150,7 +150,7 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts.
 
     Args:
-        axes: the size of each axis by its name; one size may be -1, for the devices that are left.
+        axes: the size of each axis by its name; one may be -1, for all remaining devices.
 
     Raises:
         ValueError: several sizes are -1, or their product is not the number of devices.
@@ -160,7 +160,7 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     if len(axes) - len(fixed) > 1 or min(fixed, default=1) < 1:
         raise InvalidValue(
             f"mesh is {dict(axes)}; each size must be a whole number from 1 up, and one may be -1, "
-            "for the devices that are left"
+            "for all remaining devices"
         )
     given = math.prod(fixed)
     sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
@@ -179,12 +179,12 @@ def connect(
     """Joins the processes of this run, if there are several.
 
     Args:
-        coordinator: `HOST:PORT` of process 0; None: JAX finds the processes itself where it knows
-            the platform (TPU pods, SLURM, Open MPI, Kubernetes); elsewhere this is the only one.
-        num_processes: number of processes.
-        process_id: number of this process, from 0.
-        wait: seconds to wait for a process that does not join, or that joined and is silent. If
-            one does not join, this process says so and ends, with exit code 2.
+        coordinator: `HOST:PORT` of process 0; None: JAX finds the processes itself if it knows the
+            platform (TPU pods, SLURM, Open MPI, Kubernetes); otherwise this is the only process.
+        num_processes: the number of processes.
+        process_id: the number of this process, from 0.
+        wait: seconds to wait for a process that does not join, or that joined and is silent. If a
+            process does not join, this one ends with a message and exit code 2.
 
     Raises:
         ValueError: only some of the three are given, or `coordinator` has no port.
@@ -197,10 +197,10 @@ def connect(
         )
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise InvalidValue(
-            f"coordinator is {coordinator!r}; it must be HOST:PORT, as in 10.0.0.1:1234"
+            f"coordinator is {coordinator!r}; it must be HOST:PORT, such as 10.0.0.1:1234"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX itself would end the process after twice that time, without a sentence.
+    # A timeout of JAX's own would end the process without a readable message.
     options: dict[str, Any] = {"initialization_timeout": wait + 600}
     options["heartbeat_timeout_seconds"] = wait
     timer = threading.Timer(wait, _give_up, [wait])
@@ -209,15 +209,15 @@ def connect(
         jax.distributed.initialize(coordinator, num_processes, process_id, **options)
     except ValueError as error:
         if coordinator or "coordinator_address should be defined" not in str(error):
-            raise  # the platform is known, and what it says is not enough
+            raise  # the platform is known, but does not provide all of it
     finally:
         timer.cancel()
 
 
 def _give_up(wait: int) -> None:
     said = (
-        f"not all processes of the run have joined within {wait} s, so this one ends. See the "
-        "output of the others; start all of them, with the same --coordinator, and with a larger "
+        f"not all processes of the run joined within {wait} s, so this one ends; see the output "
+        "of the others, and start all of them with the same --coordinator, and with a larger "
         "--wait if they begin at different times"
     )
     print(said, file=sys.stderr, flush=True)
@@ -230,7 +230,7 @@ class StopSignals(contextlib.ExitStack):
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
 
     Attributes:
-        reason: the name of the signal; empty before there was one.
+        reason: the name of the signal; empty before it comes.
     """
 
     def __init__(self) -> None:
@@ -258,14 +258,14 @@ class StopSignals(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def exit_together(command: str) -> Iterator[None]:
-    """Ends this process when the block raises, and after it if there are other processes.
+    """Ends this process if the block raises; with other processes, also when the block ends.
 
-    An ordinary exit would wait for all other processes, also for those that are gone, and JAX's own
-    exit hangs when a SIGTERM comes at that moment.
+    An ordinary exit would wait for all other processes, even for those that are gone, and JAX's own
+    exit hangs if a SIGTERM comes at that moment. The code of `sys.exit` inside the block is that of
+    the process.
 
     Args:
-        command: whose name begins the message of a user's mistake; other errors have a traceback.
-            The code of `sys.exit` inside the block is that of the process.
+        command: begins the message of a user's mistake; other errors have a traceback.
     """
     code = 0
     try:
@@ -279,10 +279,10 @@ def exit_together(command: str) -> Iterator[None]:
         lost = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
         if lost and jax.process_count() > 1:
             print(
-                f"process {jax.process_index()} of {jax.process_count()} stops: work that takes "
-                "all processes failed, most likely because another has gone (see above, and "
-                "their output). Start again with the hosts that are left; the run continues from "
-                "its last checkpoint",
+                f"process {jax.process_index()} of {jax.process_count()} stops: work that needs "
+                "all processes failed, most likely because another is gone (see above, and their "
+                "output). Start again with the remaining hosts; the run continues from its last "
+                "checkpoint",
                 file=sys.stderr,
             )
     if jax.process_count() == 1:
@@ -292,5 +292,5 @@ def exit_together(command: str) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
-        time.sleep(GRACE)  # it leads the others, which could not even say why they stop
+        time.sleep(GRACE)  # without the coordinator, others could not print why they stop
     os._exit(code)

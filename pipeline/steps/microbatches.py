@@ -10,12 +10,14 @@ from pipeline.loading.sharding import parts
 
 T = TypeVar("T")
 
-# Of the fields of a batch; None on one device.
+# The sharding of the fields of a batch; None on one device.
 Sharding = jax.sharding.NamedSharding | None
 
 
 def allowed(rows: int, sharding: Sharding) -> list[int]:
-    """Into how many microbatches a batch can be split, ascending: each device splits its rows.
+    """The numbers of microbatches that a batch can be split into, ascending.
+
+    Each device splits its own rows.
 
     >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
     >>> allowed(12, NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data")))
@@ -29,7 +31,6 @@ def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str
     """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
-
     `number` is one of `allowed(rows, sharding)`.
     """
     devices = parts(sharding)[0]
@@ -40,7 +41,7 @@ def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str
         field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
         if sharding is None:
             return field
-        # Other dimensions stay divided as they are: positions are, and segments are not.
+        # Other dimensions keep their sharding: that of positions, and none of segments.
         others = [jax.sharding.PartitionSpec.UNCONSTRAINED] * len(rest)
         stacked = jax.sharding.PartitionSpec(None, (*sharding.spec, None)[0], *others)
         placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
@@ -57,15 +58,15 @@ def summed(
     microbatches: int,
     sharding: Sharding,
 ) -> T:
-    """Σ over its microbatches of what `function` makes of a batch.
+    """The sum of `function` over the microbatches of a batch.
 
-    Of `jax.value_and_grad(loss, has_aux=True)` it gives the gradients of the whole batch.
+    For `jax.value_and_grad(loss, has_aux=True)`, it returns the gradients of the whole batch.
 
     Args:
         function: from parameters and a batch to a pytree of sums over the batch.
-        params: what `function` is given first.
+        params: the first argument of `function`.
         batch: fields of the global batch, rows first.
-        microbatches: how many parts to compute one after another; only one is in memory.
+        microbatches: the number of parts, computed one after another; only one is in memory.
         sharding: the `NamedSharding` of the fields.
     """
     if microbatches == 1:

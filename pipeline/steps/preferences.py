@@ -1,4 +1,4 @@
-"""Losses of pairs of continuations, from the log-probabilities that a loss of tokens has."""
+"""Losses of pairs of continuations, from the log-probabilities in a loss of tokens."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ REFERENCE = "reference_logprob"
 class PairLoss:
     """A loss of segments that are pairs, the preferred continuation first; for `make_train_step`.
 
-    Each pair weighs 1. Beside the loss, the mean reward margin is logged, and the share of pairs
-    whose margin is above 0. A batch has the log-probabilities of the reference as the feature
+    Each pair weighs 1. The log also has the mean reward margin, and the share of pairs whose margin
+    is above 0. A batch has the log-probabilities of the reference as the feature
     `reference_logprob`.
 
     Attributes:
@@ -31,7 +31,7 @@ class PairLoss:
     objective: Callable
 
     def __call__(self, params: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """The loss of each segment, its weight, and what is logged beside: `[rows, segments]`."""
+        """The loss of each segment, its weight, and other values to log: `[rows, segments]`."""
         reference = batch[REFERENCE]
         rows, most = reference.shape
         logprobs = self.score_continuations(params, batch, most)

@@ -1,7 +1,7 @@
-"""The losses of segments: sums made on the device, from the losses of the step that there are.
+"""The losses of segments, summed on the device from the losses of the step.
 
-The losses of positions follow from a loss that is linear in `loss_weights`. One that is not, such
-as a function of the log-probabilities of two continuations, gives those of segments itself.
+If a loss is linear in `loss_weights`, the losses of positions are its gradient. If not, such as a
+function of the log-probabilities of two continuations, it returns the losses of segments itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from pipeline.errors import InvalidValue
 def differentiate(
     loss: Callable, params: Any, batch: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, list[Any], Callable]:
-    """The losses that `loss` gives, the rest of it, and what pulls gradients to the weights."""
+    """The value of `loss`, its other results, and the function from cotangents to the weights."""
 
     def total(weights: jax.Array) -> tuple[jax.Array, list[Any]]:
         value, *others = loss(params, {**batch, "loss_weights": weights})
@@ -31,13 +31,13 @@ def position_losses(
 ) -> tuple[jax.Array, Any, jax.Array]:
     """Σ weight · nll and Σ weight of a batch, and the weight · nll of each position.
 
-    `loss` gives the first two. It is linear in `loss_weights`, so that its gradient by them is the
-    nll of each position. This takes no second pass: only the last product is differentiated.
+    `loss` returns the first two. It is linear in `loss_weights`, so its gradient by them is the
+    nll of each position. This needs no second pass: only the last product is differentiated.
     """
     value, (weight, *_), pull = differentiate(loss, params, batch)
     if value.ndim:
         raise InvalidValue(
-            f"the loss gives an array of shape {value.shape}, of segments, and so says nothing of "
+            f"the loss returns an array of shape {value.shape}, by segment, and no values of "
             'positions; score with a step that returns it, and per="segment"'
         )
     return value, weight, batch["loss_weights"] * pull(jnp.ones_like(value))[0]
@@ -54,10 +54,10 @@ def sum_segments(
 
     Args:
         losses: weight · nll of each position, `[rows, length]`.
-        batch: fields of the batch; `rows`, int32 [rows], says which of all rows it has, if it is a
-            microbatch.
-        shape: of the whole batch the rows, and the most segments in a row, as
-            `plan.most_segments()` says them.
+        batch: fields of the batch; for a microbatch, `rows`, int32 [rows], has the numbers of its
+            rows in the whole batch.
+        shape: the rows of the whole batch, and the most segments in a row, from
+            `plan.most_segments()`.
     """
     ids = batch["targets_segment_ids" if "targets_segment_ids" in batch else "inputs_segment_ids"]
     sums = [_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])]
@@ -67,8 +67,8 @@ def sum_segments(
 def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
     """The sum over each continuation of the groups of a batch: float32 `[rows, most]`.
 
-    That with branch id `b` is in column `b - 1`; prefixes, documents and padding count nowhere. So
-    the log-probability of each continuation comes from those of its tokens.
+    The sum for branch id `b` is in column `b - 1`; prefixes, documents and padding do not count. So
+    log-probabilities of tokens become those of continuations.
 
     >>> batch = {"inputs_branch_ids": jnp.array([[0, 1, 1, 2, 0]])}
     >>> sum_continuations(jnp.array([[1.0, 2, 4, 8, 16]]), batch, 3).tolist()
@@ -86,7 +86,7 @@ def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: i
 def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
     """The sum of the values with each id, from 1, in each row: float32 `[rows, most]`."""
     rows = len(ids)
-    # A place more in each row, for those without one.
+    # One more place in each row, for values without an id.
     place = jnp.arange(rows)[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
     flat = values.astype(jnp.float32).ravel()
     sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
@@ -94,9 +94,9 @@ def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
 
 
 def _place(sums: jax.Array, batch: Mapping[str, jax.Array], shape: tuple[int, int]) -> jax.Array:
-    """Sums `[2, rows, segments]` of some rows of a batch among those of all: float32, of `shape`.
+    """Sums `[2, rows, segments]` of some rows of a batch, at their places in all: float32 `shape`.
 
-    Of more segments than that, the further ones are empty.
+    Segments beyond `shape` are empty, and dropped.
     """
     sums = sums.astype(jnp.float32)[:, :, : shape[1]]
     if "rows" not in batch and sums.shape[1:] == shape:
@@ -106,7 +106,7 @@ def _place(sums: jax.Array, batch: Mapping[str, jax.Array], shape: tuple[int, in
 
 
 def sum_loss(loss: Callable) -> Callable:
-    """The first sum of `loss`, and a list of the others, also where it gives those of segments."""
+    """A function of the first sum of `loss` and a list of the others; arrays are summed."""
 
     def sums(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, list[Any]]:
         value, *others = jax.tree.map(jnp.sum, loss(params, batch))
@@ -120,11 +120,10 @@ def by_segment(
 ) -> tuple[Callable, dict[str, jax.Array]]:
     """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
-    The function gives Σ weight · nll, and a list of Σ weight and `sum_segments`; the batch has the
-    numbers of its rows; `most` is the most segments in a row. A loss that is not linear in
-    `loss_weights` gives two arrays `[rows, segments]` in place of their sums, that of segment id
-    `s` in column `s - 1`; these are taken as they are. The sums of what it gives beside are in the
-    list between both.
+    The function returns Σ weight · nll, and a list of Σ weight and `sum_segments`; the batch has
+    the numbers of its rows; `most` is the most segments in a row. A loss that is not linear in
+    `loss_weights` returns two arrays `[rows, segments]` instead of sums, with segment id `s` in
+    column `s - 1`, which are used as they are. Sums of its other values come second in the list.
     """
     rows = len(batch["loss_weights"])
 

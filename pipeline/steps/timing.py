@@ -1,4 +1,4 @@
-"""Seconds of steps, measured in turns: what each shape of a batch takes on the devices."""
+"""Seconds of steps, measured in turns, for each shape of a batch on the devices."""
 
 import dataclasses
 import logging
@@ -16,16 +16,16 @@ from pipeline.steps.compiled import device_memory, program_memory, show_bytes
 
 logger = logging.getLogger(__name__)
 
-# A turn of a shape takes about so many seconds, in up to so many steps, but at least one.
+# A turn of a shape takes about `TURN` seconds, and from 1 to `MOST_STEPS` steps.
 TURN, MOST_STEPS = 0.05, 20
 
-# Half the width of the interval for a median, in standard deviations of a count: of 5, 9, 15 and 25
-# values sorted, it reaches from number 0, 2, 4 and 8 on, and holds the median in 9 of 10 cases.
+# Half the width of the interval for a median, in standard deviations of a count. In 5, 9, 15 and 25
+# sorted values, it begins at number 0, 2, 4 and 8, and holds the median in 9 of 10 cases.
 WIDTH = 1.6
 
 
 class Trial(NamedTuple):
-    """What is measured: a shape, with the step of one of the choices."""
+    """A measurement to make: a shape, with the step of one of the choices."""
 
     choice: int
     bucket: Bucket
@@ -36,15 +36,15 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What a step of a shape takes.
+    """The time and memory of a step of a shape.
 
     Attributes:
-        seconds: of a step, the median.
-        low: the median is at least this, in nine of ten cases,
-        high: and at most this.
+        seconds: the median of a step.
+        low: the lower end of the median's interval, which holds in nine of ten cases.
+        high: its upper end.
         compiling: seconds until the first step is done, without that step.
-        memory: bytes on a device, as XLA says them; None where the step does not have `lower`.
-        steps: how many were timed.
+        memory: bytes on a device, as XLA reports them; None if the step has no `lower`.
+        steps: the number of timed steps.
     """
 
     seconds: float
@@ -67,7 +67,7 @@ class Stopwatch:
         clock: seconds, as `time.perf_counter`.
 
     Attributes:
-        failures: why a trial was left out, by trial.
+        failures: the error of each trial that was left out.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Stopwatch:
         self.failures: dict[Trial, Exception] = {}
 
     def measure(self, trials: Iterable[Trial], rounds: int) -> None:
-        """Measures some trials `rounds` times, in turns; those that are new are compiled first."""
+        """Measures some trials `rounds` times, in turns, after compiling the new ones."""
         for trial in (trials := list(dict.fromkeys(trials))):
             if trial not in self._first and trial not in self.failures:
                 self._compile(trial)
@@ -94,7 +94,7 @@ class Stopwatch:
             self._rounds.append({trial: self._turn(trial) for trial in running})
 
     def timings(self) -> dict[Trial, Timing]:
-        """What has been measured so far."""
+        """The results so far."""
         found = {}
         for trial, (count, seconds, low, high) in typical(self._rounds).items():
             compiling = max(self._first[trial] - seconds, 0.0)
@@ -154,11 +154,11 @@ class Stopwatch:
 def typical(
     rounds: Sequence[Mapping[Trial, float]],
 ) -> dict[Trial, tuple[int, float, float, float]]:
-    """Of each trial: how many rounds it was in, its median seconds, and their interval.
+    """For each trial, the number of its rounds, its median seconds, and their interval.
 
-    A round in which the machine was busy is one in which all of its trials took longer than
-    otherwise. Each round has a level, the median over its trials of their seconds over their own
-    medians, and seconds are divided by it: a median polish (Tukey, 1977).
+    If the machine was busy in a round, all trials of it took longer than in others. So each round
+    has a level, the median over its trials of their seconds over their own medians, and seconds are
+    divided by it: a median polish (Tukey, 1977).
 
     >>> a, b, c = "abc"
     >>> rounds = [{a: 1.0, b: 2.0, c: 3.0}, {a: 2.0, b: 4.0, c: 6.0}, {a: 1.0, b: 2.0, c: 9.0}]
@@ -185,6 +185,6 @@ def typical(
 
 
 def brief(error: Exception) -> str:
-    """The first line of an error, and its kind."""
+    """The type of an error, and the first line of its message."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text[:200]}"

@@ -1,8 +1,8 @@
 """A training step: from the loss of a model and an optimizer to one function of state and batch.
 
-Gradients are divided once, by the sum of the weights of all that an update is made from: of all
-rows, microbatches, accumulated steps, devices and hosts. An average of averages, as of
-`optax.MultiSteps`, is wrong when these hold different numbers of tokens.
+Gradients are divided once, by the sum of all weights in an update: of all rows, microbatches,
+accumulated steps, devices and hosts. An average of averages, as in `optax.MultiSteps`, is wrong if
+these hold different numbers of tokens.
 """
 
 import functools
@@ -18,8 +18,8 @@ from pipeline.steps.segments import by_segment, differentiate, sum_loss
 if TYPE_CHECKING:
     import optax
 
-# From parameters and a batch to a sum, and to what it is divided by: float32 scalars. Or to both
-# for each segment, `[rows, segments]`, and optionally to a dict of other such arrays.
+# From parameters and a batch to a sum and its divisor, float32 scalars; or to both for each
+# segment, `[rows, segments]`, and optionally a dict of other such arrays.
 Loss = Callable[[Any, Mapping[str, Any]], tuple[Any, ...]]
 
 
@@ -35,7 +35,7 @@ class Accumulated(NamedTuple):
 def accumulate(
     optimizer: "optax.GradientTransformation", batches: int = 1
 ) -> "optax.GradientTransformationExtraArgs":
-    """The optimizer with one update for several batches, by Σ gradients ÷ Σ weights of them all.
+    """The optimizer with one update for several batches, by Σ gradients ÷ Σ weights over them.
 
     `update` takes the gradients of a sum of weighted losses, and the sum of the weights:
 
@@ -86,7 +86,7 @@ def accumulate(
 
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:
-    """Gradients ÷ weight, of their own dtypes; where nothing has a weight, all of them are 0."""
+    """Gradients ÷ weight, in their own dtypes; if the weight is 0, so are the gradients."""
     return jax.tree.map(lambda leaf: (leaf / _divisor(weight)).astype(leaf.dtype), gradients)
 
 
@@ -117,27 +117,27 @@ def make_train_step(
     (3.0, 4.0)
 
     Args:
-        loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
-            pairs or rollouts). With `most_segments` it must be linear in `loss_weights`, or give
-            both for each segment, `[rows, segments]`, as a loss of whole continuations does; then
-            a third value may be a dict of such arrays, whose means are logged as that of the loss.
-        optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean
-            loss of the last batch.
-        accumulated: steps whose gradients make one update.
-        learning_rate: of the optimizer, a function of the number of updates, for the values.
-        loss_scale: float16 only: by what losses are multiplied at first, so that small gradients do
-            not vanish. It adjusts itself. None: not at all.
-        most_segments: the most segments in a row, as `plan.most_segments()` says them: the step
-            gives the loss of each segment. None: it does not.
+        loss: from parameters and a batch to a sum and its divisor (Σ weights: of tokens, pairs or
+            rollouts). With `most_segments` it must be linear in `loss_weights`, or return both for
+            each segment, `[rows, segments]`, as a loss of whole continuations does. Then a third
+            result may be a dict of such arrays, whose means are logged beside that of the loss.
+        optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean loss of
+            the last batch.
+        accumulated: the number of steps whose gradients make one update.
+        learning_rate: that of the optimizer, a function of the number of updates, for the values.
+        loss_scale: for float16: the initial factor of losses, so that small gradients do not
+            vanish. It adjusts itself. None: no factor.
+        most_segments: the most segments in a row, from `plan.most_segments()`: the step returns
+            the loss of each segment. None: it does not.
         sharding: the `NamedSharding` of the fields of a batch; None on one device.
 
     Returns:
-        `init(params)`: the state, a dict of `params`, `optimizer`, `steps` (those that were
-        finite, an int32 scalar) and, with a `loss_scale`, that.
+        `init(params)`: the state, a dict of `params`, `optimizer`, `steps` (the number of finite
+        steps, an int32 scalar) and, if given, `loss_scale`.
         `train_step(state, batch, microbatches=1)`: the new state, and a dict of scalars: `loss`,
-        the mean; `gradient_norm`; `finite`, whether both are, without which the state stays as it
-        was; the means of what else the loss gives; and where asked for `learning_rate`,
-        `loss_scale`, and `segments`, as `sum_segments`.
+        the mean; `gradient_norm`; `finite`, whether both are (if not, the state does not change);
+        the means of the loss's other results; and, if requested, `learning_rate`, `loss_scale`, and
+        `segments`, as from `sum_segments`.
     """
     import optax
 
@@ -154,7 +154,7 @@ def make_train_step(
     def train_step(
         state: dict[str, Any], batch: Mapping[str, jax.Array], microbatches: int = 1
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        # The scale is meant for mean losses, and these are sums.
+        # The scale is for mean losses, and these are sums.
         scale: Any = 1.0
         if "loss_scale" in state:
             scale = state["loss_scale"].scale / batch["loss_weights"].size
@@ -189,7 +189,7 @@ def make_train_step(
         if learning_rate is not None:
             values["learning_rate"] = learning_rate(state["steps"] // accumulated)
         if "loss_scale" in state:
-            # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
+            # A scale adjusts itself to the gradient that it computes: here 1, or NaN.
             slope = jnp.where(finite, 1.0, jnp.nan)
             probe = state["loss_scale"].value_and_grad(lambda x: slope * x)
             new["loss_scale"] = probe(jnp.float32(0)).dynamic_scale
@@ -202,7 +202,7 @@ def make_train_step(
 def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., Any]:
     """`eval_step(params, batch, microbatches=1)`: the two sums of the loss of a batch.
 
-    If the loss gives other values, the third is a dict of their sums. `loss` and `sharding` are as
+    If the loss has other results, the third is a dict of their sums. `loss` and `sharding` are as
     for `make_train_step`.
     """
 
@@ -217,7 +217,7 @@ def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., An
 def make_score_step(loss: Loss) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """`score_step(params, batch)`: `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
 
-    `loss` is as for `make_train_step`. Of one of segments, both are `[rows, segments]`.
+    `loss` is as for `make_train_step`. For a loss by segment, both are `[rows, segments]`.
     """
 
     def score_step(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,8 +1,8 @@
 """Tuning: the shapes of batches with which a job takes the fewest seconds on these devices.
 
-Three parts, each of use alone: a `Stopwatch` measures steps, a `Surface` interpolates between them,
-and a `SetSearch` finds the best sets of shapes for given seconds. `tune` goes round until no other
-set can be much better: it measures what the choice hangs on.
+It has three parts, each useful alone: a `Stopwatch` measures steps, a `Surface` interpolates
+between them, and a `SetSearch` finds the best sets of shapes for given seconds. `tune` measures the
+shapes that can change the choice, until no other set can be much better.
 """
 
 import dataclasses
@@ -36,16 +36,16 @@ logger = logging.getLogger(__name__)
 # Tuning ends when no other set seems better by this share.
 CLOSE = 0.02
 
-# Shapes that are measured at first, and in all, of each choice; each is compiled once.
+# Shapes that are measured at first, and at most, for each choice; each is compiled once.
 FIRST, MOST = 5, 16
 
-# Rounds of each measurement, and in all.
+# Rounds of each measurement, and at most.
 ROUNDS, MOST_ROUNDS = 5, 40
 
 # Steps of the check run.
 CHECKED = 24
 
-# Lengths of rows are tried in steps as fine as this, but for those of TPUs, which have 128 lanes.
+# The finest step between lengths of rows, except on TPUs, which have 128 lanes.
 FINE = 64
 
 
@@ -60,25 +60,25 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What `tune` chose, and how it knows: `print` shows it as a table.
+    """The choice of `tune`, with its certificate, which `print` shows as a table.
 
     Attributes:
-        buckets: to give to `load` or `Plan`.
-        choice: of `choices`, to give to `make_step`.
-        seconds: predicted, of the steps of an epoch.
+        buckets: the buckets, for `load` or `Plan`.
+        choice: the best of `choices`, for `make_step`.
+        seconds: predicted seconds of the steps of an epoch.
         bound: seconds of an epoch that no set of shapes can beat: all tokens at the best rate that
             was measured for their length, without padding.
-        gap: another set of shapes is better by at most this share, as far as noise and what lies
-            between measured shapes can be told.
-        compiling: seconds, once.
-        epochs: over which compilations were to be paid.
+        gap: another set of shapes is better by at most this share, as far as noise and
+            interpolation between measured shapes can tell.
+        compiling: seconds to compile the buckets once.
+        epochs: the epochs over which a compilation had to pay off.
         sets: the best set of 1, 2, 3, … shapes, for this choice; shapes that were not measured are
             interpolated.
-        shapes: all that were measured.
-        choices: all that were tried.
+        shapes: all shapes that were measured.
+        choices: all choices that were tried.
         left_out: shapes whose step failed, with the number of their choice and the reason.
-        checked: of a short run of the plan, the steps, the seconds that were predicted for them,
-            and those that they took.
+        checked: the number of steps of a short run of the plan, their predicted seconds, and their
+            real seconds.
     """
 
     buckets: tuple[Bucket, ...]
@@ -152,7 +152,7 @@ class Tuned:
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as `from_json` takes it."""
+        """All fields, as `from_json` takes them."""
         found = dataclasses.asdict(self)
         found["buckets"] = [bucket.as_json for bucket in self.buckets]
         for each, stored in zip(self.sets, found["sets"], strict=True):
@@ -164,7 +164,7 @@ class Tuned:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Tuned":
-        """What `as_json` described."""
+        """The object that `as_json` described."""
 
         def buckets(every: Iterable[Sequence[Any]]) -> tuple[Bucket, ...]:
             return tuple(Bucket(*shape) for shape in every)
@@ -212,10 +212,10 @@ def tune(
     """The buckets, and the choice of a step, with which a job takes the fewest seconds here.
 
     It compiles a few shapes, measures seconds and memory of a step of each, interpolates between
-    them, packs the corpus into sets of shapes, and measures again what the best set hangs on. The
-    job is all steps of `epochs` epochs and one compilation of each shape. Steps of all shapes have
-    at most `tokens_per_batch` positions, and no less than nine tenths of it where rows allow it, so
-    that tuning does not change the optimisation.
+    them, packs the corpus into sets of shapes, and measures the shapes that can change the best
+    set. The job is all steps of `epochs` epochs and one compilation of each shape. Every shape has
+    at most `tokens_per_batch` positions, and at least nine tenths of that if rows allow it, so that
+    tuning does not change the optimisation.
 
     >>> import jax
     >>> from pipeline import Examples
@@ -226,20 +226,20 @@ def tune(
     True
 
     Args:
-        make_step: `make_step(**choice)` returns `step(batch)`: it does one step on the devices and
-            returns arrays to wait for. If it has `lower`, as jitted functions have, XLA says its
-            memory, and a shape that needs more than the device has is not run. A step that trains
-            keeps its state itself; steps of several choices are all kept until the end.
-        corpus: what is trained on, as for `load`. Each step is measured on a batch of it.
-        tokens_per_batch: the most positions in a batch, for pairs of both sides.
-        choices: what may vary beside shapes, each with its values, such as
-            `{"remat": [False, True]}`. All combinations are tried. Default None: nothing.
+        make_step: `make_step(**choice)` returns `step(batch)`, which does one step on the devices
+            and returns arrays to wait for. If it has `lower`, as jitted functions have, XLA reports
+            its memory, and shapes that need more than the device has are not run. A training step
+            keeps its state itself; the steps of all choices are kept until the end.
+        corpus: the training corpus, as for `load`. Each step is measured on a batch of it.
+        tokens_per_batch: the most positions in a batch, for pairs on both sides together.
+        choices: options to try beside shapes, each with its values, such as
+            `{"remat": [False, True]}`. All combinations are tried. Default None: no options.
         max_length: as for `fit_buckets`.
         max_buckets: the most shapes; default 4.
-        epochs: how many are trained, over which a compilation is paid; default 1.
-        row_multiple: numbers of rows are multiples of this, and of what `sharding` needs.
+        epochs: the epochs of training, over which a compilation must pay off; default 1.
+        row_multiple: numbers of rows are multiples of this, and of the devices in `sharding`.
         length_multiple: bucket lengths are multiples of this; default None: of 64, on TPUs of 128;
-            or of less where this leaves less padding.
+            or of less if that leaves less padding.
         packing: as for `Plan`.
         max_segments: as for `Plan`.
         align: as for `Plan`.
@@ -275,7 +275,7 @@ def tune(
     search = SetSearch(found)
 
     def load_batch(bucket: Bucket) -> Any:
-        """A batch as a plan with shorter buckets has it: of examples that fit its rows."""
+        """A batch of examples that fit the rows of a bucket."""
         lengths = np.asarray(corpus.lengths)
         plan = Plan(corpus, [bucket], exclude=_too_long(lengths, bucket), **options)
         with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
@@ -324,9 +324,9 @@ def find_best(
 ) -> tuple[int, BucketSet, float]:
     """The number of a choice, its best set of shapes, and the share by which another may be better.
 
-    Measures until that share is small. The best of the sets that are measured in full is compared
-    with the best that there could be, if shapes outside it are as fast as the surface allows: then
-    shapes of that set are measured which are not yet, or else both sets again.
+    Measures until that share is small. The best set whose shapes are all measured is compared with
+    the best possible set, whose other shapes are as fast as the surface allows. If shapes of the
+    latter are not measured yet, they are measured next, or else both sets again.
     """
     shapes = search.candidates
     longest = max(range(len(shapes)), key=lambda number: shapes[number].order)
@@ -393,7 +393,7 @@ def estimate_all(
     failures: Mapping[Trial, Exception],
     choice: int,
 ) -> Estimate:
-    """Seconds of a step of each candidate; infinite where it, or a smaller shape, has failed."""
+    """Seconds of a step of each candidate; infinite if it, or a smaller shape, has failed."""
     mine = {trial.bucket: t for trial, t in timings.items() if trial.choice == choice}
     columns = zip(*((each.seconds, each.low, each.high) for each in mine.values()), strict=True)
     found = Surface(list(mine), *columns).estimate(search.candidates)
@@ -413,12 +413,12 @@ def estimate_all(
 
 
 def _some(timings: Mapping[Trial, Timing], choice: int) -> list[Trial]:
-    """A few trials that are measured along, to tell a busy moment from a slow shape."""
+    """A few trials to measure with others, to tell a busy moment from a slow shape."""
     return [trial for trial in timings if trial.choice == choice][:3]
 
 
 def _next_long(search: SetSearch, choices: int, failures: Mapping[Trial, Exception]) -> list[Trial]:
-    """Of each choice, the next shape to try of those that hold all examples."""
+    """For each choice, the next shape to try among those that hold all examples."""
     found = []
     for choice in range(choices):
         every = (Trial(choice, search.candidates[number]) for number in search.holding_all)
@@ -427,7 +427,7 @@ def _next_long(search: SetSearch, choices: int, failures: Mapping[Trial, Excepti
 
 
 def _compiling(search: SetSearch, mine: Mapping[Bucket, Timing]) -> np.ndarray:
-    """Seconds to compile each candidate; the mean where it was not measured."""
+    """Seconds to compile each candidate; the mean if it was not measured."""
     mean = float(np.mean([each.compiling for each in mine.values()]))
     known = {bucket: each.compiling for bucket, each in mine.items()}
     return np.array([known.get(shape, mean) for shape in search.candidates])
@@ -442,7 +442,7 @@ def _best_seen(search: SetSearch, timings: Mapping[Trial, Timing]) -> np.ndarray
 
 
 def _too_long(lengths: np.ndarray, bucket: Bucket) -> np.ndarray:
-    """Which examples fit no row of a bucket: bool [examples]; none, if that would be all."""
+    """The numbers of examples that fit no row of a bucket; none, if those would be all."""
     long = (lengths.reshape(len(lengths), -1) > bucket.lengths).any(axis=1)
     return np.zeros(0, np.int64) if long.all() else np.flatnonzero(long)
 

@@ -1,7 +1,7 @@
-"""Text: how records become tokens.
+"""Text: from records to tokens.
 
-A source gives records by number, a template says which text of a record is read and which is
-learnt, and a tokenizer makes ids of it. By their fingerprints, a corpus knows what it was made of.
+A source returns records by number, a template turns a record into text with loss weights, and a
+tokenizer turns text into ids. A corpus keeps the fingerprints of all three.
 """
 
 from pipeline.text import sources, templates, tokenizers

@@ -19,13 +19,13 @@ from pipeline.errors import (
 
 Of = Literal["inputs", "targets", "continuation", "example"]
 
-# The columns of examples that are no features of the user.
+# The columns of examples that are not features of the user.
 TOKENS, WEIGHTS = "tokens", "weights"
 
-# The number of each example, which a batch has if it is asked for.
+# The number of each example, which a batch has on request.
 EXAMPLE_ID = "example_id"
 
-# The fields of batches that features may not be named like.
+# Names of fields of batches, which features may not have.
 FIELDS = (
     *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
     *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
@@ -51,20 +51,20 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """What examples carry beside their tokens, by a name: a schema, not data.
+    """The schema of a column that examples carry beside their tokens.
 
     >>> Feature("targets", dtype="float32")  # one number for each token that is predicted
     Feature(of='targets', dtype=dtype('float32'), shape=(), fill=None)
 
     Args:
-        of: "inputs" or "targets": an array `[n, *shape]` for an example of n tokens. A batch has
-            the entry of a token where the token is an input, or where it is predicted, as
-            `loss_weights` are. "example": one value, of `shape`, for an example. "continuation", of
+        of: "inputs" or "targets": an array `[n, *shape]` for an example of n tokens. In a batch,
+            the entry of a token lies where the token is an input, or where it is predicted, as
+            `loss_weights` do. "example": one value, of `shape`, for an example. "continuation", for
             groups: a value for each continuation of an example, `[continuations, *shape]`.
         dtype: of the batch, boolean or a number of at most 32 bits. Default None: that of the first
             example's data, with 32 bits in place of 64.
         shape: of the value of one token, or of one example; default a number.
-        fill: the value where a corpus of a mixture has no such feature; default None: refused.
+        fill: the value for a corpus of a mixture that lacks the feature; default None: refused.
 
     Raises:
         ValueError: an argument is not as above.
@@ -91,13 +91,13 @@ class Feature:
                 )
             object.__setattr__(self, "dtype", dtype)
             if self.fill is not None and not dtype.type(self.fill) == np.float32(self.fill):
-                raise InvalidValue(f"fill is {self.fill!r}, which {dtype} does not hold")
+                raise InvalidValue(f"fill is {self.fill!r}, which {dtype} cannot hold")
 
     @property
     def per_example(self) -> bool:
         """Whether an example has one value, and not one for each of its tokens.
 
-        Of the nodes of groups, which are stored as examples, each has one of "continuation".
+        Nodes of groups are stored as examples, each with one value of "continuation".
         """
         return self.of in ("example", "continuation")
 
@@ -116,13 +116,13 @@ class Feature:
         return np.full((count, *self.shape), self.fill or 0, self.dtype)
 
     def infer(self, given: Any, what: str) -> "Feature":
-        """The same feature with a dtype, which is that of `given` where there is none yet."""
+        """The same feature with a dtype, by default that of `given`."""
         if self.dtype is not None:
             return self
         dtype = as_array(given, what).dtype
         narrow = {"i": np.int32, "u": np.uint32, "f": np.float32}
         if dtype.kind not in "biuf":
-            raise InvalidValue(f"{what} is of dtype {dtype}; give booleans or numbers, or a dtype=")
+            raise InvalidValue(f"{what} has dtype {dtype}; give booleans or numbers, or a dtype=")
         if dtype.itemsize > 4:
             dtype = np.dtype(narrow[dtype.kind])
         return dataclasses.replace(self, dtype=dtype)
@@ -134,16 +134,16 @@ class Feature:
         return values.reshape(-1, *self.shape)
 
     def convert(self, given: Sequence[Any], what: str, counts: Sequence[int]) -> np.ndarray:
-        """The entries of examples of so many tokens as one array of this dtype: `[n, *shape]`.
+        """The entries of examples with `counts` tokens as one array of this dtype: `[n, *shape]`.
 
-        `what` names the entry in errors, where there is one: a wrong shape, numbers that the dtype
-        cannot hold, or NaN.
+        A wrong shape, numbers that the dtype cannot hold, and NaN are refused; `what` names the
+        entry in the error.
         """
         arrays = [as_array(each, what) for each in given]
         for array, tokens in zip(arrays, counts, strict=True):
             shape = self.shape if self.per_example else (tokens, *self.shape)
             if array.shape != shape:
-                each = "" if self.per_example else f", one value for each of its {tokens} tokens"
+                each = "" if self.per_example else f", one value for each of {tokens} tokens"
                 raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
         return self.cast(np.stack(arrays) if self.per_example else concatenate(arrays), what)
 
@@ -156,8 +156,8 @@ class Feature:
         kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]
         if array.dtype.kind not in kinds:
             raise InvalidValue(
-                f"{what} is of dtype {array.dtype}, and the feature is {self.dtype}; convert it, "
-                "or give the feature another dtype="
+                f"{what} has dtype {array.dtype}, and the feature {self.dtype}; convert it, or "
+                "give the feature another dtype="
             )
         if self.dtype.kind in "iu":
             allowed, least, most = np.iinfo(self.dtype), int(array.min()), int(array.max())
@@ -167,13 +167,13 @@ class Feature:
                     f"{what} holds {wrong}; {self.dtype} holds {allowed.min} to {allowed.max}"
                 )
         if array.dtype.kind == "f" and np.isnan(array).any():
-            raise InvalidValue(f"{what} holds NaN; give a number, and a mask beside it")
+            raise InvalidValue(f"{what} holds NaN; give a number, and a mask as another feature")
         with np.errstate(over="ignore"):
             return array.astype(self.dtype, copy=False)
 
 
-# Tokens, and the weights of the loss, are such features under their own names: columns "tokens" and
-# "weights" of examples, fields of the task and "loss_weights" of batches.
+# Tokens and loss weights are such features with names of their own: the columns "tokens" and
+# "weights" of examples, and fields of the task and "loss_weights" of batches.
 TOKEN_IDS = Feature("inputs", dtype=np.int32)
 LOSS_WEIGHTS = Feature("targets", dtype=np.float32, fill=1.0)
 OF_TOKENS = {TOKENS: TOKEN_IDS, WEIGHTS: LOSS_WEIGHTS}
@@ -183,8 +183,9 @@ class Column(NamedTuple):
     """The values of a feature of some examples, one example after another.
 
     Attributes:
-        feature: says what they are.
-        values: `[tokens, *shape]` of all examples, or of examples `[examples, *shape]`.
+        feature: their schema.
+        values: `[tokens, *shape]` over all examples; for a feature of examples,
+            `[examples, *shape]`.
     """
 
     feature: Feature
@@ -197,12 +198,12 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
     for name, feature in found.items():
         if not isinstance(feature, Feature):
             raise InvalidType(
-                f"features[{name!r}] is {feature!r:.80}; it must be a pipeline.Feature, as "
+                f"features[{name!r}] is {feature!r:.80}; it must be a pipeline.Feature, such as "
                 "Feature('targets') or Feature('example')"
             )
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise InvalidValue(
-                f"a feature is named {name!r}; a name is letters, digits and _, and none of "
+                f"a feature is named {name!r}; a name has letters, digits and _, and is none of "
                 f"{', '.join(RESERVED)}, which batches have"
             )
     return found
@@ -211,18 +212,18 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
 def split_columns(
     columns: Any, features: Mapping[str, Feature] | None
 ) -> tuple[dict[str, Any], dict[str, Feature]]:
-    """Columns by name, one of them `TOKENS`, and what the others are, with that of the weights.
+    """Columns by name, among them `TOKENS`; and the features of the others and of the weights.
 
     Args:
-        columns: a sequence of arrays of token ids; or a dict of such, `"tokens"`, and optionally
-            `"weights"`, and one for each feature by its name.
+        columns: a sequence of arrays of token ids; or a dict with such a sequence as `"tokens"`,
+            optionally `"weights"`, and a column for each feature by its name.
         features: the features by name.
     """
     known = check_features(features)
     if not isinstance(columns, Mapping):
         if known:
             raise InvalidValue(
-                f"features are {', '.join(known)}, and there are tokens alone; give a dict of "
+                f"features are {', '.join(known)}, but only tokens are given; give a dict of "
                 "columns, {'tokens': …, "
                 f"{next(iter(known))!r}: …}}"
             )
@@ -235,11 +236,11 @@ def split_columns(
     for name in columns:
         if name not in (TOKENS, WEIGHTS, *known):
             raise InvalidValue(
-                f"there is a column {name!r} and no such feature; say what it is, with features="
-                f"{{{name!r}: pipeline.Feature('targets')}}, or leave it out"
+                f"the column {name!r} has no feature; describe it with features="
+                f"{{{name!r}: pipeline.Feature('targets')}}, or remove it"
             )
     if missing := [name for name in known if name not in columns]:
-        raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or leave it out")
+        raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or remove it")
     given = {name: each for name, each in columns.items() if each is not None or name != WEIGHTS}
     return given, known | ({WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in given else {})
 
@@ -254,7 +255,7 @@ def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None
 
 
 def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each example, and its entry in each column; refuses columns of other sizes."""
+    """The number of each example, and its entry in each column; columns must have equal sizes."""
     missing = object()
     for number, row in enumerate(itertools.zip_longest(*columns.values(), fillvalue=missing)):
         entries = dict(zip(columns, row, strict=True))

@@ -1,9 +1,9 @@
-"""Fingerprints of functions and objects: they change where the text that these make may change.
+"""Fingerprints of functions and objects: they change if the text that these make may change.
 
-The rule: a function counts with its source, its defaults, the values it captured, and the
-functions, classes and values of its own module that it names; what it names of other modules counts
-by name alone. A lambda, or a function without source, counts with its code instead. An object of a
-dataclass counts with its fields and the methods of its class, and any plain value with its content.
+The fingerprint of a function covers its source, its defaults, the values it captures, and the
+functions, classes and values of its own module that it names; names from other modules count by
+name alone. For a lambda, or a function without source, it covers the code instead. For an instance
+of a dataclass it covers the fields and the methods of the class, and for a plain value its content.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from pipeline.errors import InvalidValue
 
 PLAIN = (bool, int, float, complex, str, bytes)
 
-# Types whose `repr` says all there is to a value.
+# Types whose `repr` describes a value completely.
 CLEAR = (
     *(type(None), type(...), range, np.dtype, np.ufunc, pathlib.PurePath, decimal.Decimal),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
@@ -40,11 +40,11 @@ CODE = ("code", "names", "varnames", "freevars", "flags", "argcount", "kwonlyarg
 
 
 def fingerprint(value: Any) -> str:
-    """The name of a function or of an object's class, and a hash of all that counts with it.
+    """The name of a function or of an object's class, and a hash of all that it depends on.
 
     Args:
-        value: a function, an object of a dataclass, a `functools.partial` of such, or anything with
-            a text attribute `fingerprint`, which is returned.
+        value: a function, an instance of a dataclass, a `functools.partial` of these, or anything
+            with a string attribute `fingerprint`, which is returned.
 
     Raises:
         ValueError: it holds or names something that cannot be described; the message names that.
@@ -63,7 +63,7 @@ def _name(value: Any) -> str:
     if isinstance(value, functools.partial):
         return _name(value.func)
     module = getattr(value, "__module__", None) or "builtins"
-    if module in ("__main__", "__mp_main__"):  # as when the script is imported
+    if module in ("__main__", "__mp_main__"):  # take its name as an imported module
         main = sys.modules["__main__"]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", "__main__")
         module = spec.name if spec else pathlib.PurePath(file).stem
@@ -71,7 +71,7 @@ def _name(value: Any) -> str:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a function or class is compiled, or of Python or Lockstep: its name says it all."""
+    """Whether the name of a function or class is enough: it is compiled, or Python's or ours."""
     if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
         return False  # a method with its object
     if isinstance(value, types.FunctionType | type):
@@ -80,7 +80,7 @@ def _is_known(value: Any) -> bool:
 
 
 class _Description:
-    """Describes values in tuples of texts and numbers; errors say that `root` cannot be."""
+    """Describes values in tuples of texts and numbers; errors name `root`, which cannot be."""
 
     def __init__(self, root: str):
         self._root = root
@@ -92,8 +92,8 @@ class _Description:
         return InvalidValue(
             f"{self._root} has no fingerprint: {subject} is {value!r:.80}, {why}. Use functions of "
             "modules, and dataclasses of plain values; or give the object an attribute "
-            "`fingerprint`, or the function a fingerprint of your own, and change it whenever the "
-            'result would change: pipeline.templates.Function(…, fingerprint="v1")'
+            "`fingerprint`, or the function a fingerprint, and change it whenever the result would "
+            'change: pipeline.templates.Function(…, fingerprint="v1")'
         )
 
     def of(self, value: Any, place: str) -> Any:
@@ -118,7 +118,7 @@ class _Description:
             describe: Any = self._of_class if isinstance(value, type) else self._of_function
             return number, describe(value, place) if new else None
         if not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            return self.of(value.__wrapped__, place)  # by a cache or a compiler
+            return self.of(value.__wrapped__, place)  # wrapped by a cache or a compiler
         if inspect.isroutine(value) or isinstance(value, type):
             parts = getattr(value, "__func__", None), getattr(value, "__self__", None)
             return _name(value), self.of(parts, place)
@@ -142,7 +142,7 @@ class _Description:
         if isinstance(value, set | frozenset):  # whose order differs between processes
             return sorted(repr(_Description(self._root).of(entry, place)) for entry in value)
         if not dataclasses.is_dataclass(value):
-            raise self._refusal(value, place, f"and no {type(value).__name__} says what it is")
+            raise self._refusal(value, place, f"an instance of {type(value).__name__}")
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if "__dataclass_fields__" not in vars(type(value)):  # a subclass with its own attributes
             fields |= getattr(value, "__dict__", {})
@@ -150,7 +150,7 @@ class _Description:
         return self.of(type(value), place), described
 
     def _of_class(self, kind: type, place: str) -> Any:
-        """A class by what its body defines, and by those that it extends."""
+        """A class by what its body defines, and by its bases."""
         described = [self.of(kind.__bases__, place)]
         fields = getattr(kind, "__dataclass_fields__", {})
         for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):
@@ -185,14 +185,14 @@ class _Description:
     def _of_code(self, code: types.CodeType, place: str) -> Any:
         with contextlib.suppress(OSError, TypeError, SyntaxError):
             source = textwrap.dedent(inspect.getsource(code))
-            # Other lines are there where the file changed after it was imported.
+            # If the file changed after it was imported, other lines are there.
             if re.search(rf"^(async )?def {code.co_name}\b", source, re.MULTILINE):
                 return source
         return [getattr(code, f"co_{name}") for name in CODE], self.of(code.co_consts, place)
 
 
 def _find_globals(code: types.CodeType) -> Iterator[str]:
-    """The names that a function, and those inside it, look up in its module."""
+    """The names that a function, and the functions inside it, look up in its module."""
     every = dis.get_instructions(code)
     yield from (each.argval for each in every if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     for constant in code.co_consts:

@@ -27,20 +27,20 @@ from pipeline.text.features import (
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
-# Examples of arrays are converted so many at once. This changes no result.
+# The examples of arrays that are converted at once. This changes no result.
 BLOCK = 1 << 12
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Consecutive examples: how many tokens each has, and the columns of all.
+    """Consecutive examples: the number of tokens of each, and the columns of all.
 
     Attributes:
-        counts: the tokens of each example.
-        columns: by name, the tokens of the examples, their weights, if tokens have some, and their
-            features. What is added to a corpus has features alone.
-        text_bytes: UTF-8 bytes of the text of each, of what is learnt alone where tokens have
-            weights; None where no text is known (a corpus made of arrays).
+        counts: the number of tokens of each example.
+        columns: by name, the tokens of the examples, their weights, if they have any, and their
+            features. For features that are added to a corpus, there are no tokens.
+        text_bytes: UTF-8 bytes of the text of each example, only of text that carries loss if
+            tokens have weights; None if no text is known (a corpus made from arrays).
     """
 
     counts: np.ndarray
@@ -54,7 +54,7 @@ class Ragged:
 
     @property
     def features(self) -> dict[str, Feature]:
-        """What the columns but the tokens hold, by name."""
+        """The features of all columns but the tokens, by name."""
         return {name: each.feature for name, each in self.columns.items() if name != TOKENS}
 
     @property
@@ -64,18 +64,18 @@ class Ragged:
 
     @property
     def weights(self) -> np.ndarray | None:
-        """The weight of each token, float32; None where each weighs the same."""
+        """The weight of each token, float32; None if all weigh the same."""
         column = self.columns.get(WEIGHTS)
         return None if column is None else column.values
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens, the weights and the features; of these if alone."""
+        """SHA-256 of the counts, the tokens, the weights and the features, as far as present."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
             raise InvalidValue(
-                f"an example has {low if low < 0 else high:,} tokens; a count is from 0 and below "
-                "2**32"
+                f"an example has {low if low < 0 else high:,} tokens; a count is from 0 to "
+                "2**32 - 1"
             )
         sha = hashlib.sha256()
         if TOKENS in self.columns:
@@ -101,7 +101,7 @@ class Ragged:
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
-        """All examples of several; all of these have `text_bytes`, or none, and so `columns`."""
+        """All examples of chunks with the same columns, of which all or none have `text_bytes`."""
         first, *others = chunks
         if not others:
             return first
@@ -115,12 +115,12 @@ class Ragged:
 
 
 def is_full(examples: int, tokens: int) -> bool:
-    """Whether a part of so many examples and tokens ends."""
+    """Whether a part with this many examples and tokens is full."""
     return tokens >= TOKENS_PER_PART or examples >= EXAMPLES_PER_PART
 
 
 def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]]:
-    """The pieces of each part: the number of a chunk, its first example, the one after its last.
+    """The pieces of each part: the number of a chunk, the first example, and one past the last.
 
     >>> list(divide([np.array([TOKENS_PER_PART, 7, 5])]))
     [[(0, 0, 1)], [(0, 1, 3)]]
@@ -149,9 +149,9 @@ def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]
 def divide_arrays(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> Iterator[Ragged]:
-    """Examples of arrays, part by part, each entry checked; arguments as `Corpus.from_arrays`."""
+    """Examples of arrays, part by part, each entry checked; see `Corpus.from_arrays`."""
     columns, known = split_columns(columns, features)
-    # Who makes entries one by one may use their memory again.
+    # An iterator may reuse the memory of an entry for the next one.
     lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
     buffer = Buffer(known, vocab_size, BLOCK if lasting else 1)
     for number, example in zip_columns(columns):
@@ -163,17 +163,16 @@ def divide_arrays(
 
 
 class Buffer:
-    """Examples that are checked as they come, and held until they are taken together.
+    """Examples that are checked as they arrive, and held until they are taken together.
 
     Args:
-        features: what examples carry beside their tokens, by name, with `LOSS_WEIGHTS` as `WEIGHTS`
-            where tokens have weights.
+        features: by name, with `LOSS_WEIGHTS` as `WEIGHTS` if tokens have weights.
         vocab_size: if given, ids must be below it.
-        block: so many examples are checked at once; until then, their entries must stay as they
-            are.
+        block: the number of examples that are checked at once; until then, their entries must not
+            change.
 
     Attributes:
-        features: as given; those without a dtype get that of the first example.
+        features: as given; a feature without a dtype gets that of the first example.
     """
 
     def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, block: int = 1):
@@ -196,7 +195,7 @@ class Buffer:
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
         """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says.
 
-        `tokens` is the number of its tokens where these are stored already.
+        `tokens` is the number of its tokens if these are stored already.
         """
         if tokens is None:
             ids = as_array(example[TOKENS], f"example {number}")
@@ -211,14 +210,14 @@ class Buffer:
         rows, self._rows = self._rows, []
         try:
             self._checked.append(self._join(rows))
-        except (ValueError, TypeError):  # NumPy's, where no dtype holds all entries
+        except (ValueError, TypeError):  # also NumPy's, if no dtype holds all entries
             if len(rows) == 1:
                 raise
-            # Which example it was, if it was one: else entries are of several dtypes.
+            # One by one, the error names its example; entries of several dtypes are no error.
             self._checked += [self._join([row]) for row in rows]
 
     def _join(self, rows: Sequence[tuple[int, int, Mapping[str, Any]]]) -> Ragged:
-        """Examples: the number and the tokens of each, and its entries. Errors name the first."""
+        """Joins examples: the number, token count and entries of each. Errors name the first."""
         what = f"example {rows[0][0]}"
         _, counts, entries = zip(*rows, strict=True)
         columns = {}
@@ -237,7 +236,7 @@ class Buffer:
         return made
 
     def take(self) -> Ragged:
-        """The examples that were held, at least one; then none are."""
+        """The examples that were held, at least one; empties the buffer."""
         if self._rows:
             self._check()
         checked = self._checked
@@ -246,11 +245,11 @@ class Buffer:
 
 
 def require_weights(array: np.ndarray, what: str) -> np.ndarray:
-    """Weights as they are; refuses those below 0 or not finite, which `what` names in errors."""
+    """Returns weights; refuses those below 0 or not finite, which `what` names in errors."""
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise InvalidValue(
-            f"{what} hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight is a finite "
-            "number from 0 up"
+            f"{what} hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight must be "
+            "finite and at least 0"
         )
     return array
 
@@ -260,7 +259,7 @@ def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | N
     for array in arrays:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise InvalidValue(
-                f"{what} has shape {array.shape} and dtype {array.dtype}; an example is a "
+                f"{what} has shape {array.shape} and dtype {array.dtype}; an example must be a "
                 "1-D array of integer token ids"
             )
     flat = concatenate(arrays)

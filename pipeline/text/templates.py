@@ -1,6 +1,6 @@
 """Templates: from a record to spans of text, each with the loss weight of its tokens.
 
-A template is a pure function or an object of a dataclass, so that it has a fingerprint; see
+A template is a pure function or an instance of a dataclass, so that it has a fingerprint; see
 `pipeline.text.fingerprints`.
 """
 
@@ -35,29 +35,29 @@ __all__ = [
     "fingerprint",
 ]
 
-# A piece of text, the loss weight of each of its tokens (0 for what is only read), and optionally
-# the value that each of them has for features, by name.
+# A piece of text, the loss weight of each of its tokens (0: only read), and optionally the value of
+# each token for features, by name.
 Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
 
 # A template of groups has an attribute `nodes`, such as 3 for a prefix and two continuations, and
-# gives as many lists of spans.
+# returns that many lists of spans.
 Template = Callable[[dict[str, Any]], Sequence[Span] | Sequence[Sequence[Span]]]
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function with a fingerprint that you give it, where none can be computed.
+    """A function with a fingerprint that you give it, if none can be computed.
 
     >>> shout = Function(lambda record: [(record["text"].upper(), 1.0)], fingerprint="shout-1")
     >>> shout({"text": "a"}), fingerprint(shout)
     ([('A', 1.0)], 'shout-1')
 
     Args:
-        function: anything that can be called; for workers it must pickle.
+        function: any callable; workers pickle it.
         fingerprint: change it whenever `function` would return something else.
 
     Raises:
-        ValueError: `fingerprint` is not text, or empty.
+        ValueError: `fingerprint` is not a string, or is empty.
     """
 
     function: Callable[..., Any]
@@ -65,16 +65,16 @@ class Function:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fingerprint, str) or not self.fingerprint:
-            raise InvalidValue(f'fingerprint is {self.fingerprint!r}; give a text, such as "v1"')
+            raise InvalidValue(f'fingerprint is {self.fingerprint!r}; give a string, such as "v1"')
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """What the function returns."""
+        """The result of the function."""
         return self.function(*arguments, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    r"""A prompt without loss, then an answer with it; for instruction and prefix tuning.
+    r"""A prompt without loss, then an answer with loss; for instruction and prefix tuning.
 
     Both are format strings of the record's fields. Special tokens are parsed in the format strings
     alone, not in the fields; see `Markup`.
@@ -95,18 +95,18 @@ class Answer:
 class Chat:
     r"""The turns of a conversation, one after another, each between `before` and `after`.
 
-    The loss is on what the chosen roles say and on the `after` that ends it, by which the model
-    learns to stop; `before` is never learnt. Special tokens are parsed in `before` and `after`
-    alone, not in what somebody says; see `Markup`.
+    The loss is on the text of the chosen roles and on the `after` that ends it, so that the model
+    learns to stop; `before` carries no loss. Special tokens are parsed in `before` and `after`
+    alone, not in the text of turns; see `Markup`.
 
     >>> Chat()({"messages": [{"role": "user", "content": "Hi"},
     ...                      {"role": "assistant", "content": "Hello."}]})
     [('<|user|>\n', 0.0), ('Hi<|end|>\n', 0.0), ('<|assistant|>\n', 0.0), ('Hello.<|end|>\n', 1.0)]
 
     Attributes:
-        weights: of each role that is learnt, the weight; others weigh 0.
-        before: stands before each turn; `{role}` is its role.
-        after: stands after each turn.
+        weights: the loss weight of each role; other roles weigh 0.
+        before: text before each turn; `{role}` is its role.
+        after: text after each turn.
         messages: the field of a record that lists the turns.
         role: the field of a turn that names its role.
         content: the field of a turn that holds its text.
@@ -136,11 +136,11 @@ class Chat:
         for turn in record[self.messages]:
             role, content = turn[self.role], turn[self.content]
             if not isinstance(content, str):
-                raise InvalidValue(f"a turn of {role} says {type(content).__name__}, not text")
+                raise InvalidValue(f"a turn of {role} holds {type(content).__name__}, not text")
             if re.search(r"[<>|\[\]{}\r\n]", str(role)):
                 raise InvalidValue(
-                    f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it is a "
-                    "name without < > | [ ] { } and line breaks"
+                    f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must "
+                    "not have < > | [ ] { } or line breaks"
                 )
             spans.append((Markup(self.before.format(role=role)), 0.0))
             spans.append((content + Markup(self.after), self.weights.get(role, 0.0)))
@@ -151,17 +151,17 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference:
-    r"""A prompt, the answer that is preferred, and the one that is rejected: a group of two.
+    r"""A group of a prompt, the preferred answer, and the rejected one.
 
-    Both sides are format strings of the record's fields, as those of `Answer`, or templates, as
-    `Chat` is. The spans that both begin with are the prefix, whose tokens have weight 0: what both
-    sides share cancels in every loss of pairs.
+    The two sides are format strings of the record's fields, like those of `Answer`, or templates,
+    such as `Chat`. The spans that both sides begin with are the prefix, whose tokens have weight 0,
+    since they cancel in every loss of pairs.
 
     >>> record = {"question": "2+2", "right": "4", "wrong": "5"}
     >>> Preference(prompt="Q: {question}\nA: ", chosen="{right}", rejected="{wrong}")(record)
     [[('Q: 2+2\nA: ', 0.0)], [('4', 1.0)], [('5', 1.0)]]
 
-    Of two chats, which a record lists turn by turn, the prefix is found:
+    In two chats, which a record lists turn by turn, the prefix is the common turns:
 
     >>> chats = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
     >>> question = {"role": "user", "content": "2+2"}
@@ -171,12 +171,12 @@ class Preference:
      [('4<|end|>\n', 1.0)], [('5<|end|>\n', 1.0)]]
 
     Attributes:
-        prompt: a format string; stands before both sides. Default none.
-        chosen: the side that is preferred.
+        prompt: a format string, whose text comes before both sides. Default none.
+        chosen: the preferred side.
         rejected: the other side.
 
     Raises:
-        ValueError: both sides of a record are the same.
+        ValueError: the sides of a record are equal.
     """
 
     nodes: ClassVar[int] = 3
@@ -191,9 +191,9 @@ class Preference:
         pairs = list(zip(*sides, strict=False))
         shared = next((n for n, pair in enumerate(pairs) if not _is_same(*pair)), len(pairs))
         if shared == max(map(len, sides)):
-            raise InvalidValue("both of its sides are the same, so none is preferred; leave it out")
+            raise InvalidValue("its two sides are equal, so neither is preferred; remove it")
         prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
-        # The end of a side that says no more is an empty text, whose end mark may be learnt.
+        # A side without more text ends with an empty one, whose end mark may carry loss.
         ends = [side[shared:] or [("", *side[-1][1:])] for side in sides]
         return [prefix or [("", 0.0)], *ends]
 
@@ -235,12 +235,12 @@ class FilledSource(Concatenated):
 
 
 def count_nodes(template: Template | None) -> int:
-    """The lists of spans that a template gives of a record: 1, or of groups more."""
+    """The number of lists of spans that a template makes of a record: 1, or more for groups."""
     return getattr(template, "nodes", 1)
 
 
 def source_of_nodes(source: Source, template: Template | None) -> Source:
-    """A source that has each record as often as a template makes lists of spans of it."""
+    """A source that has each record once for each list of spans that a template makes of it."""
     nodes = count_nodes(template)
     return source if nodes == 1 else Repeated(source, nodes)
 
@@ -250,7 +250,7 @@ def fill(
 ) -> list[list[tuple[str, float, Mapping[str, Any]]]]:
     """The spans that a template makes of each record, checked, each with values for features.
 
-    Of groups, `source` is of `source_of_nodes`, and each record has the spans of one node.
+    For groups, `source` is from `source_of_nodes`, and each record has the spans of one node.
     """
     filled, nodes = [], count_nodes(template)
     for index, record in zip(indices, read_records(source, indices), strict=True):
@@ -261,8 +261,8 @@ def fill(
             if nodes > 1:
                 if not isinstance(given, list | tuple) or len(given) != nodes:
                     raise InvalidValue(
-                        f"it gave {given!r:.80}, and its attribute `nodes` is {nodes}; give a list "
-                        "of as many lists of spans, that of the prefix first"
+                        f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return "
+                        "that many lists of spans, the prefix first"
                     )
                 given = given[index % nodes]
             filled.append(_check(given))
@@ -270,14 +270,14 @@ def fill(
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValue(
                 f"{where(source, index)} does not suit the template {fingerprint(template)}: "
-                f"{reason}. Its fields are {', '.join(map(str, record))}; mend it, or give another "
-                "template"
+                f"{reason}. Its fields are {', '.join(map(str, record))}; correct it, or give "
+                "another template"
             ) from error
     return filled
 
 
 def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
-    """What a template gave, as spans with values for features."""
+    """The result of a template, as spans with values for features."""
     spans: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
     if not all(
         isinstance(each, tuple | list)
@@ -285,17 +285,17 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
         for each in spans
     ):
         raise InvalidValue(
-            f"it gave {given!r:.80}; give a list of spans, each a text and its weight, as "
-            '[("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
+            f"it returned {given!r:.80}; return a list of spans, each a text and its weight, such "
+            'as [("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
         )
     spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
     if not spans:
-        raise InvalidValue("it gave no spans; give at least one text with its weight")
+        raise InvalidValue("it returned no spans; return at least one text with its weight")
     for text, weight, _ in spans:
         if not isinstance(text, str):
-            raise InvalidValue(f"it gave a span that is {type(text).__name__}, not text")
+            raise InvalidValue(f"it returned a span that is {type(text).__name__}, not text")
         if not (math.isfinite(weight) and weight >= 0):
-            raise InvalidValue(f"it gave the weight {weight}; a weight is a number from 0 up")
+            raise InvalidValue(f"it returned the weight {weight}; a weight must be at least 0")
     return spans
 
 
@@ -310,9 +310,9 @@ def encode(
 
     Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks stand
     around the whole: the begin mark weighs 0, the end mark as much as the last span. For features,
-    the begin mark has the value of the first span. A span that gives none has their `fill`.
+    the begin mark has the value of the first span. A span without a value has the feature's `fill`.
 
-    Of groups, `source` is of `source_of_nodes`. Prefixes have the begin marks, and continuations
+    For groups, `source` is from `source_of_nodes`. Prefixes have the begin marks, and continuations
     the end marks.
 
     >>> from pipeline.text.tokenizers import Bytes
@@ -363,7 +363,7 @@ def _value_of(span: tuple[str, float, Mapping[str, Any]], name: str, feature: Fe
         return one.convert([values[name]], f"{name} of the span {text!r:.40}", [1])
     if feature.fill is None:
         raise InvalidValue(
-            f"the template gave no {name!r} for the span {text!r:.40}; give it as the third entry "
-            f"of the span, {{{name!r}: …}}, or give the feature a fill="
+            f"the template returned no {name!r} for the span {text!r:.40}; return it as the third "
+            f"entry of the span, {{{name!r}: …}}, or give the feature a fill="
         )
     return feature.filled(1)

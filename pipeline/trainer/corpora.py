@@ -40,13 +40,13 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
         fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
             a source or a sequence of records), `files` (names or globs, separated by commas, as
             for `sources.open_files`) and `tfds` (the name of a prepared data set), the others
-            empty or absent; `split`; of files a `kind`, or "", or of parallel text `targets`, the
-            names or globs of the text beside `files`; `begin` and `end`, the share of the records
-            to use, from 0.0 to 1.0.
+            empty or absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the
+            names or globs of the target text; `begin` and `end`, the share of the records to use,
+            from 0.0 to 1.0.
         name: of these fields, for errors.
 
     Raises:
-        ValueError: none or several of the three are given, or the one that is cannot be opened.
+        ValueError: none or several of the three are given, or the source cannot be opened.
         FileNotFoundError: there are no such files, or no such data set.
     """
     for key in ("source", "files", "tfds", "split", "kind"):
@@ -65,7 +65,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     if targets and not (given["files"] and kind in ("", "text")):
         raise InvalidValue(
             f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
-            "targets are the lines of text beside those of files, so give text files in both"
+            "targets need text files in both"
         )
     source: sources.Source
     if given["source"]:
@@ -99,7 +99,7 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
 def open_template(fields: Any) -> templates.Template | None:
     """The template that `fields` describe: its `kind`, "" for none, and its own fields.
 
-    A field may be such a template itself, as for the sides of "preference".
+    A field may itself be a template, such as the sides of "preference".
 
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
@@ -117,8 +117,8 @@ def open_template(fields: Any) -> templates.Template | None:
         if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
             raise InvalidValue(
                 f"template.{name} is {value!r}, in which {found[0]} is two characters, not a line "
-                "break or a tab; in a shell write $'…\\n…', with a dollar sign before the quotes. "
-                "If you mean a backslash, write a template of your own"
+                "break or a tab; in a shell, write $'…\\n…', with a dollar sign before the quotes; "
+                "for a backslash, write your own template"
             )
         if isinstance(value, dict) and "kind" in value:
             options[name] = open_template(value)
@@ -126,7 +126,7 @@ def open_template(fields: Any) -> templates.Template | None:
 
 
 def open_view(fields: Any, seed: int) -> Callable[[Any], Any]:
-    """The function that makes, of a corpus, the view that `fields` describe: its `kind`, and more.
+    """A function from a corpus to the view that `fields` describe: its `kind`, and its options.
 
     For the kind "causal" it returns the corpus itself.
 
@@ -142,7 +142,7 @@ def _choose(
 ) -> tuple[Callable, dict[str, Any]]:
     """The callable that `fields.kind` names, and its arguments: the other fields that are not None.
 
-    It takes the arguments `given` as well.
+    The callable also takes the arguments `given`.
     """
     plain = fields if isinstance(fields, dict) else fields.to_dict()
     options = {key: value for key, value in plain.items() if value is not None}
@@ -156,7 +156,7 @@ def _choose(
 
 
 def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
-    """The tokenizer that `fields` describe; None for one that is to be trained.
+    """The tokenizer that `fields` describe; None if it must be trained.
 
     Raises:
         ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
@@ -167,7 +167,7 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
     if fields.kind == "bytes":
         if fields.model:
             raise InvalidValue(
-                f"tokenizer.kind is 'bytes', which has no model, and tokenizer.model is "
+                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is "
                 f"{fields.model!r}; leave it empty, or give the kind of that model"
             )
         return tokenizers.Bytes(**marks)
@@ -186,12 +186,12 @@ class Part:
     """One corpus of a config or a command, before it is prepared: its records, and their text."""
 
     source: sources.Source
-    field: Any  # one name, or of pairs two, of inputs and targets
+    field: Any  # one name, or for pairs two, of inputs and targets
     template: templates.Template | None
 
     @property
     def text(self) -> tuple[sources.Source, Any]:
-        """Records with all its text, and the field or the fields that hold it."""
+        """Records with all the text, and the field or fields that hold it."""
         if self.template is None:
             return self.source, self.field
         return templates.FilledSource(self.source, self.template), "text"
@@ -203,7 +203,7 @@ class Part:
         task: Task = CAUSAL,
         **options: Any,
     ) -> Any:
-        """The corpus in `directory`, or pairs; `options` are further ones of `prepare`."""
+        """The corpus in `directory`, or pairs; `options` are other options of `prepare`."""
         if not isinstance(self.field, str):
             return prepare_pairs(self.source, tokenizer, directory, fields=self.field, **options)
         options |= {"field": self.field, "template": self.template, "task": task}
@@ -220,7 +220,7 @@ def _open_part(name: str, fields: Any, config: Any) -> Part:
         or not config.tokenizer.begin
     ):
         raise InvalidValue(
-            f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
+            f"config.{name}.field is {field!r}; it must be one name, or two for pairs, with "
             "template.kind '', task.kind 'causal' and tokenizer.begin True"
         )
     return Part(open_source(fields, f"config.{name}"), field, template)
@@ -249,41 +249,41 @@ def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> A
 def prepare_corpora(
     config: Any, directory: epath.Path, *, writes: bool = True, whole: bool = False
 ) -> tuple[Any, Any]:
-    """The corpora for training and evaluation, prepared now if they are not yet there.
+    """The corpora for training and evaluation, prepared now if they do not exist yet.
 
-    A corpus to train on that has `follow` is prepared in a thread meanwhile, by the process that
-    `writes`, and is there once its first part is sealed.
+    A training corpus that has `follow` is prepared meanwhile, in a thread of the process that
+    `writes`, and can be opened once its first part is sealed.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
-            a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
-            read); of a mixture, `sources` in place of `train`, such fields by name, and `mixture`
-            with their `weights`; where others may join `train` later on, `added`, by name;
-            `follow` and `wait_seconds`, as for `load`, of each corpus to train on, which another
+            a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
+            for a mixture, `sources` instead of `train`, such fields by name, and `mixture` with
+            their `weights`; if others may join `train` later, `added`, by name;
+            `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
-            `template`, which a source may have of its own; `task`, with the fields of `open_view`;
+            `template`, which a source may also have; `task`, with the fields of `open_view`;
             `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
-            without a model the `vocab_size` of one to be trained on the text that training begins
+            without a model the `vocab_size` of the one to train on the text that training begins
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
-        directory: where to keep them.
+        directory: the directory of the corpora.
         writes: whether this process writes corpora that are followed.
-        whole: whether corpora that are followed must be finished; they are prepared to their end,
-            or if another program writes them, refused where they are not.
+        whole: whether followed corpora must be finished; they are prepared to their end or, if
+            another program writes them, refused if they are not finished.
 
     Returns:
-        The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
-        order in which phases name the sources, and "train" first where others may join.
+        The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
+        order in which phases name the sources, or with "train" first if others may join.
 
     Raises:
-        ValueError: a field is not as above, found before anything is prepared; or what `prepare`
-            raises.
+        ValueError: a field is not as above, which is found before anything is prepared; or as for
+            `prepare`.
         FileNotFoundError: there are no such files.
     """
-    # The fields of each corpus by its directory, those first with which training begins.
+    # The fields of each corpus by its directory, beginning with those that training begins with.
     if ("sources" in config) != ("mixture" in config):
         raise InvalidValue(
-            "config.sources has several corpora, and config.mixture says in which shares; give "
-            "both or neither"
+            "config.sources has several corpora, and config.mixture their shares; give both or "
+            "neither"
         )
     if mixture := "sources" in config:
         names, begin = _joining(list(config.sources), config.get("mixture", {}))
@@ -305,14 +305,14 @@ def prepare_corpora(
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
         fields = ", ".join(str(part.field) for part in parts.values())
         raise InvalidValue(
-            f"the corpora of the config have the fields {fields}; give each of them one name, or "
-            "for pairs each of them two"
+            f"the corpora of the config have the fields {fields}; give each corpus one name, or "
+            "for pairs each corpus two"
         )
     pairs = not isinstance(parts["eval"].field, str)
     if followed and (pairs or config.task.kind != "causal" or config.get("added")):
         raise InvalidValue(
-            f"follow is True of {', '.join(followed)}, which is for task.kind 'causal', one field "
-            "of text, and no corpora that are added; set it to False, or leave out the others"
+            f"follow is True for {', '.join(followed)}, but needs task.kind 'causal', one field "
+            "of text, and no config.added; set it to False, or change those"
         )
     view = open_view(config.task, config.seed)
     task = CAUSAL if config.task.kind == "causal" else INPUTS
@@ -321,8 +321,8 @@ def prepare_corpora(
         of_training = [parts[place] for place in training[:begin] if place in parts]
         if not of_training:
             raise InvalidValue(
-                "other programs write what training begins with, so there is no text to train a "
-                "tokenizer on; give the one that they use, as in --config.tokenizer.model=PATH"
+                "other programs write the first corpora, so there is no text to train a tokenizer "
+                "on; give the tokenizer that they use, as in --config.tokenizer.model=PATH"
             )
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
     kept = config.get("cache") or {}
@@ -347,7 +347,7 @@ def prepare_corpora(
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:
-    """As `prepare_corpora`, which process 0 of a run does first."""
+    """The result of `prepare_corpora`, which process 0 of a run calls first."""
     options["writes"] = jax.process_index() == 0
     return hosts.main_process_first(
         "preparing the corpus", lambda: prepare_corpora(config, directory, **options)
@@ -357,7 +357,7 @@ def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tupl
 def _prepare_meanwhile(
     part: Part, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task
 ) -> None:
-    """Prepares a corpus in a thread; if that fails, the process is told to stop."""
+    """Prepares a corpus in a thread; if that fails, the process stops."""
 
     def work() -> None:
         try:
@@ -369,7 +369,7 @@ def _prepare_meanwhile(
 
 
 def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:
-    """Sources in the order in which a mixture's phases name them, and how many begin.
+    """Sources in the order in which a mixture's phases name them, and the number in the first.
 
     >>> _joining(["code", "news", "prose"], {"weights": [(0, {"prose": 1}), (9, {"code": 1})]})
     (['prose', 'code', 'news'], 1)

@@ -1,4 +1,4 @@
-"""Evaluation: sums over all positions of held-out data, each once, on every host alike."""
+"""Evaluation: sums over all positions of held-out data, each once, the same on every host."""
 
 import operator
 from collections.abc import Callable
@@ -20,11 +20,11 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
     Args:
         corpus: the held-out corpus, a view of one, or pairs.
         options: the options of the training plan, `plan.options`. Evaluations use its buckets, its
-            packing (of "fill", which cuts examples, best fit) and, for pairs and groups, its
+            packing (best fit instead of "fill", which cuts examples) and, for pairs and groups, its
             overflow; other examples that are too long are split.
         **layout: `sharding` and `context_order`, as for `Batches`.
     """
-    whole = np.ndim(corpus.lengths) == 2 or corpus.trees is not None  # they cannot be split
+    whole = np.ndim(corpus.lengths) == 2 or corpus.trees is not None  # these cannot be split
     plan = Plan(
         corpus,
         options.buckets,
@@ -39,8 +39,8 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
 def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[Any, ...]:
     """The sums over all batches of the numbers that `step(params, batch)` returns.
 
-    The first is of weighted losses, the second of weights; `step` is of `make_eval_step`. Sums are
-    Python floats, of 53 bits.
+    The first sum is that of weighted losses, the second that of weights; `step` is from
+    `make_eval_step`. Sums are Python floats, of 53 bits.
 
     Raises:
         ValueError: no position has a loss.
@@ -52,7 +52,7 @@ def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[Any
             sums = found if sums is None else jax.tree.map(operator.add, sums, found)
     if sums is None or not sums[1]:
         raise InvalidValue(
-            "none of the held-out examples has a position with a loss, so nothing can be "
-            "evaluated; give longer ones, or a template whose weights are above 0"
+            "no held-out example has a position that carries loss, so nothing can be evaluated; "
+            "give longer examples, or a template whose weights are above 0"
         )
     return sums

@@ -1,6 +1,6 @@
-"""The launch of a training program: flags are parsed, and hosts begin and end together.
+"""The launch of a training program: parses flags, and lets hosts begin and end together.
 
-Importing this module defines flags that every such program has.
+Importing this module defines the flags of every such program.
 """
 
 import logging
@@ -27,8 +27,8 @@ VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 def run(main: Callable[[], int]) -> None:
     """Parses the flags, joins the hosts and ends with the status that `main()` returns.
 
-    A mistake of the user is a sentence, and exit status 2. What the library logs is printed by
-    process 0; of the others only warnings.
+    A mistake of the user is a sentence, and exit status 2. Process 0 prints the log of the library,
+    and the others only warnings.
     """
 
     def start(_: list[str]) -> None:
@@ -46,7 +46,7 @@ def run(main: Callable[[], int]) -> None:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the flags, `config` of a config file and `workdir`; exits where one is wrong."""
+    """Parses the flags, among them `config` and `workdir`; exits if one is wrong."""
     try:
         rest = flags.FLAGS(argv)
         _ = flags.FLAGS.config.is_locked  # raises here if the file could not be read
@@ -64,7 +64,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def _explain(error: Exception) -> str:
-    """The message of an error of the flags; that of an unknown field is inside another."""
+    """The message of an error of the flags; for an unknown field, it is inside another error."""
     seen = error.args[0] if error.args else repr(error)
     if not isinstance(seen, KeyError):
         return str(seen)

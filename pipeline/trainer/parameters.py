@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
-    """Refuses the parameters of a run in `workdir` for a corpus that another tokenizer made.
+    """Refuses the parameters of the run in `workdir` for a corpus of another tokenizer.
 
     Raises:
-        ValueError: it was trained on the ids of another tokenizer.
+        ValueError: the run was trained on the ids of another tokenizer.
     """
     path = workdir / NAME
     if not path.exists():
@@ -32,9 +32,9 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
     )
     if then != now:
         raise InvalidValue(
-            f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
-            f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
-            "that run (config.tokenizer.model)"
+            f"{os.fspath(workdir)} was trained on the ids of {then}, but this run has those of "
+            f"{now}, in which the same ids stand for other text; prepare this corpus with the "
+            "tokenizer of that run (config.tokenizer.model)"
         )
 
 
@@ -51,12 +51,12 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
     """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
 
     Args:
-        workdir: of a run with an equal model, optimizer and tokenizer.
-        corpus: what they are used for.
+        workdir: that of a run with an equal model, optimizer and tokenizer.
+        corpus: the corpus to use them for.
         like: the state, as `jax.ShapeDtypeStruct`s with shardings.
 
     Raises:
-        ValueError: there is no checkpoint, or it is of another model or tokenizer.
+        ValueError: there is no checkpoint, or it is from another model or tokenizer.
     """
     require_checkpoint(workdir)
     require_tokenizer(workdir, corpus)

@@ -17,7 +17,7 @@ class Profile(contextlib.ExitStack):
 
     Args:
         steps: "FIRST:LAST", the steps to trace; empty for none.
-        directory: where the trace goes.
+        directory: the directory of the trace.
 
     Raises:
         ValueError: `steps` is not of that form.
@@ -27,17 +27,17 @@ class Profile(contextlib.ExitStack):
         super().__init__()
         first, colon, last = steps.partition(":")
         if steps and not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last)):
-            raise InvalidValue(f"profile_steps is {steps!r}; it must be FIRST:LAST, as in 10:14")
+            raise InvalidValue(f"profile_steps is {steps!r}; it must be FIRST:LAST, such as 10:14")
         self._steps = range(int(first), int(last) + 1) if steps else range(0)
         self._directory, self._running = directory, False
 
     @contextlib.contextmanager
     def step(self, step: int, before: Any = None) -> Iterator[None]:
-        """Runs a step, in the trace if it is one of those asked for.
+        """Runs a step, in the trace if it is one of the steps to trace.
 
         Args:
             step: its number.
-            before: what the steps before it give; a trace begins and ends when that is there.
+            before: the results of earlier steps; a trace begins and ends when these are ready.
         """
         if (step in self._steps) != self._running:
             jax.block_until_ready(before)

@@ -1,4 +1,4 @@
-"""A run of train.py: all that its loop needs beside data and model, so that it shows the rest."""
+"""A run of train.py: everything in its loop but data and model."""
 
 import collections
 import contextlib
@@ -52,28 +52,27 @@ logger = logging.getLogger(__name__)
 class Run(contextlib.ExitStack):
     """A run in a work directory, from its last checkpoint on, or from the beginning.
 
-    A context manager, which leaves what it is given by `enter_context` with itself. When its block
-    ends, the last checkpoint is whole, and `summary.json` says how the run went.
+    It is a context manager, and exits the contexts that `enter_context` gives it. When its block
+    ends, the last checkpoint is complete, and `summary.json` is written.
 
     Args:
-        config: of `configs/`; it is not changed.
-        workdir: of the run; made where there is none.
-        file: of the config; the run keeps its name, and the config. "": it does not.
+        config: from `configs/`; it is not changed.
+        workdir: the directory of the run; made if it does not exist.
+        file: the file of the config; the run stores its name, and the config. "": it does not.
         change: options of batches that change from here on, a JSON object; "" for none.
         profile: "FIRST:LAST", the steps to trace; "" for none.
 
     Attributes:
-        config: the config, with what the past of the run decides: its seed, and fields
-            that are None.
+        config: the config, with the seed of the run, and its values for fields that are None.
         workdir: the argument, as a path.
         first_step: the step that the run resumes from; 0 for a new run.
         finished: whether all steps are done.
-        mesh: of all devices; it is JAX's default inside the block.
+        mesh: the mesh of all devices, JAX's default inside the block.
         layout: `sharding` and `context_order`, as `Batches` takes them.
-        log: of its steps, with the clock: `with run.log.clock("compile"): …`.
+        log: the `RunLog`, with the clock: `with run.log.clock("compile"): …`.
 
     Raises:
-        UserError: hosts disagree, another process trains here, or the run was of another config.
+        UserError: hosts disagree, another process trains here, or the run had another config.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Run(contextlib.ExitStack):
 
     def _open(self) -> None:
         make_directory(self.workdir)
-        # What the lock guards is read after it is held, on all hosts.
+        # All hosts read the directory only after it is locked.
         hosts.main_process_first("locking the work directory", self._lock)
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
@@ -136,14 +135,14 @@ class Run(contextlib.ExitStack):
             self.enter_context(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
-        """Takes over the past of the run, which stands; its future may change."""
+        """Restores the past of the run, which stands; its future may change."""
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
         past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
         with self.config.unlocked():
             self.config.update_from_flattened_dict(require_same(run, given))
         given = json.loads(self.config.to_json())
-        if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
+        if given["batches"].get("tiers") is None:  # the steps of an update are a block
             given["batches"]["tiers"] = self.config.accumulate
         self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
         self._schedule.resume(run["schedule"], self.first_step, self._change)
@@ -159,7 +158,7 @@ class Run(contextlib.ExitStack):
                 self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
 
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
-        """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
+        """The corpora for training and evaluation; process 0 prepares those that do not exist."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
         if not self.config.get("mixture"):
@@ -172,7 +171,7 @@ class Run(contextlib.ExitStack):
     ) -> list[Any]:
         """The corpora of pairs with the feature `reference_logprob`, made by the first start.
 
-        The reference has the parameters that the run begins with; `loss` is a `PairLoss`, and
+        The reference has the initial parameters of the run; `loss` is a `PairLoss`, and
         `initialise` and `key` are as for `begin`.
         """
 
@@ -191,31 +190,31 @@ class Run(contextlib.ExitStack):
     def make_plan(
         self, corpus: AnyCorpus, make_training: Callable[[int | None], tuple[Any, Callable]]
     ) -> Plan:
-        """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`.
+        """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`.
 
-        `make_training` gives the step that is measured where `config.batches.tune` asks for it, as
-        `tune_run` takes it.
+        `make_training`, as for `tune_run`, makes the step to measure if `config.batches.tune` is
+        True.
         """
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
             if corpus.grows:
                 raise InvalidValue(
-                    "config.batches.tune measures buckets for a whole corpus, and this one grows; "
-                    "leave out config.batches.tune, or follow"
+                    "config.batches.tune measures buckets for a whole corpus, but this one grows; "
+                    "set config.batches.tune or follow to False"
                 )
             with self.log.clock("tune"):
                 found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
         make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
-        if corpus.grows:  # buckets are fitted to its first window, which may be waited for
+        if corpus.grows:  # fitting buckets may wait for the first window
             make = functools.partial(wait_together, self.layout["sharding"], make)
         with self.log.clock("plan"):
             self._plan = make(corpus, mixture)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
-                    f"steps is {self.config.steps:,} and the plan ends after "
-                    f"{self._plan.num_batches():,}; ask for fewer, or repeat sources with "
+                    f"steps is {self.config.steps:,}, but the plan ends after "
+                    f"{self._plan.num_batches():,}; give fewer steps, or repeat sources with "
                     "--config.mixture.ending=repeat"
                 )
             plan = self._plan.between(self.first_step)
@@ -226,7 +225,7 @@ class Run(contextlib.ExitStack):
         """Checks that all hosts have the same plans of the same corpora.
 
         Raises:
-            InvalidValue: on every host, if they have not.
+            InvalidValue: on every host, if they differ.
         """
         agree: dict[str, Any] = {"plan": training.plan, "corpus": training.corpus}
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": evaluation.corpus}
@@ -242,18 +241,17 @@ class Run(contextlib.ExitStack):
         loader: Loader,
         flops: Callable[[PlannedBatch], float],
     ) -> Any:
-        """The state to begin with; from here on, steps are logged, and signals noted.
+        """The initial state; from here on, the run logs steps, and notes signals and compilations.
 
-        It is that of the last checkpoint, from which the loader resumes, too. For a new run it is
-        `initialise(key)`, a jitted function, with the parameters of `config.start_from` if that is
-        given. The run watches for compilations of the steps. `flops` gives the operations of a
-        planned batch.
+        It is the state of the last checkpoint, from which the loader resumes, too. For a new run it
+        is `initialise(key)`, a jitted function, with the parameters of `config.start_from` if that
+        is given. `flops` returns the operations of a planned batch.
         """
         self._train_step, self._eval_step = train_step, eval_step
         self._loader, self._flops = loader, flops
         logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
-        # Where the chapters of the latest checkpoints begin, by name.
+        # The places where the chapters of the latest checkpoints begin, by name.
         self._held: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
         self._keep_parts(data := loader.get_state())
         self._looked = _doublings(data) if self.first_step else None
@@ -280,7 +278,7 @@ class Run(contextlib.ExitStack):
         return state
 
     def _initialise(self, initialise: Any, key: jax.Array, corpus: AnyCorpus) -> Any:
-        """The state that a new run begins with."""
+        """The initial state of a new run."""
         state = initialise(key)
         if start := self.config.start_from:
             like = initialise.eval_shape(key)
@@ -289,23 +287,23 @@ class Run(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
-        """The time of a step, and its trace where one is asked for; `state` is that before it."""
+        """Times a step, and traces it if requested; `state` is that before the step."""
         with self.log.clock("train"), self._profile.step(step, state):
             yield
 
     def add(self, step: int, values: Mapping[str, jax.Array]) -> None:
-        """Records a step that the device has begun, of the batch that the loader gave last."""
+        """Records a step that the device has begun, on the last batch of the loader."""
         planned = self._loader.planned
         more = self._loader.traffic()
         self.log.add(step, planned, {**values, **more}, flops=self._flops(planned))
 
     def skip(self, step: int) -> None:
-        """Records a step whose batch is left out."""
+        """Records a step whose batch is skipped."""
         self.log.stats.skipped += 1
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
     def finish_step(self, step: int) -> bool:
-        """Counts a step as done; whether the run ends here, with its last step or by a signal.
+        """Counts a step as done; returns whether the run ends here, at its last step or a signal.
 
         All hosts return the same.
 
@@ -319,12 +317,12 @@ class Run(contextlib.ExitStack):
 
     @property
     def status(self) -> int:
-        """The exit status: 0, or by convention 128 and the number of the signal that ended it."""
+        """The exit status: 0, or by convention 128 + the number of the signal that ended it."""
         stopped = self._interrupted and self._done < self.config.steps
         return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
 
     def evaluate_if_due(self, done: int, batches: Batches, params: Any) -> None:
-        """Evaluates and records it, if that is due after so many steps and not yet done."""
+        """Evaluates after `done` steps, and records it, if that is due and not done yet."""
         ends = done == self.config.steps
         due = ends or (done % self.config.eval_every == 0 and not self._interrupted)
         if not due or str(done) in self.log.stats.evaluations:
@@ -332,12 +330,12 @@ class Run(contextlib.ExitStack):
         self.log.flush()
         with self.log.clock("evaluate"):
             total, weight, *others = sum_over_batches(batches, self._eval_step, params)
-        # Only the losses of tokens are the length of a code.
+        # Only losses of tokens measure the length of a code, in bits.
         text_bytes = None if others else batches.corpus.text_bytes
         self.log.evaluate(done, total, weight, text_bytes, *others)
 
     def save(self, done: int, state: Any) -> None:
-        """Writes a checkpoint after so many steps."""
+        """Writes a checkpoint after `done` steps."""
         stats, programs = self.log.stats, self._train_step.programs
         self.log.flush()
         with self.log.clock("save"):
@@ -354,8 +352,8 @@ class Run(contextlib.ExitStack):
         if done == self.config.steps and stats.unapplied:
             logger.warning(
                 f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
-                f"which takes accumulate={self.config.accumulate} steps: some were skipped or not "
-                "finite"
+                f"which takes accumulate={self.config.accumulate} steps, since some steps were "
+                "skipped or not finite"
             )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
@@ -365,16 +363,16 @@ class Run(contextlib.ExitStack):
         if self._plan.follows:
             self._held.append(data["plans"][0]["places"])
         for name, parts in self._plan.parts.items() if self._leads else ():
-            # Checkpoints of an earlier start may still need what that held.
+            # Checkpoints of an earlier start may still need the parts that it held.
             if not self.first_step or len(self._held) == self._held.maxlen:
                 needed = min(places[name]["part"] for places in self._held)
                 parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
     def _look_at_buckets(self, data: Mapping[str, Any]) -> None:
-        """Says where a corpus that grows has shifted so far that other buckets are worth a change.
+        """Logs other buckets if a growing corpus has shifted so far that they are worth a change.
 
-        At a checkpoint, which takes its time anyway, if a chapter has begun or has twice as many
-        parts as at the last look: words that come with every window are not read.
+        It looks at a checkpoint, which takes time anyway, if a chapter has begun or has twice as
+        many parts as at the last look: nobody would read a message for every window.
         """
         before, self._looked = self._looked, _doublings(data)
         if before in (None, self._looked) or not self._leads:
@@ -383,7 +381,7 @@ class Run(contextlib.ExitStack):
         step = data["step"] - 1
         try:
             found = self._plan.refit(step, **self._schedule.fitting(step))
-        except Exception:  # the checkpoint is still being written, and worth more
+        except Exception:  # the checkpoint, still being written, is more important
             logger.warning("step %s: buckets were not compared", f"{step:,}", exc_info=True)
             return
         if found is None or not found.is_worth:
@@ -391,7 +389,7 @@ class Run(contextlib.ExitStack):
         change = json.dumps({"buckets": [bucket.as_json for bucket in found.fitted]})
         how = f"to change, run again with --change='{change}'"
         if self._plan.names != ("",):
-            how = "a mixture in which corpora grow cannot change, but another run can start_from it"
+            how = "a growing mixture cannot change, but another run can start_from this one"
         said = f"in the latest windows of the corpus, {found}; {how}"
         logger.warning("step %s: %s", f"{step:,}", said)
         self.log.write({"step": step, "refit": said})
@@ -407,7 +405,7 @@ class Run(contextlib.ExitStack):
 
 
 def _doublings(data: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Of each corpus that grows, the chapter of a data state, and how often its parts doubled."""
+    """For each corpus that grows, the chapter of a data state, and the doublings of its parts."""
     places = data["plans"][0].get("places", {})
     return {
         name: (place["part"], (place["last"][0] - place["part"]).bit_length())

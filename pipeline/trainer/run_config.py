@@ -1,4 +1,4 @@
-"""The config of a run: what its fields must be, which may change, and where the run keeps it."""
+"""The config of a run: checks of its fields, the fields that may change, and its stored copy."""
 
 import argparse
 import contextlib
@@ -25,8 +25,8 @@ flatten = functools.partial(flatten_dict, sep=".")
 
 DECAY = "optimizer.decay_steps"
 
-# A run may resume with other values of these fields. `batches`, `seed` and `schedule` change as the
-# schedule says; any other change makes it another run.
+# A run may resume with other values of these fields; any other change makes it another run. The
+# schedule decides how `batches`, `seed` and `schedule` may change.
 MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "peak_flops"),
@@ -46,8 +46,8 @@ def check_config(config: Any) -> None:
         require_whole(f"config.{name}", config[name], 1)
     if config.steps % config.accumulate:
         raise InvalidValue(
-            f"config.steps is {config.steps}; config.accumulate={config.accumulate} steps make an "
-            "update: give a multiple of that"
+            f"config.steps is {config.steps}, but config.accumulate={config.accumulate} steps make "
+            "an update; give a multiple of that"
         )
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
@@ -58,21 +58,21 @@ def check_config(config: Any) -> None:
     if not (clip := numbers.get("optimizer.clip", 1.0)) > 0:
         raise InvalidValue(
             f"config.optimizer.clip is {clip}; gradients are scaled down to this norm, so it must "
-            "be above 0, and --config.optimizer.clip=inf scales none"
+            "be above 0; for no clipping, give --config.optimizer.clip=inf"
         )
     require_one_of("config.context_order", config.context_order, CONTEXT_ORDERS)
     require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
 
 
 def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
-    """The value of a field in a message: text in quotes."""
+    """The value of a field for a message, with strings in quotes."""
     return repr(fields[name]) if name in fields else missing
 
 
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that are None, as the run has them, if it can resume under this one.
+    """The run's values for fields of a config that are None, if it can resume under this config.
 
-    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
+    None has a meaning of its own in fields that may change, except the length of the decay.
 
     >>> run = {"config": {"task": {"rate": 0.5}, "keep": 3}, "schedule": {}, "record": {}}
     >>> require_same(run, {"task": {"rate": None}, "keep": None})
@@ -88,8 +88,8 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     if missing := [name for name in ("config", "schedule", "record") if name not in run]:
         raise InvalidValue(
             f"the checkpoint holds no {' and no '.join(missing)}: another version of train.py "
-            "wrote it. Go on with that one, or begin another run with its parameters: another "
-            "--workdir, and --config.start_from"
+            "wrote it. Continue with that version, or begin another run with its parameters, with "
+            "another --workdir and --config.start_from"
         )
     old, new = flatten(run["config"]), flatten(now)
     fixed = [each for each in {**old, **new} if not {each, each.split(".")[0]} & MAY_CHANGE]
@@ -100,8 +100,8 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     ]
     if wrong:
         raise InvalidValue(
-            f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
-            "as it was, or begin another run with another --workdir"
+            f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Restore "
+            "these values, or begin another run with another --workdir"
         )
     empty = [name for name in (*fixed, DECAY) if name in new and new[name] is None]
     values = {name: old[name] for name in empty if old.get(name) is not None}
@@ -109,9 +109,9 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
 
 
 def save_config(workdir: epath.Path, config: Any, file: str) -> None:
-    """Keeps a config, and the file that it is from, for `find_config`."""
+    """Stores a config, and the name of its file, for `find_config`."""
     path, *argument = file.split(":", 1)
-    if path == __file__:  # it is that of the run already
+    if path == __file__:  # the config was read from the run
         file = json.loads((workdir / NAME).read_text())["file"]
     else:
         file = ":".join([os.path.abspath(path), *argument])
@@ -120,10 +120,10 @@ def save_config(workdir: epath.Path, config: Any, file: str) -> None:
 
 
 def find_config(arguments: Sequence[str], default: str) -> str:
-    """What `--config` is where it is not given: that of the run in `--workdir`, or the default."""
+    """The default of `--config`: the config of the run in `--workdir`, or `default`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--workdir")
-    with contextlib.suppress(argparse.ArgumentError, UserError):  # which the program then tells
+    with contextlib.suppress(argparse.ArgumentError, UserError):  # the program raises these later
         workdir = parser.parse_known_args(arguments)[0].workdir
         if workdir and (as_path(workdir) / NAME).exists():
             return f"{__file__}:{workdir}"
@@ -131,7 +131,7 @@ def find_config(arguments: Sequence[str], default: str) -> str:
 
 
 def get_config(workdir: str) -> Any:
-    """The config of the run in a work directory, as any file of a config has it."""
+    """The config of the run in a work directory, as in any config file."""
     try:
         saved = json.loads((as_path(workdir) / NAME).read_text())
         fields, (path, *argument) = saved["fields"], saved["file"].split(":", 1)

@@ -1,4 +1,4 @@
-"""The schedule: which options of a run's batches change at which steps, and to what.
+"""The schedule: the changes of the options of a run's batches, by step.
 
 The first entry of a schedule has the options at step 0; each later entry changes some of them. One
 rule holds for every change: the past stands, the future may change.
@@ -25,13 +25,13 @@ from pipeline.trainer.run_config import show_field
 
 logger = logging.getLogger(__name__)
 
-# The weights of a mixture change by phases of their own.
+# The weights of a mixture change by phases instead.
 MIXTURE = ("weights", "by", "ending")
 
 FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
 PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
 
-# An entry adds to these lists; it does not replace them.
+# An entry adds to these lists, and does not replace them.
 LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
 KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
 
@@ -40,10 +40,10 @@ KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
 class Entry:
     """Options that hold from a step on.
 
-    The config or `--change` asks for `options`: those of `fit_buckets` and `Plan`; `buckets`, rows
+    `options` come from the config or `--change`: those of `fit_buckets` and `Plan`; `buckets`, rows
     and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first;
-    `tune`, at the first start, for measured buckets. `plan` has the same as arguments of
-    `Plan.after`, with fitted or measured buckets, once they are resolved.
+    `tune`, at the first start, for measured buckets. `plan` has the arguments of `Plan.after` for
+    them, with fitted or measured buckets, once they are resolved.
     """
 
     step: int
@@ -59,7 +59,7 @@ class Schedule:
     (Bucket(rows=4, length=128), Bucket(rows=2, length=128))
 
     Args:
-        begin: options at step 0; those that are None are left to their defaults.
+        begin: options at step 0; None: the default.
         changes: pairs of a step and the options that change there, by ascending steps.
 
     Raises:
@@ -85,21 +85,22 @@ class Schedule:
         return {"entries": entries, "asked": self.asked}
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
-        """The options in force at a step; `exclude` and `add` hold all that came before."""
+        """The options in force at a step; `exclude` and `add` accumulate."""
         return _merge(entry.options for entry in self.entries if entry.step <= step)
 
     def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
-        """Takes over what a run has done up to a step: the past stands, the future may change.
+        """Takes over the schedule of a run up to a step: the past stands, the future may change.
 
-        Entries before `step` come from the run. This schedule, which the config gives, has the
-        entries from `step` on. Of the past it may leave out entries, and it may show as its
-        beginning either what the run began with or what has become of that since.
+        Entries before `step` come from the run, and entries from `step` on from this schedule, that
+        of the config. It may omit past entries, and its options at step 0 may be those that the run
+        began with, or the changed ones.
 
         Args:
             state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
             step: the step that the run resumes from.
-            change: options that change at `step`, as a JSON object, or where `Plan.next_block`
-                says; a change that was asked for last time, or is in force, is not made again.
+            change: options that change at `step`, or at the next step that `Plan.next_block`
+                allows, as a JSON object; a change that was made last time, or is in force, is not
+                made again.
 
         Raises:
             ValueError: this schedule differs from the run's past, or `change` cannot be read.
@@ -108,7 +109,7 @@ class Schedule:
         if state is None:
             if asked:
                 raise InvalidValue(
-                    "--change is for a run that continues, and this one has no checkpoint yet; put "
+                    "--change is for a run that continues, but this one has no checkpoint yet; put "
                     "the change into the config"
                 )
             return
@@ -119,8 +120,8 @@ class Schedule:
             if entry.step < step and entry not in past[1:]:
                 had = [[each.step, each.options] for each in past[1:]]
                 raise InvalidValue(
-                    f"the schedule has {[entry.step, entry.options]}, and up to step {step:,}, "
-                    f"where the run is, it was {had}; only later entries can change"
+                    f"the schedule has {[entry.step, entry.options]}, but up to step {step:,}, "
+                    f"where the run is, it was {had}; change only later entries"
                 )
         begin, self.asked = self.entries[0].options, state["asked"]
         self.entries = [*past, *(entry for entry in future if entry.step == step)]
@@ -142,8 +143,8 @@ class Schedule:
                 for name, value in wrong.items()
             )
             raise InvalidValue(
-                f"{differ}. The past of a run stands: run it as it was, or change it from step "
-                f"{step:,} on with --change='{json.dumps(asked | wrong)}'"
+                f"{differ}. The past of a run stands; restore these values, or change them from "
+                f"step {step:,} on with --change='{json.dumps(asked | wrong)}'"
             )
         self.entries += [entry for entry in future if entry.step > step]
         for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
@@ -164,7 +165,7 @@ class Schedule:
         """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
 
         Args:
-            corpus: a corpus, or `Corpora` whose first the run begins with.
+            corpus: a corpus, or `Corpora`, of which the run begins with the first.
 
         Raises:
             ValueError: an entry adds an unknown corpus, or one twice.
@@ -174,24 +175,24 @@ class Schedule:
         first, *others = there or [""]
         if wrong := [name for name in names if name not in others or names.count(name) > 1]:
             raise InvalidValue(
-                f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
+                f"add is {names}, but config.added has {', '.join(others) or 'nothing'}; each of "
                 f"{', '.join(dict.fromkeys(wrong))} must be there, with the fields of "
-                "config.train, and be added once. Corpora join a mixture by a phase of "
-                "config.mixture.weights"
+                "config.train, and be added once (corpora join a mixture by a phase of "
+                "config.mixture.weights)"
             )
         if not names:
             return there.get(first, corpus)
         return Corpora({name: there[name] for name in (first, *names)})
 
     def fitting(self, step: int) -> dict[str, Any]:
-        """The options of `fit_buckets` at a step; where buckets are given, those of the model."""
+        """The options of `fit_buckets` at a step; if buckets are given, only those of the model."""
         force = self.options(step)
         given = "buckets" in force
         return select_options(("attention", "width"), force) if given else _fitting(force)
 
     @property
     def tunes(self) -> bool:
-        """Whether the buckets at step 0 are to be measured, and have not been yet."""
+        """Whether the buckets at step 0 must still be measured."""
         begin = self.entries[0]
         return bool(begin.options.get("tune")) and not begin.plan
 
@@ -206,11 +207,11 @@ class Schedule:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
         Args:
-            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora.
+            corpus: lengths or a corpus, as for `Plan`; from `select` if entries add corpora.
             mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
-            row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
+            row_multiple: that of `fit_buckets`, if no option gives it. It becomes one of the
                 options at step 0, so that a run keeps its batches on other devices.
-            tuned: the buckets at step 0, in place of fitted ones.
+            tuned: the buckets at step 0, instead of fitted ones.
 
         Raises:
             ValueError: as `fit_buckets` and `Plan`.
@@ -239,7 +240,7 @@ class Schedule:
             change.step = replay(corpus, arguments[:number]).next_block(change.step)
             arguments[number] = change.step, change.plan
         plan = replay(corpus, arguments)
-        for number in new if 0 not in new else ():  # the run resumes
+        for number in new if 0 not in new else ():  # if the run resumes
             step, options = self.entries[number].step, self.entries[number].options
             logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan
@@ -278,7 +279,7 @@ def _parse_change(change: str) -> dict[str, Any]:
         asked = None
     if not isinstance(asked, dict):
         raise InvalidValue(
-            f"--change is {change!r}; it must be a JSON object of options, as in "
+            f"--change is {change!r}; it must be a JSON object of options, such as "
             """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
         )
     _check_options(asked, begin=False)
@@ -297,19 +298,19 @@ def _list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
             found.append((int(step), dict(options)))
     except (TypeError, ValueError, OverflowError):
         raise InvalidValue(
-            f"schedule holds {seen!r}; each entry is a step and the options that change "
-            'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
+            f"schedule holds {seen!r}; each entry must be a step and the options that change "
+            'there, by ascending steps, such as ((0, {"tokens_per_batch": 2048}), '
             '(500, {"seed": 1}))'
         ) from None
     return found
 
 
 def _check_options(options: Mapping[str, Any], *, begin: bool = True) -> None:
-    """Refuses unknown options, naming the nearest, and values of lists that are no lists."""
+    """Refuses unknown options, naming the nearest, and values that should be lists but are not."""
     if "tune" in options and not begin:
         raise InvalidValue(
-            "tune is for the first start of a run, as --config.batches.tune=True; for a change, "
-            "measure with --mode=tune and another --workdir, and give buckets"
+            "tune is only for the first start of a run, as --config.batches.tune=True; for a "
+            "change, measure with --mode=tune and another --workdir, and give buckets"
         )
     for name in options:
         if name not in KNOWN:

@@ -1,4 +1,4 @@
-"""Scores of a run: the loss of each document, and what the reference gives each continuation."""
+"""Scores of a run: losses of documents, and the reference's log-probabilities of continuations."""
 
 import logging
 import math
@@ -21,12 +21,12 @@ from pipeline.text.features import Feature
 
 logger = logging.getLogger(__name__)
 
-# The directory of the scores by the reference, beside the corpus that they are of.
+# The directory of the scores by the reference, beside their corpus.
 NAME = "reference"
 
 
 def score_options(config: Any) -> dict[str, Any]:
-    """The options of `score` that `config.batches` has."""
+    """The options of `score` in `config.batches`."""
     return {
         name: value
         for name, value in config.batches.items()
@@ -45,9 +45,9 @@ def score_corpus(
 ) -> None:
     """Scores the documents of a corpus, and logs their mean loss.
 
-    `config.batches` says how documents are packed, and `step` is of `make_score_step`. The table in
-    `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`,
-    the sum of its weights.
+    `config.batches` decides how documents are packed, and `step` is from `make_score_step`. The
+    table in `directory` has `nll`, the sum of the weighted losses of each document in nats, and
+    `weight`, the sum of its weights.
     """
     options = {"directory": directory, "sharding": mesh, "reduce": "sum", **score_options(config)}
     per = "targets" if len(corpus.sides) > 1 else "position"
@@ -68,11 +68,11 @@ def score_corpus(
 
 
 def open_scores(corpus: Any, directory: epath.Path) -> pa.Table:
-    """The table of scores in a directory; a sentence where the run has not made it."""
+    """The table of scores in a directory; an error if the run has not made it."""
     if not (directory / TABLE).exists():
         raise InvalidValue(
             f"{corpus!r:.80} has no log-probabilities of a reference: there is no "
-            f"{directory / TABLE}. Train with this config first"
+            f"{directory / TABLE}; train with this config first"
         )
     return open_table(directory / TABLE)
 
@@ -80,24 +80,25 @@ def open_scores(corpus: Any, directory: epath.Path) -> pa.Table:
 def add_reference(
     corpus: Any, make_table: Callable[[Any, epath.Path], pa.Table] = open_scores
 ) -> Any:
-    """The corpus of pairs with the log-probability of each continuation by the reference.
+    """The corpus of pairs with the reference's log-probability of each continuation.
 
-    It is the feature `reference_logprob`, which a `PairLoss` takes.
+    It is the feature `reference_logprob`, which a `PairLoss` reads.
 
     Args:
-        corpus: of groups of two continuations, or `Corpora` of such.
-        make_table: gives the table of scores, `reference_logprob`, of a corpus in a directory.
+        corpus: a corpus of groups of two continuations, or `Corpora` of these.
+        make_table: returns the table of scores, `reference_logprob`, of a corpus in a directory.
 
     Raises:
-        ValueError: an example is no group of two, or other values are stored.
+        ValueError: an example is not a group of two, or other values are stored.
     """
     if isinstance(corpus, Corpora):
         parts = corpus.corpora.items()
         return Corpora({name: add_reference(each, make_table) for name, each in parts})
     if corpus.trees is None or (corpus.trees[:, 1] != 2).any():
         raise InvalidValue(
-            f"config.preference is given, and not all examples of {corpus!r:.80} are groups of two "
-            "continuations; give --config.template.kind=preference, or a template that makes such"
+            f"config.preference is given, but not all examples of {corpus!r:.80} are groups of two "
+            "continuations; give --config.template.kind=preference, or a template that makes such "
+            "groups"
         )
     column = make_table(corpus, corpus.directory / NAME)[REFERENCE]
     features = {REFERENCE: Feature("continuation", dtype="float32")}

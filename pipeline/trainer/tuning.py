@@ -1,4 +1,4 @@
-"""Tuning for a run: its buckets by measured seconds, kept in its work directory."""
+"""Tuning for a run: buckets by measured seconds, stored in its work directory."""
 
 import json
 import logging
@@ -46,33 +46,33 @@ def tune_run(
     mesh: jax.sharding.Mesh,
     again: bool = False,
 ) -> Tuned:
-    """The buckets of a run, measured, or as its work directory has them from before.
+    """The buckets of a run, measured now, or read from its work directory.
 
-    All processes measure, since a step takes all of them, and agree on the seconds of the slowest:
-    so they choose alike. Process 0 writes the file.
+    All processes measure, since a step needs all of them, and agree on the seconds of the slowest,
+    so all make the same choice. Process 0 writes the file.
 
     Args:
-        config: of the run; `batches` has the options, and `steps` says how many epochs there are.
-        corpus: to train on, one and no mixture.
-        make_training: from the most segments in a row, or None where their losses are not wanted,
-            to `initialise` and `train_step`, as `make_training` of train.py gives them.
-        workdir: where the result is kept.
-        mesh: of all devices.
-        again: measure also if there is a result.
+        config: the config of the run; `batches` has the options, and `steps` decides the epochs.
+        corpus: the training corpus, not a mixture.
+        make_training: from the most segments in a row, or None if their losses are not needed, to
+            `initialise` and `train_step`, like `make_training` of train.py.
+        workdir: the directory of the result.
+        mesh: the mesh of all devices.
+        again: whether to measure even if there is a result.
 
     Raises:
         ValueError: the corpus is a mixture, or `batches` has no `tokens_per_batch`.
     """
     if isinstance(corpus, Corpora):
         raise InvalidValue(
-            "config.batches.tune is for one corpus, and this run has several; tune on the largest, "
-            "with --mode=tune, and give what it prints as the buckets of config.batches"
+            "config.batches.tune is for one corpus, but this run has several; tune on the largest, "
+            "with --mode=tune, and give the buckets that it prints as config.batches.buckets"
         )
     given = {name: value for name, value in config.batches.items() if value is not None}
     if "tokens_per_batch" not in given or "buckets" in given:
         raise InvalidValue(
-            "config.batches.tune needs tokens_per_batch, and chooses the buckets; leave buckets "
-            "out, or tune"
+            "config.batches.tune needs tokens_per_batch and chooses the buckets; remove buckets, "
+            "or set tune to False"
         )
     place, conditions = as_path(workdir) / NAME, _conditions(config, corpus)
     if not again and (found := read_tuned(workdir, conditions)) is not None:
@@ -97,7 +97,7 @@ def tune_run(
 
 
 def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
-    """What was measured for a run; None if nothing was, or under other conditions than these."""
+    """The stored result for a run; None if there is none, or if its conditions differ."""
     path = as_path(workdir) / NAME
     if not path.exists():
         return None
@@ -109,12 +109,12 @@ def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
         return Tuned.from_json(content["tuned"])
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(
-            f"{os.fspath(path)} is damaged: {error!r}; delete it, and it is measured again"
+            f"{os.fspath(path)} is damaged: {error!r}; delete it to measure again"
         ) from error
 
 
 def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
-    """What the result depends on, as JSON."""
+    """The conditions of a result, as JSON: config, corpus and devices."""
     fields = flatten(json.loads(config.to_json()))
     kept = {name: v for name, v in fields.items() if name.split(".")[0] in FIELDS}
     for name in ("batches.tune", "optimizer.decay_steps"):  # a run sets the latter
@@ -124,7 +124,7 @@ def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
 
 
 class _OwnState:
-    """`step(batch)`: a step of training, with a state of its own, compiled as a run compiles it."""
+    """`step(batch)`: a training step that keeps its state, compiled as in a run."""
 
     def __init__(self, config: Any, make_training: Callable[[int | None], tuple[Any, Callable]]):
         self._config, self._make_training = config, make_training
@@ -132,7 +132,7 @@ class _OwnState:
         self._compiled: dict[Bucket, Compiled] = {}
 
     def lower(self, batch: Mapping[str, jax.Array]) -> Any:
-        """As that of a jitted function."""
+        """Like `lower` of a jitted function."""
         bucket = _bucket_of(batch)
         (program,) = self._compile(bucket, batch).programs.values()
         return types.SimpleNamespace(compile=lambda: program.run)
@@ -141,7 +141,7 @@ class _OwnState:
         if self._state is None:
             initialise, _ = self._make_training(None)
             self._state = initialise(jax.random.key(self._config.seed))
-        # Donated: if the step fails, it is gone.
+        # The state is donated: if the step fails, it is gone.
         state, self._state = self._state, None
         self._state, values = self._compile(_bucket_of(batch), batch)(state, batch)
         return values

@@ -237,10 +237,10 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
     written = r"could not write .*file/.*: Not a directory"
     for options, sentence in (
         ({"cache_bytes": 10}, "there is no cache="),
-        ({"cache": tmp_path, "memory_map": True}, "leave memory_map out"),
+        ({"cache": tmp_path, "memory_map": True}, "omit memory_map"),
         ({"cache": "gs://somewhere"}, "cache is gs://"),
         ({"cache": tmp_path / "file"}, written),
-        ({"cache": tmp_path, "cache_bytes": 1000}, "give room for two of them"),
+        ({"cache": tmp_path, "cache_bytes": 1000}, "give room for two parts"),
         ({"cache": tmp_path, "cache_bytes": "x"}, "cache_bytes is 'x'; it must be a whole number"),
         ({"cache": ""}, "cache is empty; give a local directory"),
     ):

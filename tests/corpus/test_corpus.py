@@ -320,7 +320,7 @@ PART = "part-00002.arrow"
         ),
         (
             put("corpus.json", lambda it: it.replace(b'"source": null', b'"source": "s"')),
-            "damaged at .*corpus.json: .*not those that its digest was made of",
+            "damaged at .*corpus.json: .*do not match its digest",
         ),
         (put("corpus.json", lambda it: it[:200]), "damaged at .*corpus.json: it is half-written"),
         (
@@ -329,7 +329,7 @@ PART = "part-00002.arrow"
         ),
         (
             put("corpus.json", lambda _: b'{"schema_version": 4}'),
-            "schema version 4, and this version of Lockstep reads version 5: write the corpus",
+            "schema version 4, but this version of Lockstep reads version 5; write the corpus",
         ),
         (
             lambda at: ((at / "corpus.json").unlink(), (at / "corpus.json").mkdir()),

@@ -218,7 +218,7 @@ def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
         for number in (2, 0, 1):
             status, out, _ = run(*shared, "--task", number, "--of", 3)
             assert status == 0
-            assert f"task {number} of 3 is done. When all are, the same command without" in out
+            assert f"task {number} of 3 is done; when all are, run the same command without" in out
         assert run(*shared)[0] == 0
         assert contents(tmp_path / kind) == contents(tmp_path / f"whole {kind}")
 

@@ -103,9 +103,7 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
     assert more.read_examples([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
     few = refused(corpus.with_features, {"few": [[1], [3, 4, 5], [6]]},
                   features={"few": Feature("continuation")})  # fmt: skip
-    assert (
-        "the shape of few of group 0 is (1,), and the group has 2 continuations, so it must" in few
-    )
+    assert "the shape of few of group 0 is (1,); for a group of 2 continuations, it must" in few
 
 
 def test_the_cost_of_groups_is_what_their_columns_see():
@@ -204,7 +202,7 @@ class Letters:
 
 def test_what_a_group_cannot_be_is_refused():
     make = Examples.from_groups
-    assert "group 1 is [1, 2]; a group is (prefix, [continuation, …])" in refused(
+    assert "group 1 is [1, 2]; a group must be (prefix, [continuation, …])" in refused(
         make, [GROUPS[0], [1, 2]]
     )
     assert "continuation 1 of group 0 has no token; give each prefix" in refused(
@@ -220,9 +218,8 @@ def test_what_a_group_cannot_be_is_refused():
     assert "the prefix of group 0 holds the token id 9; ids are 0 to 7 (vocab_size)" in refused(
         make, [([9], [[2]])], vocab_size=8
     )
-    assert (
-        "the shape of reward of group 1 is (2,), and the group has 3 continuations, so it must"
-        in (refused(make, {"tokens": GROUPS, "reward": [[1, 2], [3, 4], [5]]}, features=REWARD))
+    assert "the shape of reward of group 1 is (2,); for a group of 3 continuations, it must" in (
+        refused(make, {"tokens": GROUPS, "reward": [[1, 2], [3, 4], [5]]}, features=REWARD)
     )
     logprob = {"logprob": Feature("targets", dtype="float32")}
     assert "logprob of group 0 is [1, 2, 3]; nest it like the tokens" in refused(
@@ -231,18 +228,17 @@ def test_what_a_group_cannot_be_is_refused():
     assert "continuation 1 of logprob of group 0 has shape (2,); it must be (1,)" in refused(
         make, {"tokens": GROUPS, "logprob": [([1, 2, 3], [[4, 5], [6, 7]])]}, features=logprob
     )
-    assert (
-        "the shape of the weights of group 0 is (3,), and the group has 2 continuations"
-        in refused(make, {"tokens": GROUPS, "weights": [[1, 2, 3]]})
+    assert "the shape of the weights of group 0 is (3,); for a group of 2 continuations" in refused(
+        make, {"tokens": GROUPS, "weights": [[1, 2, 3]]}
     )
-    assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
+    assert "continuation 1 of the weights of group 0 hold -1.0; a weight must be" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
     )
     assert "a feature is named '_above'" in refused(
         make, {"tokens": GROUPS, "_above": []}, features={"_above": Feature("example")}
     )
     assert "examples are empty" in refused(make, [])
-    assert "the feature 'reward' is of continuations, and these examples are no groups" in refused(
+    assert "the feature 'reward' is of continuations, but these examples are not groups" in refused(
         Examples, {"tokens": [[1, 2]], "reward": [[1]]}, features=REWARD
     )
 
@@ -260,16 +256,16 @@ def test_what_cannot_carry_groups_says_so(tmp_path):
     assert "groups.truncate(6)" in refused(Plan, corpus, [Bucket(1, 6)], overflow="truncate")
     plan = Plan(corpus, [Bucket(1, 16)])
     order = refused(Batches, corpus, plan, context_order="zigzag")
-    assert "context_order is 'zigzag', and the corpus has groups" in order
+    assert "context_order is 'zigzag', but the corpus has groups" in order
     batch = dict(Batches(corpus, plan)[0])
     for convention in ("maxtext", "tunix", "huggingface"):
         assert f"{convention} has no name for visible_until" in refused(rename, batch, convention)
-    assert "the batch has groups, whose continuations share a prefix" in refused(
+    assert "the batch has groups, whose shared prefixes cu_seqlens cannot express" in refused(
         cu_seqlens, batch, 4
     )
-    assert "needs tokens as they are" in refused(Masked, corpus, mask_id=99)
+    assert "needs tokens that are not shifted" in refused(Masked, corpus, mask_id=99)
     text = Examples([[1, 2]])
-    assert "are groups, and the side of pairs must be a corpus of the task 'inputs'" in refused(
+    assert "are groups, but a side of pairs must be a corpus of the task 'inputs'" in refused(
         Pairs, corpus, corpus
     )
     assert text.trees is None

@@ -49,10 +49,10 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         InPlace.arrow(write(input_ids=[[1], None]))
     with pytest.raises(ValueError, match="has no column 'input_ids'"):
         InPlace.arrow(write(text=["a"]))
-    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids are from 0"):
+    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids must be from 0"):
         InPlace.arrow(write(input_ids=[[1, 5]]), vocab_size=5).verify()
     negative = InPlace.arrow(write(input_ids=[[1, 2], [1, -100]]))
-    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids are from 0"):
+    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids must be from 0"):
         negative.verify()
     np.save(tmp_path / "tokens.npy", np.arange(5))
     for name, offsets in (("far", [0, 6]), ("back", [0, 3, 2]), ("none", [0])):
@@ -63,7 +63,7 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"shape .3,. and dtype float64; it must be"):
         InPlace.npy(tmp_path / "floats.npy", tmp_path / "far.npy")
     (tmp_path / "text.npy").write_text("none")
-    with pytest.raises(ValueError, match=r"text.npy is no .npy array"):
+    with pytest.raises(ValueError, match=r"text.npy is not an .npy array"):
         InPlace.npy(tmp_path / "text.npy", tmp_path / "far.npy")
 
 
@@ -107,13 +107,13 @@ def test_an_index_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="made with another tokenizer"):
         tokenize_on_read(TextFiles(path), Bytes(end=False), tmp_path / "index")
     path.write_text("one\nthree\n")
-    with pytest.raises(ValueError, match="line 2 has 7 tokens, and had 5 when it was measured"):
+    with pytest.raises(ValueError, match="line 2 has 7 tokens, but had 5 when it was indexed"):
         pickle.loads(pickle.dumps(fly))[1]  # as a worker has it, which opens the file anew
     with pytest.raises(ValueError, match="made with another source"):
         tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index")
     given = [Records(TEXTS[:count], fingerprint="mine") for count in (2, 1)]
     tokenize_on_read(given[0], Bytes(), tmp_path / "mine", progress=False)
-    with pytest.raises(ValueError, match="is the index of 2 records, and the source has 1"):
+    with pytest.raises(ValueError, match="is the index of 2 records, but the source has 1"):
         tokenize_on_read(given[1], Bytes(), tmp_path / "mine")
     with pytest.raises(ValueError, match="the source is empty"):
         tokenize_on_read(Records([]), Bytes(), tmp_path / "none")

@@ -74,7 +74,7 @@ def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
     records = make_records(20)
     records[3]["bad"] = records[3]["good"]
     source = Records(records)
-    with pytest.raises(ValueError, match=r"record 3 does not suit .* are the same"):
+    with pytest.raises(ValueError, match=r"record 3 does not suit .* are equal"):
         prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE)
     corpus = prepare(source, Bytes(), tmp_path / "b", template=TEMPLATE, on_error="skip")
     assert "1 of 20 records have no tokens, for they are empty or failed: numbers 3" in caplog.text

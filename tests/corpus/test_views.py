@@ -193,7 +193,7 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
         (lambda c: SpanCorruption(c, max_length=9, density=0), "density is 0;"),
         (
             lambda c: SpanCorruption(c, max_length=99, sentinels=[7]),
-            "99 tokens have 5 spans, and .* 1 s",
+            "99 tokens have 5 spans, but .* 1 s",
         ),
     ],
 )
@@ -212,10 +212,10 @@ def test_a_piece_beyond_its_pair_is_refused(corpus):
 
 def test_views_want_tokens_as_they_are(tmp_path):
     causal = Corpus.from_arrays([[1, 2, 3]], tmp_path / "a")
-    with pytest.raises(ValueError, match="has those of the task 'causal'; prepare it with"):
+    with pytest.raises(ValueError, match="has the task 'causal'; prepare it with"):
         Masked(causal)
     unknown = Corpus.from_arrays([[1, 2, 3]], tmp_path / "b", task=INPUTS)
-    with pytest.raises(ValueError, match="does not say the size of its vocabulary; give mask_id="):
+    with pytest.raises(ValueError, match="has no vocab_size; give mask_id="):
         Masked(unknown)
     assert Masked(unknown, mask_id=0).vocab_size == 1
     with pytest.raises(ValueError, match="no tokenizer with an end mark; give end_id="):

@@ -158,9 +158,9 @@ def test_a_reader_drops_parts_and_takes_them_up_again(corpus):
             lambda each=each: each.read([23], [0], [1]),
             lambda each=each: each.lengths,
         ):
-            with pytest.raises(RuntimeError, match="in hand"):
+            with pytest.raises(RuntimeError, match=r"not sealed yet|are not read"):
                 refused()
-    with pytest.raises(RuntimeError, match="not in hand"):
+    with pytest.raises(RuntimeError, match="not sealed yet"):
         corpus.read([40], [0], [1])
     corpus.refresh(start=1)
     assert corpus.read([8], [0], [1])["inputs"].tolist() == [8]
@@ -306,7 +306,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
         Writer(tmp_path / "a")
     with pytest.raises(ValueError, match="examples is empty"):
         Writer(tmp_path / "b").finish()
-    with pytest.raises(ValueError, match="has no cache and no features"):
+    with pytest.raises(ValueError, match="has no cache and no added features"):
         Corpus.open(tmp_path / "a", follow=True, cache=tmp_path / "cache")
 
 

@@ -122,7 +122,7 @@ def test_steps_up_to_the_last_checkpoint_are_missing_where_the_log_ends_before_i
     workdir, lines, _ = ran
     for step in (20, 40, 60):  # a run keeps several
         (workdir / f"checkpoints/{step}").mkdir(parents=True)
-    missing = "step 30 is missing: the log ends there, and the last checkpoint is of step 60"
+    missing = "step 30 is missing: the log ends there, but the last checkpoint is for step 60"
     audited(workdir, lines[:31], missing)
 
 
@@ -222,7 +222,7 @@ def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, passes, aud
     passes(tmp_path, lines)
     end = len(lines)
     lines.append(lines[-1] | {"step": end})
-    audited(tmp_path, lines, f"step {end} ran, and the plan ends before it")
+    audited(tmp_path, lines, f"step {end} ran, but the plan ends before it")
 
 
 def test_a_mixture_that_loses_a_position_would_be_found(mixed, audited, losing):

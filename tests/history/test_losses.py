@@ -173,7 +173,7 @@ def test_damaged_losses_and_those_of_another_run_are_refused(ran, run):
     path.unlink()
     assert 25 not in losses(workdir).step
     write_history(epath.Path(workdir), corpus, Plan(corpus, (Bucket(2, 64),)))
-    with pytest.raises(ValueError, match="; it is of another run"):
+    with pytest.raises(ValueError, match="; give the losses of this run"):
         losses(workdir)
 
 

@@ -118,7 +118,7 @@ def test_a_profile_asks_for_a_range_of_steps(tmp_path):
 def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
     corpus = pipeline.Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0, 0]]}, tmp_path)
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(1, 8)]))
-    with pytest.raises(ValueError, match="none of the held-out examples has a position with a"):
+    with pytest.raises(ValueError, match="no held-out example has a position that carries"):
         sum_over_batches(batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
 
 
@@ -172,7 +172,7 @@ def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
     np.save(tmp_path / "offsets.npy", np.array([0, 10, 20]))
     corpus = pipeline.InPlace.npy(tmp_path / "tokens.npy", tmp_path / "offsets.npy")
     plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 16)])
-    with pytest.raises(ValueError, match="has no directory, so its batches cannot be planned"):
+    with pytest.raises(ValueError, match="has no directory, so audit and show cannot plan"):
         write_history(tmp_path / "run", corpus, plan)
 
 
@@ -195,5 +195,5 @@ def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_state(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [0, 1]
     log.write_summary(2)
     assert summary(tmp_path)["tokens"] == plan.batch(0).num_tokens + plan.batch(1).num_tokens
-    with pytest.raises(ValueError, match="state has record; give what `save` returned"):
+    with pytest.raises(ValueError, match="state has record; give the result of `save`"):
         RunLog(tmp_path, 1, 2, state={"record": state})

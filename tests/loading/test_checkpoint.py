@@ -119,7 +119,7 @@ def test_a_stray_directory_is_named_and_damaged_steps_are_not_advised(directory)
     ids=["less", "shape", "name"],
 )
 def test_a_state_of_another_model_is_no_damage(directory, like):
-    with pytest.raises(ValueError, match=r"the state in .*/12 is not like the one to restore: "):
+    with pytest.raises(ValueError, match=r"the state in .*/12 differs from the one to restore: "):
         restore(directory, like)
 
 
@@ -192,7 +192,7 @@ def test_only_checkpoints_are_deleted_and_a_save_that_orbax_leaves_out_is_an_err
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step in (6, 7):
             checkpoints.save(step, {"a": jnp.arange(3.0)}, data={"step": step})
-        with pytest.raises(RuntimeError, match="holds step 7, and step 4 is not later: resume"):
+        with pytest.raises(RuntimeError, match="holds step 7, and step 4 is not later; resume"):
             checkpoints.save(4, {"a": jnp.arange(3.0)}, data={"step": 4})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "7", "best", "notes"]
     assert all((tmp_path / name / "x").read_text() == "mine" for name in ("5", "best", "notes"))

@@ -167,7 +167,7 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
         with pytest.raises(ValueError, match="belongs to another plan or corpus"):
             loader.set_state(states[20])
         ordinary = loader.get_state()
-    with pytest.raises(ValueError, match="is of a corpus that was planned as a whole"):
+    with pytest.raises(ValueError, match="belongs to a corpus that was planned as a whole"):
         take(finished, ordinary)
 
 
@@ -189,7 +189,7 @@ def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
 def test_options_that_need_the_whole_are_refused(finished):
     for options, message in [
         ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),
-        ({"buckets": BUCKETS, "exclude": [3]}, "exclude is for corpora that do not grow"),
+        ({"buckets": BUCKETS, "exclude": [3]}, "a corpus that grows takes no exclude="),
     ]:
         with pytest.raises(ValueError, match=message):
             pipeline.load(finished, follow=True, **options)

@@ -205,7 +205,7 @@ def test_workers_without_parsed_flags_and_wrong_workers_get_a_sentence(make):
     steps = make("plan").to_iter_dataset()
     with pytest.raises(ValueError, match="sequential_slice=False"):
         steps.mp_prefetch(sequential_slice=True)
-    with pytest.raises(ValueError, match="mp_prefetch is there already"):
+    with pytest.raises(ValueError, match="mp_prefetch is called twice"):
         work(work(steps, 1), 2)
     flags.FLAGS.unparse_flags()
     try:
@@ -279,7 +279,7 @@ def test_batches_are_stacked_if_they_have_one_shape(make):
     with pytest.raises(ValueError, match=r"2 shapes, which batch\(2\) cannot stack"):
         make("plan").batch(2)
     elastic = grain.experimental.ElasticIterator(make("plan"), 4, grain.sharding.ShardOptions(0, 2))
-    with pytest.raises(ValueError, match="ElasticIterator stacks too"):
+    with pytest.raises(ValueError, match="without ElasticIterator"):
         next(elastic)
 
 

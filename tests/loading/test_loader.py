@@ -155,7 +155,7 @@ WRONG = [
     (batching(positions=None), ValueError, r"positions is .*one of continue, restart"),
     (batching(positions=True), ValueError, r"positions is .*one of continue, restart"),
     (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), ValueError, "the plan is for 2"),
-    (lambda c, p: Batches(c, p).repeat(2).repeat(2), ValueError, "repeat them once"),
+    (lambda c, p: Batches(c, p).repeat(2).repeat(2), ValueError, "call repeat once"),
     (
         lambda c, p: Batches(c, p).set_slice(slice(0, None, 2), sequential_slice=True),
         ValueError,
@@ -174,7 +174,7 @@ WRONG = [
     (
         lambda c, p: pipeline.to_global(FOUR_ROWS, MESHES["rows"], bucket=Bucket(8, 8)),
         ValueError,
-        r"shape \(4, 8\), but of 8x8 this process holds \(8, 8\)",
+        r"shape \(4, 8\), but this process holds \(8, 8\) of 8x8",
     ),
     (
         lambda c, p: Loader(Batches(c, p, process_index=1, process_count=2)),
@@ -184,20 +184,20 @@ WRONG = [
     (
         lambda c, p: Loader(Batches(c, p).map(dict)),
         TypeError,
-        r"takes Batches\. Transform batches inside",
+        r"takes Batches; transform batches inside",
     ),
     (
         lambda c, p: pipeline.load([[1, 2, 3]], **BUDGET),
         TypeError,
-        r"corpus is a list; .* arrays by Corpus\.from_arrays",
+        r"corpus is a list; .* of arrays with Corpus\.from_arrays",
     ),
     (loading(token_per_batch=1024), TypeError, "did you mean 'tokens_per_batch'"),
     (loading(num_epoch=1, **BUDGET), TypeError, "did you mean 'num_epochs'"),
-    (loading(), TypeError, "needs tokens_per_batch=, to choose buckets by, or buckets="),
+    (loading(), TypeError, "needs tokens_per_batch=, to choose buckets, or buckets="),
     (
         loading(buckets=[Bucket(1, 64)], max_buckets=3),
         ValueError,
-        "max_buckets, max_length to choose them by",
+        "max_buckets, max_length to choose them;",
     ),
     (loading(num_epochs=-1, **BUDGET), ValueError, "num_epochs is -1; it must be"),
     (loading(weights={"a": 1}, **BUDGET), ValueError, "weights are for several corpora"),
@@ -206,7 +206,7 @@ WRONG = [
             pipeline.Corpora({"a": c}), weights={"a": 1}, ending="stop", num_epochs=2, **BUDGET
         ),
         ValueError,
-        "this plan ends for good",
+        "this plan has an end",
     ),
     (loading(num_epochs="2", **BUDGET), ValueError, "num_epochs is '2'; it must be"),
     (loading(seed="a", **BUDGET), ValueError, "seed is 'a'; it must be"),
@@ -222,7 +222,7 @@ WRONG = [
             c, buckets=p.buckets, transform=lambda batch: {"longer": np.zeros((16, 17))}
         ),
         ValueError,
-        r"longer has shape \(16, 17\).* as many rows and positions",
+        r"longer has shape \(16, 17\).* keep rows and positions",
     ),
 ]
 
@@ -412,7 +412,7 @@ def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
     plan = Plan(corpus, buckets)
     state = StateKey(plan).state(3)
     assert StateKey(plan).step(state) == 3
-    with pytest.raises(ValueError, match="does not say which corpus it belongs to"):
+    with pytest.raises(ValueError, match="has no corpus to compare with"):
         StateKey(plan, corpus).step(state)
 
 

@@ -12,7 +12,7 @@ from pipeline.loading import cu_seqlens
 def test_batches_without_ids_or_room_for_their_segments_are_refused(tmp_path):
     corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [9, 9]], tmp_path)
     batch = Batches(corpus, Plan(corpus, [Bucket(1, 7)]))[0]
-    with pytest.raises(ValueError, match="max_segments is 2, and a row holds 3 segments; give"):
+    with pytest.raises(ValueError, match="max_segments is 2, but a row holds 3 segments; give"):
         cu_seqlens(batch, 2)
     with pytest.raises(ValueError, match=r"no inputs_segment_ids; .* before it is renamed"):
         cu_seqlens(pipeline.rename(batch, "maxtext"), 3)

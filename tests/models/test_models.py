@@ -239,10 +239,10 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, sca
     [
         ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
         ({"width": 30}, "width must be a multiple of 8"),
-        ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads"),
+        ({"num_kv_heads": 3}, "num_kv_heads is 3, which must divide num_heads"),
         ({"dtype": "float64"}, "use one of float32, bfloat16, float16"),
         ({"attention": "flash"}, "use one of auto, dense, blocked"),
-        ({"window": 0}, "Use None for no window"),
+        ({"window": 0}, "None for no window"),
         ({"rope_theta": 0.0}, "must be positive"),
     ],
 )

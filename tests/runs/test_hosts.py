@@ -167,7 +167,7 @@ def test_a_process_that_differs_is_named_on_all_of_them(answers, number):
 def test_directories_that_are_not_shared_are_named(answers):
     assert answers[2]["share"] == [None, None]
     for said in answers[2]["share nothing"]:
-        assert "processes 1 do not see what process 0 writes to" in said
+        assert "processes 1 do not see the files of process 0 in" in said
 
 
 def test_slurm_says_how_many_there_are(tmp_path):

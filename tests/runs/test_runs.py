@@ -69,7 +69,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
     with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
         run(tiny(text, **more), tmp_path)
     change = '{"tokens_per_batch": 512}'
-    assert f"change it from step 5 on with --change='{change}'" in str(refused.value)
+    assert f"change them from step 5 on with --change='{change}'" in str(refused.value)
     output = run(tiny(text, **more), tmp_path, change=change)
     told = output.index("changed from step 5 on: tokens_per_batch=512")
     assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")
@@ -113,7 +113,7 @@ REFUSED = {  # before the first of these is written
         ({"schedule": ((3, {"token_per_batch": 1}),)}, "did you mean 'tokens_per_batch'?"),
     ],
     "metrics.jsonl": [
-        ({"optimizer__warmup_steps": 30}, "warm-up takes some of these, or 0"),
+        ({"optimizer__warmup_steps": 30}, "warm-up must be shorter, or 0"),
         ({"model__attention": "foo"}, "attention is 'foo'"),
         ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
         ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
@@ -147,11 +147,11 @@ def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
         monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
     monkeypatch.setattr(train.config_flags, "get_config_filename", lambda _: "a.py")
     monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
-    with pytest.raises(ValueError, match="--scores is where --mode=score writes"):
+    with pytest.raises(ValueError, match="--scores needs --mode=score"):
         train.main()
     for name, value in {"MODE": "score", "CHANGE": "{}"}.items():
         monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
-    with pytest.raises(ValueError, match=r"--change and .* are of --mode=train"):
+    with pytest.raises(ValueError, match=r"--change and .* need --mode=train"):
         train.main()
 
 

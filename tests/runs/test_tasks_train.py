@@ -310,7 +310,7 @@ NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
             "cannot be imported: .* It must be MODULE:NAME",
         ),
         ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
-        ({"eval.end": 1.5}, "it takes 0.0 <= begin < end <= 1.0"),
+        ({"eval.end": 1.5}, "give 0.0 <= begin < end <= 1.0"),
         (PAIRS | {"task.kind": "masked"}, NO_TASK),
         (PAIRS | {"template.kind": "chat"}, NO_TASK),
         (PAIRS | {"tokenizer.begin": False}, NO_TASK),
@@ -358,7 +358,7 @@ def test_every_field_of_a_template_is_a_flag(flags, template):
 
 def test_a_backslash_and_an_n_are_no_line_break():
     fields = {"kind": "answer", "prompt": r"Q: {q}\nA: ", "answer": "{a}"}
-    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell write \$'…\\n…'"):
+    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell, write \$'…\\n…'"):
         open_template(fields)
     assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
 

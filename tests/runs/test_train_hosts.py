@@ -85,7 +85,7 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(alone, text, 
     assert codes[3] == -signal.SIGKILL
     assert all(code != 0 for code in codes[:3])
     said = "\n".join(group.outputs()[:3])
-    assert "most likely because another has gone" in said, said
+    assert "most likely because another is gone" in said, said
     run_hosts(text, tmp_path, 3)
     assert_same_run(tmp_path, alone)
     code, said = audit(tmp_path)
@@ -96,7 +96,7 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(alone, text, 
 def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
     for group in [start_hosts(text, tmp_path, 2, own={index: ["--wait=3"]}) for index in (0, 1)]:
         assert group.wait(limit=60) == [2]
-        assert "not all processes of the run have joined within 3 s" in group.outputs()[0]
+        assert "not all processes of the run joined within 3 s" in group.outputs()[0]
         assert "Check failure" not in group.outputs()[0]
 
 

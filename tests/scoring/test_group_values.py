@@ -85,5 +85,5 @@ def test_an_update_gives_the_values_of_continuations_back_in_order():
 
 def test_a_loss_of_segments_has_no_losses_of_positions():
     ((_, batch),) = pack(Examples.from_groups(groups_of(8)), [Bucket(4, 40)], max_segments=4)
-    with pytest.raises(ValueError, match=r"gives an array of shape \(4, 4\), of segments"):
+    with pytest.raises(ValueError, match=r"returns an array of shape \(4, 4\), by segment"):
         position_losses(lambda *_: (jnp.zeros((4, 4)), jnp.ones((4, 4))), None, batch)

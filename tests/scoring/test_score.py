@@ -247,7 +247,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
     steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside.values()]
     place = tmp_path / "inside"
     pipeline.score(corpus, steps[0], directory=place, **READY)
-    with pytest.raises(ValueError, match=r"something else: step was \w+ and is now \w+\. Score"):
+    with pytest.raises(ValueError, match=r"has other scores: step was \w+ and is now \w+\. Score"):
         pipeline.score(corpus, steps[1], directory=place, **READY)
     with messages() as said:
         assert score().equals(first)
@@ -281,7 +281,7 @@ def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, int
     manifest = again / "scores.json"
     if content is not None:
         manifest.write_text(content)
-        with pytest.raises(ValueError, match=r"scores\.json does not say what scores these are"):
+        with pytest.raises(ValueError, match=r"scores\.json does not describe scores"):
             pipeline.score(corpus, Scale(3), directory=again, **options)
     manifest.unlink()
     scores = pipeline.score(corpus, Scale(3), directory=again, **options)
@@ -326,7 +326,7 @@ def test_scores_of_a_step_that_calls_python_are_not_taken_for_those_of_another(c
         return step
 
     pipeline.score(corpus, multiply(2), directory=tmp_path, **READY)
-    with pytest.raises(ValueError, match=r"the step calls Python by jax\.pure_callback"):
+    with pytest.raises(ValueError, match=r"the step calls Python with jax\.pure_callback"):
         pipeline.score(corpus, multiply(3), directory=tmp_path, **READY)
 
 
@@ -342,7 +342,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
     assert "the value a is a dict" in refused(lambda batch: {"a": {"b": batch["inputs"]}})
-    assert "the name 1, which is no text" in refused(lambda batch: {1: batch["inputs"]})
+    assert "the name 1; names must be strings" in refused(lambda batch: {1: batch["inputs"]})
     whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
     assert "loss has shape (), and per='position' needs" in whole
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})

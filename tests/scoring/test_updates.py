@@ -124,7 +124,7 @@ def test_records_of_rows_segments_and_pairs_come_back():
 @pytest.mark.parametrize(
     ("sizes", "options", "sentence"),
     [
-        ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; leave them out"),
+        ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; remove them"),
         ([3, 90], {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
         (
             [3, 4],
@@ -166,5 +166,5 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
             unpack([(planned, values)], examples, per=per)
     with pytest.raises(ValueError, match="results are empty"):
         unpack([], examples, per="position")
-    with pytest.raises(ValueError, match="results are of example 2, and there are 1"):
+    with pytest.raises(ValueError, match="results are for example 2, and there are 1"):
         unpack([(planned, batch["inputs"])], pipeline.Examples([[1, 2]]), per="position")

@@ -102,7 +102,7 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
 
 
 def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):
-    with pytest.raises(ValueError, match=r"config.steps is 10; config.accumulate=4 steps make"):
+    with pytest.raises(ValueError, match=r"config.steps is 10, but config.accumulate=4 steps make"):
         run(tiny(text, steps=10, accumulate=BATCHES), tmp_path)
 
 

@@ -302,7 +302,7 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        (Listed(), r"Listed has no fingerprint: it is <.*Listed object.*, and no Listed says"),
+        (Listed(), r"Listed has no fingerprint: it is <.*Listed object.*, an instance of Listed"),
         (use, r"LISTED, which test_fingerprints\.use names, is <.*Listed"),
         (Holder(object()), r"Holder has no fingerprint: test_fingerprints\.Holder\.held is <obj"),
         (Holder(CYCLE), "which contains itself"),
@@ -352,5 +352,5 @@ def test_parsers_count_with_their_code(monkeypatch, tmp_path):
 
 def test_an_own_fingerprint_is_a_text():
     for wrong in ("", 7, None):
-        with pytest.raises(ValueError, match=r'fingerprint is .*; give a text, such as "v1"'):
+        with pytest.raises(ValueError, match=r'fingerprint is .*; give a string, such as "v1"'):
             Function(parse, fingerprint=wrong)

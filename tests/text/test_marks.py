@@ -174,8 +174,8 @@ def test_a_mark_that_stays_text_is_said_once(everyone, caplog):
     for _ in range(3):
         tokenizer.encode_batch(["a", ATTACK])
     assert [record.message for record in caplog.records] == [
-        f"a record has '<|end|>', a special token of {tokenizer._name}; it stays text. If it is "
-        "meant as a token, give a template that returns it as templates.Markup"
+        f"a record has '<|end|>', a special token of {tokenizer._name}; it stays text. To make it "
+        "a token, give a template that returns it as templates.Markup"
     ]
 
 

@@ -40,7 +40,7 @@ def encode(template, records, tokenizer):
 def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, tokenizer):
     record = {"chosen": [*shared, *one], "rejected": [*shared, *other]}
     if record["chosen"] == record["rejected"] or not (record["chosen"] and record["rejected"]):
-        with pytest.raises(ValueError, match=r"are the same|are empty"):
+        with pytest.raises(ValueError, match=r"are equal|are empty"):
             encode(CHATS, [record], tokenizer)
         return
     prefix, *sides = encode(CHATS, [record], tokenizer)
@@ -115,13 +115,13 @@ def two(record):
 @pytest.mark.parametrize(
     ("template", "record", "sentence"),
     [
-        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "both of its sides are the same"),
+        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "its two sides are equal"),
         (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
         (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
         (
             Preference(chosen="{a}", rejected=lambda record: []),
             {"a": "b"},
-            "it gave no spans",
+            "it returned no spans",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_records_that_are_no_preference_are_refused(template, record, sentence):
 
 def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
     two.nodes = 3
-    with pytest.raises(ValueError, match="its attribute `nodes` is 3; give a list of as many"):
+    with pytest.raises(ValueError, match="its attribute `nodes` is 3; return that many"):
         templates.fill(two, Repeated([{}], 3), [0])
     two.nodes = 2
     assert templates.fill(two, Repeated([{}], 2), [0, 1]) == [[("a", 0.0, {})], [("b", 1.0, {})]]

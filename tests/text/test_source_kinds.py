@@ -69,13 +69,15 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     assert len(open_files([str(folder / "notes.txt")])) == 2
     for name in ("tokens.bin", "records.json", "README"):
         (folder / name).write_text('{"text": "one"}\n')
-        with pytest.raises(ValueError, match=rf"{name} does not say what the file holds.*\.jsonl"):
+        with pytest.raises(
+            ValueError, match=rf"{name} does not tell the kind of the file.*\.jsonl"
+        ):
             open_files([str(folder / name)])
         assert len(open_files([str(folder / name)], kind="jsonl")) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
     fields = {"files": f"{folder}/notes.txt,{folder}/notes.txt", "split": ""}
     assert len(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train")) == 4
-    with pytest.raises(ValueError, match="of several kinds, jsonl and text"):
+    with pytest.raises(ValueError, match="several kinds, jsonl and text"):
         open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])
     with pytest.raises(ValueError, match="kind is 'csv'; it must be one of text, jsonl"):
         open_files([str(folder / "notes.txt")], kind="csv")
@@ -112,7 +114,7 @@ def test_only_the_columns_that_are_wanted_are_read(tmp_path):
 
 def test_of_a_directory_the_files_are_named(tmp_path):
     save_to_disk(tmp_path / "saved", RECORDS)
-    with pytest.raises(ValueError, match=r"is a directory; .*saved/data-\*\.arrow of a Hugging"):
+    with pytest.raises(ValueError, match=r"is a directory; .*saved/data-\*\.arrow for a Hugging"):
         open_files([str(tmp_path / "saved")])
     (tmp_path / "saved" / "cache-1.arrow").write_bytes(b"of a map, not of the data set")
     assert len(open_files([str(tmp_path / "saved" / "data-*.arrow")])) == len(RECORDS)
@@ -128,8 +130,8 @@ def test_records_in_python_are_told_apart_by_content():
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
     with pytest.raises(ValueError, match="records is a generator, without random access"):
         Records(number for number in range(3))
-    with pytest.raises(ValueError, match="record 1 is a int; a record is a dict, or text"):
+    with pytest.raises(ValueError, match="record 1 is a int; a record must be a dict, or text"):
         Records(["a", 5])[1]
     filtered = grain.MapDataset.source(["a", "b"]).filter(lambda text: text == "a")
-    with pytest.raises(ValueError, match=r"record 1 is a NoneType.*filter before"):
+    with pytest.raises(ValueError, match=r"record 1 is a NoneType.*give a list of it"):
         Records(filtered)[1]

@@ -121,7 +121,9 @@ def test_parallel_texts_with_other_numbers_of_lines_are_refused(parallel, tmp_pa
     *paths, sides = parallel
     (tmp_path / "2.de").write_text("\n".join(sides[0][70:99]) + "\n")
     (tmp_path / "1.de").write_text("\n".join([*sides[0][:70], "another"]))  # in all as many
-    with pytest.raises(ValueError, match=r"1\.de has 71 lines and .*1\.en\.gz has 70, blank ones"):
+    with pytest.raises(
+        ValueError, match=r"1\.de has 71 lines and .*1\.en\.gz has 70, with blank ones"
+    ):
         len(ParallelText(*paths))
     with pytest.raises(ValueError, match="there are 1 files of inputs and 2 of targets"):
         ParallelText(paths[0][0], paths[1])
@@ -188,7 +190,7 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"text": "a"', "line 3 is broken JSON: Expecting ',' delimiter at column 13"),
+        ('{"text": "a"', "line 3 is not valid JSON: Expecting ',' delimiter at column 13"),
         ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
         ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
@@ -253,7 +255,7 @@ def test_a_slice_names_records_as_its_source_does(tmp_path):
     assert half.fingerprint != Slice(TextFiles(path), 0.0, 0.5).fingerprint
     with pytest.raises(IndexError, match="record 2 of 2"):
         half[2]
-    with pytest.raises(ValueError, match=r"it takes 0.0 <= begin < end <= 1.0"):
+    with pytest.raises(ValueError, match=r"give 0.0 <= begin < end <= 1.0"):
         Slice(half, 0.5, 0.5)
 
 

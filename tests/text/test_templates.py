@@ -122,13 +122,17 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     [
         ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1 .*it lacks 'a'.*fields are q"),
         ({"messages": []}, Chat(), "its messages are empty"),
-        ({"messages": [{"role": "user", "content": None}]}, Chat(), "says NoneType, not text"),
-        ({"spans": []}, spoken, r"template test_templates\.spoken-.*it gave no spans"),
-        ({"spans": [("a", -1)]}, spoken, r"gave the weight -1\.0; a weight is"),
+        ({"messages": [{"role": "user", "content": None}]}, Chat(), "holds NoneType, not text"),
+        ({"spans": []}, spoken, r"template test_templates\.spoken-.*it returned no spans"),
+        ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; a weight must"),
         ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
-        ({"spans": "text"}, spoken, "it gave 'text'; give a list of spans, each a text and its w"),
-        ({"spans": ["text"]}, spoken, r"it gave \['text'\]; give a list of spans"),
-        ({"spans": None}, spoken, "it gave None; give a list of spans"),
+        (
+            {"spans": "text"},
+            spoken,
+            "it returned 'text'; return a list of spans, each a text and its w",
+        ),
+        ({"spans": ["text"]}, spoken, r"it returned \['text'\]; return a list of spans"),
+        ({"spans": None}, spoken, "it returned None; return a list of spans"),
     ],
 )
 def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, sentence):

@@ -228,7 +228,7 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
         HuggingFace(path, end="<eos>")
     bare.post_processor = tokenizers.processors.ByteLevel()
     bare.save(str(tmp_path / "bare.json"))
-    with pytest.raises(ValueError, match="does not add one begin mark by itself; name the token"):
+    with pytest.raises(ValueError, match="does not add exactly one begin mark; name the token"):
         HuggingFace(tmp_path / "bare.json")
     with pytest.raises(FileNotFoundError, match="there is no huggingface tokenizer"):
         HuggingFace(tmp_path / "none.json")

@@ -176,8 +176,8 @@ def test_a_look_at_buckets_that_fails_costs_no_checkpoint(config, tmp_path, monk
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"task.kind": "masked"}, "follow is True of train, which is for task.kind 'causal'"),
-        ({"eval.field": ("a", "b")}, "follow is True of train, which is for"),
+        ({"task.kind": "masked"}, "follow is True for train, but needs task.kind 'causal'"),
+        ({"eval.field": ("a", "b")}, "follow is True for train, but needs"),
         ({"tokenizer.kind": "sentencepiece"}, "no text to train a tokenizer on"),
     ],
 )

@@ -133,7 +133,7 @@ def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
     [
         ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
         ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
-        ([3], "schedule holds 3; each entry is a step and the options that change there"),
+        ([3], "schedule holds 3; each entry must be a step and the options that change there"),
         ([(3, {"exclude": 17})], "must be a list of numbers of examples"),
         ([(-1, {"seed": 1})], "by ascending steps"),
         ([(3, {"weights": {"a": 1}})], "batches have no option 'weights'"),

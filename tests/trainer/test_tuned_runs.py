@@ -104,7 +104,7 @@ def test_another_config_is_measured_again(config, tmp_path, measured):
     ("change", "sentence"),
     [
         ({"batches.tokens_per_batch": None}, "tune needs tokens_per_batch"),
-        ({"schedule": ((4, {"tune": True}),)}, "tune is for the first start of a run"),
+        ({"schedule": ((4, {"tune": True}),)}, "tune is only for the first start of a run"),
     ],
 )
 def test_what_cannot_be_tuned_is_a_sentence(config, tmp_path, change, sentence):
@@ -118,7 +118,7 @@ def test_what_cannot_be_tuned_is_a_sentence(config, tmp_path, change, sentence):
 
 def test_a_damaged_result_is_a_sentence(config, tmp_path):
     (tmp_path / "tuning.json").write_text("{}")
-    with pytest.raises(OSError, match="delete it, and it is measured again"):
+    with pytest.raises(OSError, match="delete it to measure again"):
         run(config, tmp_path)
 
 

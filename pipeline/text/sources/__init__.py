@@ -1,8 +1,8 @@
 """Sources: records by number, from files of many kinds, TFDS and Python.
 
-A source of files takes names or globs. It raises `FileNotFoundError` where a file is not there or a
-glob matches none, and from reading `ValueError` where a file is damaged or a record is not as its
-kind has it; the message names the file, and where it can the record.
+A source of files takes names or globs. It raises `FileNotFoundError` if a file does not exist or a
+glob matches none, and while reading `ValueError` if a file is damaged or a record does not suit its
+kind. The message names the file and, if possible, the record.
 """
 
 import os
@@ -50,25 +50,25 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
 
 
 def open_files(names: Sequence[str], kind: str = "") -> Source:
-    """The source of files, of the kind that their extensions tell.
+    """The source of files, whose extensions decide its kind.
 
     Args:
         names: names or globs: `.txt` (a record a line), `.jsonl`, `.parquet`, `.array_record`,
             `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`.
         kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; empty:
-            told by their extensions.
+            by the extensions.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: there is no such kind, or the names tell none, or several.
+        ValueError: there is no such kind, or the extensions give none, or several.
     """
     if kind:
         require_one_of("kind", kind, KINDS)
     kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}
     if len(kinds) > 1:
         raise InvalidValue(
-            f"{', '.join(names)} are of several kinds, {' and '.join(sorted(kinds))}; give files "
-            "of one kind"
+            f"{', '.join(names)} have several kinds, {' and '.join(sorted(kinds))}; give files of "
+            "one kind"
         )
     return KINDS[kinds.pop()](list(names))
 
@@ -83,7 +83,7 @@ def kind_of(path: epath.Path) -> str:
     extension = os.path.splitext(name)[1]
     if extension not in EXTENSIONS:
         raise InvalidValue(
-            f"the name {os.fspath(path)} does not say what the file holds: it ends in none of "
+            f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
             f"{', '.join(EXTENSIONS)} (for text and .jsonl, .gz or .zst may follow); rename it, or "
             f"give --kind, config.train.kind or kind= (one of {', '.join(KINDS)})"
         )

@@ -1,4 +1,4 @@
-"""ArrayRecord: files of records that are read at random, many at a time; and those of TFDS."""
+"""ArrayRecord files, whose records are read in any order, many at a time; and those of TFDS."""
 
 import functools
 import os
@@ -14,15 +14,16 @@ from pipeline.text.sources import files
 
 
 class ArrayRecords(files.FileSource):
-    """Records of ArrayRecord files; `{"text": bytes}` unless `parse` says otherwise.
+    """Records of ArrayRecord files: `{"text": bytes}`, or the results of `parse`.
 
-    Records are requested in batches, which the format needs: 512 at once cost a thirtieth of 512
-    one by one. `array_record` comes with Grain.
+    Records are requested in batches: in this format, 512 at once cost a thirtieth of 512 one by
+    one. `array_record` is installed with Grain.
 
     Args:
         paths: names or globs, one or several.
-        parse: makes a dict of a record's bytes, for example `json.loads`; a function at the top of
-            a module, so that it reaches workers, with a fingerprint (`pipeline.text.fingerprints`).
+        parse: a function from a record's bytes to a dict, such as `json.loads`; at the top of a
+            module, so that workers can pickle it, with a fingerprint
+            (`pipeline.text.fingerprints`).
     """
 
     format = "ArrayRecord files"
@@ -55,14 +56,14 @@ class ArrayRecords(files.FileSource):
             name = getattr(self.parse, "__qualname__", fingerprint(self.parse))
             raise InvalidValue(
                 f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
-                "mend the record, or give another parse="
+                "correct the record, or give another parse="
             ) from error
 
 
 class Tfds(files.FileSource):
     """Records of a split of a data set that TFDS prepared with `file_format="array_record"`.
 
-    Text is `bytes`, as TFDS gives it.
+    Text is `bytes`, as TFDS returns it.
 
     Args:
         name: as TFDS spells it: `name`, `name/config`, `name:1.0.0` or `name/config:1.0.0`.
@@ -83,8 +84,8 @@ class Tfds(files.FileSource):
         kind = info.file_format.value if info.file_format else "unknown"
         if kind != "array_record":
             raise InvalidValue(
-                f"the data set {name} was prepared as {kind}, which cannot be read at random "
-                "without TensorFlow; prepare it again with file_format='array_record'"
+                f"the data set {name} was prepared as {kind}, which needs TensorFlow; prepare it "
+                "again with file_format='array_record'"
             )
         try:
             known = info.splits[split]

@@ -25,7 +25,7 @@ SAMPLES, SAMPLE = 16, 1 << 16
 COMPRESSED = (".gz", ".zst")
 BUFFER = 1 << 17
 
-# `indexed_gzip` keeps 32 KiB for each so many bytes of content; a seek decompresses up to as many.
+# `indexed_gzip` keeps 32 KiB for every `SPACING` bytes of content; a seek decompresses no more.
 SPACING = 1 << 22
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
@@ -34,18 +34,18 @@ Paths = str | os.PathLike | Sequence[str | os.PathLike]
 class FileSource(PartedSource, Handles):
     """A source that reads files; the base of one class for each format."""
 
-    format: str  # what the files hold, for people
+    format: str  # the name of the format in messages
     prefix: str  # of fingerprints
 
     def __init__(self, paths: Paths):
         self.files = find(paths)
-        # The stamps of the files when the fingerprint was first asked for, and their digest.
+        # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[tuple[int, int]], str] | None = None
         self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
-        """See `Source`; of names, sizes and samples of the files, which may not change."""
+        """See `Source`; a hash of names, sizes and samples of the files, which may not change."""
         stamps = [_stamp(path) for path in self.files]
         if self._known is None:
             self._known = stamps, digest(self.files)
@@ -60,7 +60,7 @@ class FileSource(PartedSource, Handles):
         return f"{self.prefix}-{self._known[1]}"
 
     def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
-        """What a library's function returns; its errors say that the file cannot be read."""
+        """The result of a library's function; its errors become one that names the file."""
         try:
             return function(*arguments)
         except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
@@ -87,7 +87,7 @@ def find(paths: Paths) -> list[epath.Path]:
         mode = os.stat(file).st_mode if is_local(file) and os.path.exists(file) else 0
         if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
             raise InvalidValue(
-                f"{os.fspath(file)} is a socket or a pipe, and records are read in any order; copy "
+                f"{os.fspath(file)} is a socket or a pipe, but records are read in any order; copy "
                 "its content to a file"
             )
     return files
@@ -98,7 +98,7 @@ def _match(name: str) -> list[epath.Path]:
     if path.is_dir():
         raise InvalidValue(
             f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
-            f"{name}/data-*.arrow of a Hugging Face data set that was saved to disk"
+            f"{name}/data-*.arrow for a Hugging Face data set that was saved to disk"
         )
     if path.exists():
         return [path]
@@ -116,8 +116,8 @@ def _match(name: str) -> list[epath.Path]:
 def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek, but `.gz` does so by reading on or from its start, unless
-    it is `indexed`.
+    All but `.zst` can seek. A `.gz` file that is not `indexed` seeks by reading on, or from its
+    start.
     """
     try:
         if indexed is not None:
@@ -140,7 +140,7 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
 
 
 def open_indexed(path: epath.Path) -> IO[bytes] | None:
-    """A `.gz` file that seeks without starting over; None of others, or without `indexed_gzip`."""
+    """A `.gz` file that seeks directly; None for other files, or without `indexed_gzip`."""
     if path.suffix != ".gz" or importlib.util.find_spec("indexed_gzip") is None:
         return None
     import indexed_gzip
@@ -153,8 +153,8 @@ def open_indexed(path: epath.Path) -> IO[bytes] | None:
 def digest(files: Iterable[epath.Path]) -> str:
     """A short hash of the names, sizes and content samples of files, as they are stored.
 
-    Times and directories do not count. An edit that leaves the size of a file above 1 MiB as it
-    was, and touches none of the 16 samples of 64 KiB, goes unnoticed.
+    Times and directories do not count. An edit goes unnoticed if it keeps the size of a file above
+    1 MiB and misses all 16 samples of 64 KiB.
     """
     sha = hashlib.sha256()
     for path in files:
@@ -171,7 +171,7 @@ def digest(files: Iterable[epath.Path]) -> str:
 
 
 def _stamp(path: epath.Path) -> tuple[int, int]:
-    """The size of a file and the time of its last change, 0 of one that is gone."""
+    """The size of a file and the time of its last change; zeros if the file is gone."""
     try:
         if is_local(path):
             status = os.stat(path)

@@ -15,9 +15,9 @@ from pipeline.text.sources import files
 from pipeline.text.sources.source import PartedSource, read_texts, where
 
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
-# read and skipped to reach one at random. Lines in order are read without looking at the index.
+# read and skipped to reach any line. Reading in order does not use the index.
 STRIDE = 32
-BLOCK = 1 << 20  # bytes that are read at once to be skipped
+BLOCK = 1 << 20  # bytes that are skipped at once
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Line:
         return f"{os.fspath(self.file)}, line {self.number}"
 
     def text(self) -> str:
-        """The line as text; a byte order mark at the start of a file is left out."""
+        """The line as text, without a byte order mark at the start of a file."""
         try:
             text = self.content.decode()
             # Not "utf-8-sig", whose errors count bytes from after the mark.
@@ -52,7 +52,7 @@ class LineSource(files.FileSource):
 
     handles = ("_cursor", "_indexed")
     keep_blank = False  # whether a blank line is a record, too
-    # Where reading stopped: a file, the number of its next line, and an iterator from it.
+    # The place where reading stopped: a file, the number of its next line, and an iterator from it.
     _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
 
     _parse: Callable[[Line], dict[str, Any]]
@@ -82,7 +82,7 @@ class LineSource(files.FileSource):
 
     @functools.cached_property
     def _indexed(self) -> dict[int, IO[bytes] | None]:
-        """What `files.open_indexed` opened, by the number of the file."""
+        """The results of `files.open_indexed`, by the number of the file."""
         return {}
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class LineSource(files.FileSource):
     def _read_line(self, file: int, number: int) -> Line:
         marks = self._index[0][file]
         latest, following, lines = self._cursor
-        self._cursor = LineSource._cursor  # should reading fail
+        self._cursor = LineSource._cursor  # in case reading fails
         path, skip = self.files[file], number - following
         if file not in self._indexed:
             self._indexed[file] = files.open_indexed(path)
@@ -168,13 +168,13 @@ class JsonLines(LineSource):
             record = json.loads(text)
         except json.JSONDecodeError as error:
             raise InvalidValue(
-                f"{line} is broken JSON: {error.msg} at column {error.colno}. Each line must hold "
-                "one whole JSON object; mend or remove that line"
+                f"{line} is not valid JSON: {error.msg} at column {error.colno}. Each line must "
+                "hold one whole JSON object; correct or remove that line"
             ) from None
         except (RecursionError, ValueError) as error:  # as Python limits both
             raise InvalidValue(
                 f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
-                f"many digits ({error}). Mend or remove that line"
+                f"many digits ({error}). Correct or remove that line"
             ) from None
         if not isinstance(record, dict):
             raise InvalidValue(
@@ -191,10 +191,10 @@ class ParallelText(PartedSource):
 
     Args:
         inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
-        targets: as many; each has as many lines as the file at its place in `inputs`.
+        targets: as many files; each has as many lines as the file at its place in `inputs`.
 
     Raises:
-        ValueError: the numbers of files differ; or, when lines are counted, those of two files.
+        ValueError: the numbers of files differ, or, once lines are counted, those of their lines.
     """
 
     fields = "inputs", "targets"
@@ -204,8 +204,8 @@ class ParallelText(PartedSource):
         of_inputs, of_targets = (len(side.files) for side in self.sides)
         if of_inputs != of_targets:
             raise InvalidValue(
-                f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give as "
-                "many of both, in the same order"
+                f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give "
+                "equally many, in the same order"
             )
 
     @property
@@ -220,8 +220,8 @@ class ParallelText(PartedSource):
             if of_inputs != of_targets:
                 raise InvalidValue(
                     f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
-                    f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
-                    "give parallel texts with as many lines each"
+                    f"{os.fspath(targets.files[number])} has {of_targets:,}, with blank ones; give "
+                    "parallel texts with equally many lines"
                 )
         return [len(inputs)]
 
@@ -239,7 +239,7 @@ class ParallelText(PartedSource):
 def _scan(
     path: epath.Path, offset: int, number: int, indexed: IO[bytes] | None = None
 ) -> Iterator[Line]:
-    """The lines of one file from a place on; lines of white space alone have no content."""
+    """The lines of one file from a place on; lines of only white space have no content."""
     with files.open_file(path, indexed) as file:
         if file.seekable():
             file.seek(offset)

@@ -1,4 +1,4 @@
-"""Source: records by number, and the text in them; those in memory, and those of other sources."""
+"""Source: records by number, and their text; sources in memory, and sources of other sources."""
 
 import bisect
 import functools
@@ -17,17 +17,17 @@ SAMPLES = 1024
 
 
 class Source(Protocol):
-    """Records by number; the same object in every process it is pickled to.
+    """Records by number; it behaves the same in every process it is pickled to.
 
-    A source may also have `__getitems__(indices) -> list`, used where many records are read at
-    once, and `where(index) -> str`, which says in an error where a record came from.
+    A source may also have `__getitems__(indices) -> list`, which reads many records at once, and
+    `where(index) -> str`, the place of a record for errors.
     """
 
     @property
     def fingerprint(self) -> str:
-        """Tells the content apart: the same on every host that has the same data.
+        """A string that is the same on every host with the same content, and differs otherwise.
 
-        It is read before and after all records are; where it differs, the source was edited.
+        It is read before and after all records; if it differs, the source was edited meanwhile.
         """
         ...
 
@@ -37,14 +37,14 @@ class Source(Protocol):
 
 
 def read_records(source: Source, indices: Sequence[int]) -> list[Mapping[str, Any]]:
-    """The records with these numbers, in one request where the source has one."""
+    """The records with these numbers, in one request if the source can."""
     if batched := getattr(source, "__getitems__", None):
         return batched(indices)
     return [source[index] for index in indices]
 
 
 def where(source: Source, index: int) -> str:
-    """Where a record came from, for people."""
+    """The place of a record, for messages."""
     known = getattr(source, "where", None)
     return known(index) if known else f"record {index}"
 
@@ -63,14 +63,14 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"{where(source, index)} has no field {field!r} (its fields: {there}); name the one "
+            f"{where(source, index)} has no field {field!r} (its fields: {there}); name the field "
             "that holds the text with field="
         )
     value = record[field]
     if not isinstance(value, str | bytes):
         raise InvalidValue(
-            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; give "
-            "another field, or turn it into a string first"
+            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
+            "another field, or convert it to a string first"
         )
     try:
         if isinstance(value, bytes):
@@ -79,8 +79,8 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
         return value
     except UnicodeError as error:
         raise InvalidValue(
-            f"{where(source, index)}: field {field!r} is not UTF-8 text ({error}); mend the record "
-            "or leave it out"
+            f"{where(source, index)}: field {field!r} is not UTF-8 text ({error}); correct or "
+            "remove the record"
         ) from None
 
 
@@ -88,7 +88,7 @@ class PartedSource:
     """Records numbered over several parts: files, groups of rows, or other sources.
 
     A subclass has `_sizes`, the number of records of each part; `_read`, records of one part by
-    their numbers there, ascending; and `_where`, the place of one record, for people.
+    their numbers in it, ascending; and `_where`, the place of one record, for messages.
     """
 
     _sizes: Callable[[], Sequence[int]]
@@ -97,7 +97,7 @@ class PartedSource:
 
     @functools.cached_property
     def _first(self) -> list[int]:
-        """The number of the first record of each part, and of all records."""
+        """The number of the first record of each part, and the number of all records."""
         return [0, *itertools.accumulate(self._sizes())]
 
     def _locate(self, index: int) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class PartedSource:
         return records
 
     def where(self, index: int) -> str:
-        """Where a record comes from, for people."""
+        """The place of a record, for messages."""
         return self._where(*self._locate(index))
 
 
@@ -203,7 +203,7 @@ class Slice(PartedSource):
 
     def __init__(self, source: Source, begin: float, end: float):
         if not 0 <= begin < end <= 1:
-            raise InvalidValue(f"Slice from {begin} to {end}; it takes 0.0 <= begin < end <= 1.0")
+            raise InvalidValue(f"Slice is from {begin} to {end}; give 0.0 <= begin < end <= 1.0")
         self.source, self.begin, self.end = source, begin, end
 
     @property
@@ -213,7 +213,7 @@ class Slice(PartedSource):
 
     @property
     def _range(self) -> range:
-        # Of the fractions as they are written: 0.29 * 100 is 28.999… in floating point.
+        # Exact fractions of the decimal digits: 0.29 * 100 is 28.999… in floating point.
         begin, end = (Fraction(str(float(share))) for share in (self.begin, self.end))
         return range(int(len(self.source) * begin), int(len(self.source) * end))
 
@@ -240,20 +240,20 @@ class Records(PartedSource):
     {'text': 'two'}
 
     Args:
-        records: entries by number. For workers it must pickle.
-        fingerprint: tells the content apart, as `Source` wants it. None: from the length and up to
-            1,024 entries spread evenly, so a change that misses all of them goes unnoticed.
+        records: entries by number; workers pickle it.
+        fingerprint: that of `Source`. None: a hash of the length and up to 1,024 entries spread
+            evenly, so a change that misses all of them goes unnoticed.
 
     Raises:
-        ValueError: `records` has no length, or no random access; or, from reading, an entry is
+        ValueError: `records` has no length, or no random access; or, while reading, an entry is
             neither dict nor text.
     """
 
     def __init__(self, records: Any, *, fingerprint: str | None = None):
         if not hasattr(records, "__getitem__") or not hasattr(records, "__len__"):
             raise InvalidValue(
-                f"records is a {type(records).__name__}, without random access or a length; put "
-                "them into a list first"
+                f"records is a {type(records).__name__}, without random access or a length; give a "
+                "list of them"
             )
         self.records, self._given = records, fingerprint
 
@@ -287,14 +287,14 @@ def _as_record(index: int, entry: Any) -> dict[str, Any]:
         return entry
     if isinstance(entry, str | bytes):
         return {"text": entry}
-    hint = "; a filtered MapDataset has gaps: filter before it is one" if entry is None else ""
+    hint = "; a filtered MapDataset has gaps, so give a list of it" if entry is None else ""
     raise InvalidValue(
-        f"record {index} is a {type(entry).__name__}; a record is a dict, or text{hint}"
+        f"record {index} is a {type(entry).__name__}; a record must be a dict, or text{hint}"
     )
 
 
 def _as_json(value: Any) -> Any:
-    """A value that JSON cannot hold: arrays and sets become lists, bytes become text."""
+    """JSON for a value that it cannot hold: arrays and sets become lists, bytes become text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes):
@@ -304,8 +304,8 @@ def _as_json(value: Any) -> Any:
     text = repr(value)
     if re.search(r" at 0x[0-9a-f]+", text):
         raise InvalidValue(
-            f"the records have no fingerprint: one holds {text:.80}, which another process would "
-            "see at another address. Leave such fields out, or give a text that you change "
-            'whenever the records change, as in Records(records, fingerprint="v1")'
+            f"the records have no fingerprint: one holds {text:.80}, whose address differs between "
+            "processes; remove such fields, or give a string that you change whenever the records "
+            'change, as in Records(records, fingerprint="v1")'
         )
     return text

@@ -25,7 +25,7 @@ class Tables(files.FileSource):
 
     Args:
         paths: names or globs, one or several.
-        columns: the columns to read; None for all. In Parquet the others cost nothing.
+        columns: the columns to read; None: all. In Parquet, other columns cost nothing.
     """
 
     handles = ("_groups", "_first", "_latest")
@@ -42,14 +42,14 @@ class Tables(files.FileSource):
 
     @functools.cached_property
     def _groups(self) -> list[tuple[epath.Path, int, int, Callable[[], Group]]]:
-        """Of each group: its file, the rows of the file before it, its rows, and how to read it."""
+        """For each group, its file, the rows before it in the file, its rows, and its reader."""
         groups: list[Any] = []
         for path in self.files:
             names, rows, read = self._guard(path, self._open, path)
             if missing := [name for name in self.columns or () if name not in names]:
                 raise InvalidValue(
                     f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
-                    f"{', '.join(names)}); name some of them with columns="
+                    f"{', '.join(names)}); choose among them with columns="
                 )
             before = itertools.accumulate(rows, initial=0)
             for number, (count, first) in enumerate(zip(rows, before, strict=False)):
@@ -87,7 +87,7 @@ class ParquetFiles(Tables):
     """Records from Parquet files, a dict for each row; see `Tables` for the arguments.
 
     A row group is decoded as a whole when one of its rows is requested, so random access is
-    cheapest with small row groups; `prepare` reads in order, and decodes each once in a worker.
+    cheapest with small row groups; `prepare` reads in order, so a worker decodes each once.
     """
 
     format, prefix = "Parquet", "parquetfiles"

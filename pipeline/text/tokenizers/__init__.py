@@ -29,5 +29,8 @@ def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
         if kind == file_kind.kind:
             return file_kind(directory / file_kind.file, **options)
     if kind != Bytes.kind:
-        raise InvalidValue(f"there is no kind of tokenizer {kind!r:.80}")
+        raise InvalidValue(
+            f"the kind of tokenizer is {kind!r:.80}, which is not one of Lockstep's; decode with "
+            "your own tokenizer"
+        )
     return Bytes(**options)

@@ -1,4 +1,4 @@
-"""FileTokenizer: what tokenizers that are read from one file share."""
+"""FileTokenizer: the base of tokenizers that are read from one file."""
 
 import hashlib
 import itertools
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class FileTokenizer:
-    """A tokenizer read from a file, whose content it keeps, to be stored with corpora.
+    """A tokenizer read from a file, whose content it keeps, to store it with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
-    and calls `_set_marks`; and `_encode`, which gives the ids of each text, in which marks are
+    and calls `_set_marks`; and `_encode`, which returns the ids of each text. Marks in the text are
     tokens if `parse`, and text otherwise.
     """
 
@@ -39,7 +39,7 @@ class FileTokenizer:
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
         if not place.exists():
-            raise Missing(f"there is no {self.kind} tokenizer {os.fspath(place)}")
+            raise Missing(f"there is no {self.kind} tokenizer {os.fspath(place)}; check the path")
         self.__setstate__((place.read_bytes(), os.fspath(place), options))
 
     def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:
@@ -54,9 +54,9 @@ class FileTokenizer:
         self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer`. Marks are parsed in `Markup` alone; see there.
+        """See `Tokenizer`. Marks are parsed in `Markup` alone.
 
-        Where a mark is parsed, the text before and after that part is encoded by itself.
+        If a part of a text has a mark that is parsed, the parts around it are encoded separately.
         """
         runs = [self._divide(text) if self._marks else [(text, False)] for text in texts]
         encoded = {}
@@ -79,8 +79,8 @@ class FileTokenizer:
             if mark and not own and not self._warned:
                 self._warned = True
                 log.warning(
-                    "a record has %r, a special token of %s; it stays text. If it is meant as a "
-                    "token, give a template that returns it as templates.Markup",
+                    "a record has %r, a special token of %s; it stays text. To make it a token, "
+                    "give a template that returns it as templates.Markup",
                     mark[0],
                     self._name,
                 )
@@ -89,7 +89,7 @@ class FileTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """From the content of the file, the marks around texts, and whether some are parsed."""
+        """The kind, a hash of the file, the marks around texts, and whether marks are parsed."""
         parts = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
         if self.begin_id is not None:
             parts.append(f"begin{self.begin_id}")
@@ -105,8 +105,8 @@ class FileTokenizer:
                 file.write(self._content)
         elif path.read_bytes() != self._content:
             raise InvalidValue(
-                f"{os.fspath(path)} is not the tokenizer of the corpus, {self._name}. "
-                "Prepare into another directory, or move that file if no corpus needs it"
+                f"{os.fspath(path)} is not the tokenizer of the corpus, {self._name}; prepare into "
+                "another directory, or move that file if no corpus needs it"
             )
         return {"kind": self.kind, **self._options}
 

@@ -14,26 +14,26 @@ from pipeline.text.tokenizers.markup import MarkError, is_mark
 class HuggingFace(FileTokenizer):
     """A tokenizer of the Hugging Face `tokenizers` library, read from its file.
 
-    Whether decoding gives back each text as it was depends on the tokenizer: byte-level ones do,
-    those that normalise (BERT's lower case) do not.
+    Byte-level tokenizers decode to the original text; those that normalise (BERT's lower case) do
+    not.
 
     Args:
         path: a `tokenizer.json`.
-        begin: the token before each text, such as "<s>"; True for the one that the tokenizer's own
-            post-processor puts there, False for none.
-        end: the token after each text, in the same way.
-        parse_special: whether special tokens become their ids where a template spells them in its
-            own text (`<|im_start|>` in a chat template); see `templates.Markup`. The text of
-            records never has special tokens.
+        begin: the token before each text, such as "<s>"; True: the token that the tokenizer's own
+            post-processor puts there; False: none.
+        end: the token after each text, likewise.
+        parse_special: whether special tokens in a template's own text (`<|im_start|>` in a chat
+            template) become their ids; see `templates.Markup`. The text of records never has
+            special tokens.
 
-    Added tokens that are not special, but are spelled as marks (`<tool_call>`), are also parsed in
-    a template's own text alone. Other added tokens, such as words and runs of spaces, are parsed in
+    Added tokens that are not special, but look like marks (`<tool_call>`), are also parsed in a
+    template's own text alone. Other added tokens, such as words and runs of spaces, are parsed in
     all text.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no tokenizer, or has no such token; or, from encoding, its model finds a
-            special token in a text.
+        ValueError: it is not a tokenizer, or has no such token; or, while encoding, its model finds
+            a special token in a text.
     """
 
     kind, file = "huggingface", "tokenizer.json"
@@ -57,7 +57,7 @@ class HuggingFace(FileTokenizer):
         self._set_marks([*special, *others] if parse_special else others)
         if self._marks is not None:
             self._parser.encode_special_tokens = not parse_special
-            for token in described["added_tokens"]:  # so that the others are text, too
+            for token in described["added_tokens"]:  # so that these marks are text, too
                 token["special"] |= token["content"] in others
             self._tokenizer = self._open(json.dumps(described).encode())
         # Some models have special tokens in their own vocabulary, and find them in text.
@@ -71,13 +71,13 @@ class HuggingFace(FileTokenizer):
         self.begin_id = self._mark("begin", begin, marked[:at])
         self.end_id = self._mark("end", end, marked[at + len(plain) :])
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        # The tokens rather than True, so that a corpus says which they are.
+        # The tokens rather than True, so that a corpus names them.
         marks = (self.begin_id, self.end_id)
         first, last = (mark is not None and self._tokenizer.id_to_token(mark) for mark in marks)
         self._options = {"begin": first, "end": last, "parse_special": parse_special}
 
     def _open(self, content: bytes) -> Any:
-        """A tokenizer of the library, to which special tokens are text."""
+        """A tokenizer of the library, which takes special tokens for text."""
         library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
         try:
             tokenizer = library.Tokenizer.from_str(content.decode())
@@ -95,7 +95,7 @@ class HuggingFace(FileTokenizer):
             if len(own) == 1:
                 return own[0]
             raise InvalidValue(
-                f"{self._name} does not add one {option} mark by itself; name the token, as in "
+                f"{self._name} does not add exactly one {option} mark; name the token, as in "
                 f"{option}='<s>', or pass {option}=False"
             )
         found = self._tokenizer.token_to_id(wanted)
@@ -113,7 +113,7 @@ class HuggingFace(FileTokenizer):
                 at = max(text.find(mark) - 20, 0)
                 raise MarkError(
                     f"the text …{text[at : at + 60]!r}… has {mark!r}, which {self._name} can "
-                    "encode only as a special token; spell it otherwise in the records, or use "
+                    "encode only as a special token; change the spelling in the records, or use "
                     "another tokenizer"
                 )
         return ids

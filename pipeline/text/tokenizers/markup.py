@@ -9,19 +9,19 @@ from pipeline.errors import InvalidValue
 
 
 class MarkError(InvalidValue):
-    """A tokenizer cannot but find a special token in a text that is no markup."""
+    """A text that is not markup has a special token that the tokenizer cannot encode as text."""
 
 
 class Markup(str):
     r"""Text of a template's own, in which marks such as `<|end|>` become their tokens.
 
-    Marks in any other text stay text. Joined to other text by `+`, both stay what they are:
+    Marks in any other text stay text. `+` keeps the two kinds of text apart:
 
     >>> text = "Hi" + Markup("<|end|>\n")
     >>> text, text.parts
     ('Hi<|end|>\n', (('Hi', False), ('<|end|>\n', True)))
 
-    Whatever else makes one string of others, such as an f-string, makes plain text of them.
+    All other ways to join strings, such as f-strings, make plain text.
 
     Attributes:
         parts: pieces of the text, in order, each with whether it is markup.
@@ -55,12 +55,12 @@ class Markup(str):
 
 
 def parts_of(text: str) -> tuple[tuple[str, bool], ...]:
-    """The parts of `Markup`; a plain text is one part that is none."""
+    """The parts of `Markup`; a plain text is one part, not markup."""
     return text.parts if isinstance(text, Markup) else ((text, False),)
 
 
 def join(*pieces: Any) -> Markup:
-    """Markup of texts, and of pairs as `parts` has them; neighbours of one kind are one part."""
+    """Markup of texts, and of pairs as in `parts`; neighbours of the same kind become one part."""
     parts: list[tuple[str, bool]] = []
     for piece in pieces:
         for text, own in [piece] if isinstance(piece, tuple) else parts_of(piece):
@@ -74,9 +74,9 @@ def join(*pieces: Any) -> Markup:
 
 
 def is_mark(token: str) -> bool:
-    """Whether a token is spelled as no text is: a name between signs.
+    """Whether a token looks like a mark: a name between signs.
 
-    Tokenizers also add tokens for what does occur in texts: words, signs and runs of spaces.
+    Tokenizers also add tokens that do occur in texts: words, signs and runs of spaces.
 
     >>> [is_mark(token) for token in ("<|end|>", "[INST]", "</s>", "bitcoin", "  ", "...", "(")]
     [True, True, True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""SentencePiece: a trained model, read from its file; and how one is trained."""
+"""SentencePiece: a trained model, read from its file; and a function that trains one."""
 
 import importlib
 import io
@@ -36,8 +36,8 @@ class SentencePiece(FileTokenizer):
         begin: whether to put the model's begin mark before each text.
         end: whether to put its end mark after each text.
 
-    User-defined symbols that are spelled as marks (`<|end|>`) are parsed in a template's own text
-    alone, see `templates.Markup`; others, such as runs of spaces, in all text; control symbols in
+    User-defined symbols that look like marks (`<|end|>`) are parsed in a template's own text alone
+    (see `templates.Markup`), others, such as runs of spaces, in all text, and control symbols in
     none.
 
     Raises:
@@ -52,8 +52,8 @@ class SentencePiece(FileTokenizer):
 
     def _setup(self, *, begin: bool, end: bool) -> None:
         self._processor = self._parser = _load(self._content, self._name)
-        # The library finds user-defined symbols in any text. Where some of them are marks, it is to
-        # find them in none; and `_parser` finds them, and puts no space before a text.
+        # The library finds user-defined symbols in any text. If some of them are marks,
+        # `_processor` must not find them; `_parser` does, and puts no space before a text.
         model = _read_proto(self._content)
         symbols = [each for each in model.pieces if each.type == each.USER_DEFINED]
         marks = [each for each in symbols if is_mark(each.piece.replace(SPACE, " "))]
@@ -69,8 +69,8 @@ class SentencePiece(FileTokenizer):
         self.end_id = self._mark("end", end, self._processor.eos_id())
         self.vocab_size = self._processor.vocab_size()
         # A model spells a space as U+2581, and so cannot tell it from that character itself.
-        # Where it falls back to bytes and adds no space of its own, text is cut there, and the
-        # character is spelled in bytes.
+        # If it falls back to bytes and adds no space of its own, text is cut at that character,
+        # which is spelled in bytes.
         pieces = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         adds_space = self._processor.encode("x", out_type=str)[0].startswith(SPACE)
         exact = all(map(self._processor.is_byte, pieces)) and not adds_space
@@ -83,7 +83,7 @@ class SentencePiece(FileTokenizer):
 
     def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
         processor = self._parser if parse else self._processor
-        # One thread: whoever has many texts has many processes.
+        # One thread, since many texts are encoded by many processes.
         ids = processor.encode(texts, out_type=int, num_threads=1)
         for number, text in enumerate(texts if self._space else []):
             if SPACE in text:
@@ -107,27 +107,27 @@ def train_sentencepiece(
     begin: bool = True,
     end: bool = True,
 ) -> SentencePiece:
-    """A byte-pair model trained on `source`, exact: decoding gives back every text as it was.
+    """A byte-pair model trained on `source`, which decodes to exactly the original text.
 
-    No character is normalised, no space added or removed, and what is not in the vocabulary falls
-    back to bytes. Ids: 0 padding, 1 begin, 2 end, 3 unknown (never used), then 256 bytes, then
-    pieces. The same source, size and seed give the same model on every machine with the same
+    No character is normalised, no space added or removed, and text that is not in the vocabulary
+    falls back to bytes. Ids: 0 padding, 1 begin, 2 end, 3 unknown (never used), then 256 bytes,
+    then pieces. The same source, size and seed give the same model on every machine with the same
     sentencepiece.
 
     Args:
-        source: whose text to train on; of one with more than 32 MiB, a sample spread over all of
-            it, drawn by `seed`.
-        vocab_size: ids in all.
-        model: the file to write. If it was trained there already from the same source with the
-            same options, it is loaded instead; it is never written over.
+        source: the text to train on; if it has more than 32 MiB, a sample spread over all of it,
+            drawn by `seed`.
+        vocab_size: the number of all ids.
+        model: the file to write. If it exists, and was trained on the same source with the same
+            options, it is loaded; it is never overwritten.
         seed: draws the sample.
-        field: the field of the records that holds the text; or several, all of whose texts count.
+        field: the field of the records that holds the text; or several, to train on all of them.
         begin: see `SentencePiece`.
         end: see `SentencePiece`.
 
     Raises:
-        ValueError: `vocab_size` is too large or too small for this text, or there is another
-            `model`.
+        ValueError: `vocab_size` is too large or too small for this text, or `model` was trained
+            otherwise.
     """
     path = as_path(model)
     fields = [field] if isinstance(field, str) else list(field)
@@ -162,7 +162,7 @@ def _read_proto(content: bytes) -> Any:
     """The protocol buffer of a model."""
     try:
         proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except Exception as error:  # protobuf has a class of its own, in newer versions alone
+    except Exception as error:  # protobuf has its own class, but only in newer versions
         raise NotInstalled(
             f"sentencepiece and protobuf do not work together ({error}); upgrade both: "
             "pip install --upgrade sentencepiece protobuf"
@@ -203,14 +203,14 @@ def _train(texts: Iterator[str], vocab_size: int) -> bytes:
     except RuntimeError as error:
         seen = str(error).rpartition("] ")[2].rstrip(".")  # without its place in the C++ source
         raise InvalidValue(
-            f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}. Choose "
-            "another vocab_size, or more text"
+            f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}; choose another "
+            "vocab_size, or give more text"
         ) from error
     return proto.getvalue()
 
 
 def _sample(source: Source, fields: Sequence[str], seed: int) -> Iterator[str]:
-    """Texts of about `SAMPLE_BYTES` in all, in order, spread evenly over the source."""
+    """Texts with `SAMPLE_BYTES` or so in total, in order, spread evenly over the source."""
     total = len(source)
     probe = np.unique(np.linspace(0, total - 1, num=min(total, 256)).astype(np.int64))
     texts = (text for field in fields for text in read_texts(source, probe.tolist(), field))

@@ -1,4 +1,4 @@
-"""Tokenizer: what `prepare` needs to turn text into ids; and bytes, which need no training."""
+"""Tokenizer: the protocol that `prepare` needs; and bytes, which need no training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 
-# The ids that this package gives to marks where the choice is its own.
+# The ids of marks in tokenizers that this package makes.
 PAD, BEGIN, END = 0, 1, 2
 
 
 class Tokenizer(Protocol):
-    """What `prepare` needs of a tokenizer; pickled once for each worker."""
+    """The members of a tokenizer that `prepare` needs; it is pickled once for each worker."""
 
     @property
     def kind(self) -> str:
@@ -23,12 +23,12 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below this."""
+        """The number of ids; all ids are below it."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """The same exactly for tokenizers that give the same ids."""
+        """A string that is equal for two tokenizers exactly if their ids are."""
         ...
 
     @property
@@ -42,10 +42,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """All ids one after another (int32) and how many each text has (int64).
+        """The ids of all texts, one after another (int32), and their number in each text (int64).
 
-        Tokens with a meaning of their own, such as the end of a turn, may be parsed in `Markup`
-        alone: anybody can spell them in other text.
+        Special tokens, such as the end of a turn, may be parsed in `Markup` alone: anybody can
+        spell them in other text.
         """
         ...
 
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
-        """Writes the files it needs into `directory`; returns what `load` takes, as JSON."""
+        """Writes the files it needs into `directory`; returns the JSON that `load` takes."""
         ...
 
 
@@ -97,7 +97,7 @@ class Bytes:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`."""
-        # Any byte in the place of each mark: one array of ids is made, and none is copied.
+        # Any byte stands in for each mark: one array of ids is made, and none is copied.
         begin, end = b"\0" * self.begin, b"\0" * self.end
         encoded = [begin + text.encode() + end for text in texts]
         counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -113,7 +113,7 @@ class Bytes:
         return flat, counts
 
     def decode(self, ids: Any) -> str:
-        """See `Tokenizer`; bytes that are no UTF-8 become U+FFFD."""
+        """See `Tokenizer`; bytes that are not UTF-8 become U+FFFD."""
         ids = np.asarray(ids)
         return (ids[ids >= 3] - 3).astype(np.uint8).tobytes().decode(errors="replace")
 
