@@ -339,7 +339,7 @@ def test_without_credentials_or_the_extra_a_sentence_says_what_to_do(monkeypatch
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "no key")
     for reason in ("Account must be specified", "Invalid Access Key"):
-        with pytest.raises(PermissionError, match=f"how to open az://private. Set .*{reason}"):
+        with pytest.raises(PermissionError, match=f"how to open az://private; set .*{reason}"):
             as_path("az://private/x").exists()
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
     monkeypatch.setitem(sys.modules, "obstore", None)
