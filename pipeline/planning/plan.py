@@ -105,6 +105,9 @@ class Plan:
 
     Attributes:
         stages: how batches are made, from which step on; one stage more for each change.
+        identity: everything that the batches depend on, as JSON; if the plan changes, a list with
+            an entry for each stage.
+        fingerprint: a short digest of `identity`; plans with the same one have the same batches.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
