@@ -47,7 +47,7 @@ def test_a_run_is_audited(run, steps):
     said = []
     audit(workdir, said.append)
     assert said[-1] == (f"all {steps} batches are those that were planned, each once and in order")
-    assert any(line.startswith("epoch 0, of a corpus that grows: ") for line in said)
+    assert any(line.startswith("epoch 0 of a corpus, which grows: ") for line in said)
     assert any(line.startswith("epoch 1") for line in said) == (steps == 120)
 
 

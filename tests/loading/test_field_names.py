@@ -63,7 +63,7 @@ def test_each_convention_has_its_fields(batch, convention, expected):
         (
             BATCH | {"inputs_position": BATCH["inputs"]},
             "maxtext",
-            "a field inputs_position of your own, and maxtext has another",
+            "a field inputs_position of your own, and maxtext uses that name",
         ),
         (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),

@@ -169,7 +169,7 @@ WRONG = [
     (
         lambda c, p: pipeline.to_global(ONE_ROW, MESHES["rows"]),
         ValueError,
-        r"of a global batch this process holds multiples of \(4",
+        r"this process holds multiples of \(4",
     ),
     (
         lambda c, p: pipeline.to_global(FOUR_ROWS, MESHES["rows"], bucket=Bucket(8, 8)),

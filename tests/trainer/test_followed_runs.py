@@ -116,7 +116,7 @@ def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, 
     said = audit(workdir)[1]
     for line in (
         "epoch 0 of library: ",
-        "epoch 0, of prepared that grows: ",
+        "epoch 0 of prepared, which grows: ",
         "epoch 2 of prepared: ",
         "440 examples, whose chapters are over",
         "epoch 1 of written, not over: ",
