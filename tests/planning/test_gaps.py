@@ -281,6 +281,6 @@ def test_examples_that_cannot_be_cut_are_refused_with_a_sentence(tmp_path):
     features = {"reward": pipeline.Feature("example")}
     corpus = pipeline.Corpus.from_arrays(columns, tmp_path, features=features)
     plan = Plan(corpus, FEW, packing="fill")
-    with pytest.raises(ValueError, match="cuts examples, and 'reward' is a feature of whole"):
+    with pytest.raises(ValueError, match="cuts examples, but 'reward' is a feature of whole"):
         Batches(corpus, plan)
     assert Batches(corpus, plan, features=["example_id"])[0]["example_id"].shape[0] == 2
