@@ -67,7 +67,7 @@ def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, 
             group = start_hosts(text, workdir, count, program=SLOW, logs=tmp_path)
             if stopped:
                 wait_for_steps(group, workdir, 3)
-                group.processes[-1].send_signal(signal.SIGTERM)
+                group.processes[-1].terminate()
             codes = group.wait()
             assert codes == [143 if stopped else 0] * count, "\n\n".join(group.outputs())[-6000:]
         assert "resumed: step" in group.outputs()[0]
