@@ -105,7 +105,8 @@ class StateKey(NamedTuple):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
                 f"{'; '.join(changes)}. Restore it with the plan and corpus that it was saved "
-                "with, or start a new run in another directory"
+                "with, change that plan from a later step on (plan.after), or start a new run in "
+                "another directory"
             )
         return step
 
