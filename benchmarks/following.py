@@ -49,13 +49,12 @@ def measure(text: str | None) -> Section:
 
         begin = time.perf_counter()
         process = _prepare(folder, "followed")
-        while not (folder / "followed" / "log").exists():
-            time.sleep(0.01)
         options = {"buckets": [BUCKET], "num_epochs": 1}
         with pipeline.load(folder / "followed", follow=True, **options) as loader:
             next(loader)
             waited = time.perf_counter() - begin
             together, meanwhile = _train(step, loader, lambda spent: process.poll() is not None)
+        process.wait()
         both = time.perf_counter() - begin
     prepared, trained_alone = tokens / preparing, alone / took
     shares = preparing / both, together / meanwhile / trained_alone
