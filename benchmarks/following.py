@@ -16,9 +16,9 @@ import jax
 
 import pipeline
 from benchmarks.end_to_end import MODEL
+from benchmarks.peers import read_texts
 from benchmarks.results import Line, Section
 from benchmarks.tuning import Step
-from configs.python_data import Functions
 from pipeline import sources, tokenizers
 
 MEGABYTES = 300  # of text: preparing takes longer than until the first window is there
@@ -81,10 +81,7 @@ def measure(text: str | None) -> Section:
 
 def _write_text(path: pathlib.Path, text: str | None) -> int:
     """Writes a document a line, over and over, each with a number; returns how many."""
-    if text is None:
-        every = [" ".join(record["text"].split()) for record in Functions("train")]
-    else:
-        every = [line for line in pathlib.Path(text).read_text().splitlines() if len(line) > 2]
+    every = [each.replace("\n", " ") for each in read_texts(text)[0]]
     number = 0
     with path.open("w") as file:
         while file.tell() < MEGABYTES * 10**6:

@@ -121,13 +121,17 @@ def model_for(length: int) -> TransformerConfig:
     return dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, attention=attention)
 
 
+def read_texts(text: str | None) -> tuple[list[str], str]:
+    """All documents, and what they are: lines of a file, or functions of this Python."""
+    if text is None:
+        return [record["text"] for record in Functions("train")], "functions"
+    lines = pathlib.Path(text).read_text().splitlines()
+    return [line for line in lines if len(line) > 2], "lines"
+
+
 def read_documents(text: str | None) -> tuple[list[np.ndarray], str]:
     """Some documents as ids of bytes, and what they are."""
-    if text is None:
-        texts, subject = [record["text"] for record in Functions("train")], "functions"
-    else:
-        lines = pathlib.Path(text).read_text().splitlines()
-        texts, subject = [line for line in lines if len(line) > 2], "lines"
+    texts, subject = read_texts(text)
     some = np.random.default_rng(0).permutation(len(texts))[:DOCUMENTS]
     ids, counts = Bytes().encode_batch([texts[number] for number in some])
     return np.split(ids, np.cumsum(counts)[:-1]), subject

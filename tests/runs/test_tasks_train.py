@@ -179,14 +179,14 @@ def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch
 
 
 def test_the_config_of_docstrings_needs_no_network(tmp_path, monkeypatch):
-    files = python_data.library_files()[::4]
+    files = python_data.library_files()[::2]
     monkeypatch.setattr(python_data, "library_files", lambda: files)
     config = pairs_config.get_config()
-    config.train.end = config.eval.end = 0.4
+    config.train.end = 0.4
     config.tokenizer.vocab_size = 600
     pairs, held_out = prepare_corpora(config, tmp_path)
     assert isinstance(pairs, Pairs)
-    assert len(pairs) > len(held_out) > 0  # how many, each version of Python says
+    assert len(pairs) > len(held_out) > 10
     assert "(" in pairs.tokenizer.decode(pairs[0]["targets"])
 
 

@@ -54,7 +54,6 @@ def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):
 
 @pytest.mark.slow
 def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, monkeypatch):
-    pytest.importorskip("google.cloud.storage")  # by which orbax asks about the bucket
     objects._open_store.cache_clear()
     with (
         object_servers.gcs(tmp_path) as port,
