@@ -140,10 +140,8 @@ def _split_surplus(
 def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
     """The cost of a row of some length in a Transformer of width `width`, in positions.
 
-    "dense" attention computes scores between all positions of the row. They cost
-    `length / (6 · width)` times the rest of a layer whose MLP is four times as wide. "segment"
-    attention skips other segments, so a row costs its positions. For pairs, `lengths` are those of
-    inputs and targets, and targets attend to inputs too.
+    `fit_buckets` explains the formula. For pairs, `lengths` are those of inputs and targets, and
+    targets attend to inputs too.
 
     >>> row_cost(6144)
     12288.0

@@ -124,10 +124,10 @@ class Columns:
             self._extend(times, np.full(len(of_bucket), index))
 
     def solve(self, demand: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, float]:
-        """The cheapest numbers of rows, with fractions: float64 [patterns]; and a lower bound.
+        """The cheapest number of rows of each pattern, with fractions, and a lower bound on cost.
 
-        A segment may take the place of a longer one, so a row may have shorter segments than its
-        pattern names. The bound is proven for the cost of any packing.
+        Rows are float64 [patterns]; the bound is proven for any packing. A segment may take the
+        place of a longer one, so a row may have shorter segments than its pattern names.
         """
         # Feasible duals: a value for each size such that no row is worth more than it costs. They
         # prove the bound. The first ones are the cost of the size's positions in the cheapest

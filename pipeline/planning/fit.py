@@ -99,8 +99,8 @@ def fit_buckets(
             `overflow` applies to longer examples. If all examples are shorter, rows may still be up
             to `max_length` long if that reduces padding. Default None: the longest bucket holds the
             longest example.
-        length_multiple: bucket lengths are multiples of this; default 128. None: of 128, or of 64,
-            32 or 16 where that saves 2% of the cost, as with short examples.
+        length_multiple: bucket lengths are multiples of this; default 128. None: 128, or 64, 32 or
+            16 if that saves 2% of the cost, as with short examples.
         row_multiple: numbers of rows are multiples of this; give the number of devices that share
             the rows of a batch; default 1.
         align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
@@ -309,7 +309,7 @@ class BucketSearch:
     def _make_cells(self, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Computes the examples, total positions and longest lengths of each cell with examples.
 
-        Cells ascend by their greater share of the longest lengths.
+        Cells ascend by their lengths as shares of the longest, for pairs by the greater share.
         """
         ends, step = -(-np.maximum(lengths, 1) // self.multiple), 1
         while True:

@@ -25,7 +25,7 @@ from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
 from pipeline.planning.stream import Stream
 
-# The cache keeps windows with this many pieces, or as many as are needed at a time.
+# The cache holds windows with this many pieces; more if needed at a time.
 HELD = 1 << 18
 
 
@@ -60,7 +60,7 @@ class Start:
         return Start(places, taken._replace(rows=rows, owed=owed, windows=windows))
 
     def entry(self, ends: Mapping[str, Place]) -> dict[str, Any]:
-        """The start as part of an entry of a data state; `ends` has the ends of last windows."""
+        """The start as JSON for an entry of a data state; `ends` has the ends of last windows."""
         places = dict[str, Any](self.places)
         for (name, place), number in zip(self.places.items(), self.taken.windows, strict=True):
             if place is not None:
@@ -72,7 +72,7 @@ class Start:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Start":
-        """The start in an entry of a data state."""
+        """The start from an entry of a data state."""
         places, windows = dict[str, Place | None](), []
         for name, given in entry["places"].items():
             kept = [given[each.name] for each in dataclasses.fields(Place)] if given else []
@@ -365,7 +365,7 @@ class FollowedPlan(Plan):
         return self
 
     def next_block(self, step: int) -> int:
-        """`step`: options may change at any step, and apply when its window has ended."""
+        """`step`: options may change at any step; they apply once its window has ended."""
         return require_whole("step", step, 0)
 
     def __repr__(self) -> str:

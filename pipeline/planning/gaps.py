@@ -88,7 +88,7 @@ class Cuts:
 
 
 class Chain(NamedTuple):
-    """Equal chains: a pattern for each of their rows, whose `rows` is the number of chains."""
+    """Equal chains: one pattern for each row of the chain; its `rows` is the number of chains."""
 
     patterns: Sequence[Pattern]
 
@@ -124,7 +124,7 @@ def fill_rows(
     Args:
         counts: int64 [sizes], the documents of each size, none longer than a row; not changed.
         length: positions in a row.
-        cuts: gets the ways in which documents are cut.
+        cuts: the ways in which documents are cut; changed in place.
         max_segments: the most segments in one row; None for no limit.
     """
     sizes, tokens = np.arange(len(counts)), int(counts @ np.arange(len(counts)))
@@ -164,9 +164,9 @@ def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
     >>> fewest_cuts(np.bincount([6, 6, 6]), 9, rows=2)
     1
 
-    A cut saves at most one row, so there are at least as many cuts as whole documents need more
-    rows. They need at least Martello and Toth's L2 (1990): for every k, each document of more than
-    half a row needs a row, and documents from k to half a row need further rows as far as they
+    A cut saves at most one row, so the bound is the number of rows that whole documents need beyond
+    `rows`. They need at least Martello and Toth's L2 (1990): for every k, each document of more
+    than half a row needs a row, and documents from k to half a row need further rows as far as they
     exceed the room beside the former (none beside documents longer than `length − k`).
     """
     sizes = np.arange(length + 1)
@@ -207,7 +207,7 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
 
 
 def _end(rows: Sequence[Pattern], cuts: Cuts) -> Chain:
-    """A chain of the first rows of a longer one; the last loses its first piece of a document."""
+    """A chain of the first rows of a longer one; its last row loses the piece that continues."""
     *first, last = rows
     *pieces, (piece, _) = last.pieces
     fill = last.fill - cuts.positions(piece)

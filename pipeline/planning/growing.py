@@ -155,8 +155,8 @@ class Chapter(Stream, Handles):
         return {"window": self.options.window, "chapter": CHAPTER}
 
     @property
-    def max_position(self) -> int:  # type: ignore[override]  # an attribute of others
-        """The largest possible position; for split examples, which have no limit, that of int32."""
+    def max_position(self) -> int:  # type: ignore[override]  # an attribute of `Stream`
+        """An upper bound on positions; for split examples, which have no limit, that of int32."""
         if self.options.overflow == "split":
             return (1 << 31) - 1
         return max(max(bucket.lengths) for bucket in self.options.buckets) - 1

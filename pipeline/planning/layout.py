@@ -111,7 +111,7 @@ class Layout:
         return len(self._blocks)
 
     def _deal_blocks(self, number: int, key: int | None) -> np.ndarray:
-        """The window of each block, below `number`: int64 [blocks]."""
+        """The window of each block, from 0 to `number - 1`: int64 [blocks]."""
         edges = self._edges
         blocks = len(edges) - 1
         if key is None or number == 1:  # the window in which its middle is
@@ -157,7 +157,7 @@ class Layout:
 
 
 def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
-    """Ranges of `sizes` consecutive numbers, each from one of `first` on, one after another.
+    """The ranges of `sizes[i]` numbers from `first[i]` on, one after another.
 
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]

@@ -163,7 +163,7 @@ class Lengths:
 
     @property
     def loss_share(self) -> Fraction:
-        """The share of the positions that carry loss; an error if the corpus does not say it."""
+        """The share of the positions that carry loss; an error if the corpus has no record."""
         learnt = getattr(self.given, "num_learnt", None)
         if not learnt:
             raise InvalidValue(
@@ -183,7 +183,7 @@ class Lengths:
         return self if len(excluded) == len(self.excluded) else Lengths(self.given, excluded)
 
     def extend(self, given: Any) -> "Lengths":
-        """The lengths of `given`, with new examples after these; the same ones are left out."""
+        """The lengths of `given`, which has new examples after these; leaves out the same ones."""
         more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
         if first.shape != self._all.shape or more._digest_of(len(self)) != self._digest:

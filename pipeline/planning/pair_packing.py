@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.planning.patterns import Pattern
 
 # The most sizes that are tried for the next segment of a row. A million pairs of different sizes
-# take 50 s; with half as many candidates 36 s, and the fuller side has 0.5 points more padding.
+# take 50 s; with half as many candidates 36 s, and the fuller side has 0.5 percentage points more
+# padding.
 CANDIDATES = 1024
 
 # After ROWS rows, each group of sizes gets another candidate: further on by the golden ratio of the

@@ -50,8 +50,8 @@ class Packed:
     def measure(self, index: int, continuations: np.ndarray | None) -> tuple[int, int, int, int]:
         """The rows of length number `index`, real positions, most segments and continuations.
 
-        The last two are of one row. Segments are at least 1. `continuations` are those of a piece
-        of each size; None: 0.
+        The last two are the most in one row. Segments are at least 1. `continuations` are those of
+        a piece of each size; None: 0.
         """
         patterns, most = self.patterns[index], 0
         if continuations is not None:

@@ -351,7 +351,7 @@ class Plan:
         )
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """The entries of a data state after `step` batches: those of stages before that step."""
+        """The entries of a data state after `step` batches: of stages that begin before `step`."""
         return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
 
     @property

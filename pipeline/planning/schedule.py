@@ -1,13 +1,12 @@
 """Schedules: the bucket of each step, and the rows it takes from each stream.
 
 A schedule is a list of intervals, made in order when their steps are needed. Shares are constant in
-an interval, so a quota gives any step without the steps before it. With one stream, an interval
-ends with a pass, whose last batches may be short; then the batches of each tail are an interval.
-With several streams, an interval ends where one of them ends the rest of an epoch. If a corpus
-grows, an interval ends before the first step that needs a further window.
+an interval, so a quota gives any step without the steps before it. With one stream, a pass is one
+interval of full batches, then one for each tail; the last batches may be short. With several
+streams, an interval ends where one of them ends the rest of an epoch. If a corpus grows, an
+interval ends before the first step that needs a further window.
 
-An interval is a pure function of the rows taken before it, so any number of threads may make it. It
-does not depend on which windows of a corpus that grows are sealed by now.
+An interval is a pure function of the rows taken before it, so any number of threads may make it.
 """
 
 import bisect
@@ -107,7 +106,7 @@ class Interval:
         return batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """As `Schedule.at`."""
+        """The bucket and the rows of a step; see `Schedule.at`."""
         place = self.rotation + step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
@@ -216,7 +215,7 @@ class Schedule:
             for (weight, begun), had in itertools.zip_longest(each, offsets)
         )
         if options.ending == "stop":
-            # Each stream has the rest of an epoch and, from the start of the plan, one whole.
+            # A stream ends with its epoch in progress; one without any, with its first epoch.
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
@@ -309,8 +308,8 @@ class Schedule:
 
         The weight of a stream gives the pace of its present pass, and the pace gives the rows of
         each length. The present pass of a corpus that grows is the last of its available `windows`.
-        Shares change when a stream with a pass that does not repeat has taken its rows: these are
-        returned by the number of the stream.
+        Shares change when a stream has taken the rows of a pass that does not repeat; these rows
+        are returned by the number of the stream.
         """
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
@@ -376,7 +375,7 @@ class Schedule:
             for each in zip(taken.owed, shares, strict=True)
         ]
         for number, time in times.items():
-            if time == times[first]:  # all its rows, without an error of rounding
+            if time == times[first]:  # all its rows, despite rounding
                 for of_length, count in zip(due, left[number], strict=True):
                     of_length[number] = count * UNIT
         return first, due
@@ -452,8 +451,8 @@ class Schedule:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
 
-        Rows are numbered among those of the bucket's length. If they are fewer than the bucket has,
-        the others are empty.
+        Rows are numbered by length, over all buckets of it. If a batch has fewer rows than its
+        bucket, the others are empty.
         """
         return self._interval(step).at(step)
 
@@ -521,7 +520,7 @@ class Schedule:
         return np.where((rows >= self._rest).all(axis=0), whole + times, first).tolist()
 
     def _epoch_at(self, step: int) -> int:
-        if self.end is not None or self._growing:  # it is one epoch
+        if self.end is not None or self._growing:  # there is only one epoch
             return 0
         pairs = zip(self.epochs(step), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in pairs if offset is not None)

@@ -71,7 +71,7 @@ class SetSearch:
         self.candidates = tuple(sorted(candidates, key=lambda each: each.order))
         table, counts = search.histogram
         lengths = np.array([bucket.lengths for bucket in self.candidates])
-        self._below = np.all(lengths[:, None] <= lengths, axis=-1)  # [shape, shape that is as long]
+        self._below = np.all(lengths[:, None] <= lengths, axis=-1)  # [i, j]: j is as long as i
         holds = np.all(table[:, None] <= lengths, axis=-1)
         # Examples that the same candidates hold count together.
         holds, group = np.unique(holds[counts > 0], axis=0, return_inverse=True)
@@ -104,7 +104,7 @@ class SetSearch:
             seconds: the seconds of a step of each candidate; infinite if it cannot be used.
             compiling: the seconds to compile a step of each candidate.
             max_buckets: the most shapes in a set.
-            epochs: the number of epochs among which the seconds of compiling are divided.
+            epochs: the epochs of the job, over which the seconds of compiling are spread.
         """
         took, costs = np.asarray(seconds, float), np.asarray(compiling, float)
         rate = self._full_rows(took)

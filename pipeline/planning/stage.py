@@ -33,7 +33,7 @@ from pipeline.planning.options import (
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Stream
 
-# The cache keeps windows with this many pieces, and as many slots, or what is needed at a time.
+# The cache holds windows with this many pieces, and as many slots; more if needed at a time.
 CACHED = 1 << 22
 
 # The data state lists up to this many examples that are left out; of more, it has a digest.
@@ -49,7 +49,7 @@ class Stage:
     schedule: Schedule
     weights: Mapping[str, Fraction] | None  # the share of each of several corpora
     given: Any  # the lengths or corpora of the plan, with corpora that have joined
-    # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
+    # The changes of this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
     # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 

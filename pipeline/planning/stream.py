@@ -186,7 +186,7 @@ class Pass:
         return get(key, self.layout.most_pieces, self._fill, epoch, place)
 
     def _fill(self, epoch: int, place: int) -> list[WindowRows]:
-        """As `_window`, without the cache."""
+        """The value that `_window` caches."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
         every: list[Slots] = self._cache.get(
@@ -295,7 +295,7 @@ class Stream:
         epoch: int = 0,
         rest: np.ndarray | None = None,
     ):
-        """`number` is that of earlier streams of the corpus; `rest` has spans of open epochs."""
+        """`number` counts earlier streams of the corpus; `rest` has spans of open epochs."""
         self.lengths, self.options, self.cache = lengths, options, cache
         self.name, self.first = name, first
         self._number, self.epoch = number, epoch

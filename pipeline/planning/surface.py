@@ -3,7 +3,7 @@
 No formula is assumed: on one machine the best fit of `a + b·positions + c·positions·length` was off
 by 17%, because times jump where data outgrow a cache. The logarithm of the seconds per position is
 interpolated over the logarithms of lengths and positions, by ordinary kriging with a linear
-variogram (Matheron, 1963): along one line, this is linear interpolation. Kriging also gives the
+variogram (Matheron, 1963); in one dimension, this is linear interpolation. Kriging also gives the
 variance of each value: 0 at a measured shape, and more the farther away the nearest one is.
 """
 
