@@ -30,7 +30,7 @@ def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -
     for _ in Log(directory, wait_seconds).looks(0):
         with contextlib.suppress(Missing):
             return Growing(directory, wait_seconds=wait_seconds)
-    raise AssertionError("it looks until it is told to stop")
+    raise AssertionError("looks() ends only with an error")
 
 
 class Growing(Handles, Stored):
