@@ -1,4 +1,4 @@
-"""Examples: a corpus in memory, for what was made a moment ago and is used once."""
+"""Examples: a corpus in memory, for data that is used once, such as new rollouts."""
 
 import functools
 from collections.abc import Mapping
@@ -83,12 +83,12 @@ class Examples(SingleCorpus):
         return Memory.of(self.task, self._ragged)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not its memory a second time.
+        # `_stored` refers to the same arrays, and is made again.
         return {name: each for name, each in vars(self).items() if name != "_stored"}
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute
-        """Says which tokens and features these are."""
+        """A digest of the tokens and features, and the task."""
         digest = self._ragged.digest[:12]
         return {"tokens": digest, "tokenizer": "none", "task": self.task.name}
 
