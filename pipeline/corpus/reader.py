@@ -78,8 +78,8 @@ class PartFiles:
         found = self.fetch([*new, *new], begins, ends) if new else []
         footers = found[len(parts) :]
         for part, last, head, footer in zip(parts, lasts, found, footers, strict=False):
-            # The file with zeros for its tokens: parsing does not touch them, so the system does not
-            # allocate them.
+            # The file with zeros for its tokens, which parsing does not touch, so that the system
+            # does not allocate them.
             content = np.zeros(part.bytes, np.uint8)
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
