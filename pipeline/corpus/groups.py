@@ -311,8 +311,8 @@ class _Shape:
             array = LOSS_WEIGHTS.cast(as_array(content, name), name)
             if array.shape not in [(), (size,)]:
                 raise InvalidValue(
-                    f"{name} have shape {array.shape}; give a number, or one for each of its "
-                    f"{counted(size, 'token')}"
+                    f"{name} cannot have shape {array.shape}; give a number, or one for each of "
+                    f"its {counted(size, 'token')}"
                 )
             found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
         found[0][0] = 0  # the first token of the group is no target

@@ -165,7 +165,7 @@ class RangeFiles:
     def read(
         self, records: range, first: int = 0, last: int | None = None, *, verify: bool = False
     ) -> Iterator[Ragged]:
-        """The records of a range from `first` up to `last`, in chunks that are views of its file."""
+        """The records of a range from `first` up to `last`, in chunks, as views of its file."""
         path, at = self.path(records), records.start
         last = records.stop if last is None else last
         content = read_content(path)
@@ -191,7 +191,7 @@ class RangeFiles:
 
 
 def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
-    """Writes the file of a range, unless it is complete; returns the token count of each record."""
+    """Writes the file of a range, unless it is complete; returns the tokens of each record."""
     path = files.path(records)
     if path.exists():
         with contextlib.suppress(ValueError):

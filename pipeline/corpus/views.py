@@ -273,8 +273,8 @@ class SpanCorruption(TokenView):
         group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
         bits = prng.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
         begins = np.cumsum(totals) - totals
-        # A run begins at the first token of a pair, and where the bits of tokens are lowest. The top
-        # 40 bits decide, so that no choice depends on what else is read; ties keep order.
+        # A run begins at the first token of a pair, and where the bits of tokens are lowest. Their
+        # top 40 decide, so that no choice depends on what else is read; ties keep their order.
         keys = group << np.uint64(40) | bits >> np.uint64(24)
         keys[begins] = group[begins] << np.uint64(40)
         order = np.argsort(keys, kind="stable")
