@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     epoch: Any = 0
 
     def take(self, which: np.ndarray) -> "Pieces":
-        """Some of them, by a mask or by their places."""
+        """Some of the pieces, by a mask or by their places."""
         epoch = np.asarray(self.epoch)[which] if np.ndim(self.epoch) else self.epoch
         return Pieces._make([*(each[which] for each in self[:4]), epoch])
 
@@ -98,7 +98,7 @@ class Columns:
             found: dict[int, np.ndarray] = {}
             for shift in sorted({*shifts.values()}):
                 if shift == 1 and len(plain := found.get(0, values[:0])):
-                    # The same, one later, but for the last of each piece: faster than a gather.
+                    # `plain`, one later, and the last of each piece: faster than a gather.
                     later = found[1] = new_array(len(plain), plain.dtype)
                     later[:-1] = plain[1:]
                     last = np.cumsum(reach) - reach + lengths - 1

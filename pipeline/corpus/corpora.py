@@ -193,7 +193,7 @@ class CorporaSide(Readable):
         """Each corpus checks its own pieces."""
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        # Without weights, tokens of a corpus weigh 1; a feature that it lacks is the `fill`.
+        # Tokens without weights weigh 1; features that a corpus lacks have their `fill`.
         wanted = {name: self.features[name] for name in names}
         wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
         # All pieces of a corpus and an epoch are read at once, then put into the order of `pieces`.
@@ -243,7 +243,7 @@ class CorporaSide(Readable):
     def _members_of(
         self, examples: np.ndarray
     ) -> Iterator[tuple[Readable, np.ndarray, np.ndarray]]:
-        """For each corpus with some of the examples: its side, their places and numbers there."""
+        """The side of each corpus with some of the examples, their places, and their numbers."""
         member = np.searchsorted(self._first, examples, side="right") - 1
         for which in np.unique(member).tolist():
             mine = np.flatnonzero(member == which)

@@ -178,7 +178,7 @@ class Corpus(Stored):
 
         Args:
             columns: by name, an entry for each example, as for `from_arrays`; may be generators.
-            features: what they are, by the same names.
+            features: their schemas, by the same names.
 
         Raises:
             ValueError: a column does not match its feature or the corpus, a name is taken, or other
@@ -214,7 +214,7 @@ class Corpus(Stored):
                 optionally "weights" (of the loss, a number from 0 up for each token; without them
                 1 everywhere, which takes no space), and each of `features` by its name.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
-            features: what the other columns are, by name.
+            features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
@@ -280,7 +280,7 @@ class Corpus(Stored):
                 node; or a list with a number for each continuation: a prefix then weighs the sum of
                 those below it, as in separate rows. Default: every continuation weighs 1.
             directory: where to write, as for `from_arrays`; `Corpus.open` opens it again.
-            features: what the other columns are, by name.
+            features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Engines: they run the work of a preparation in local processes, in Beam or in Ray."""
+"""Engines, which run the work of a preparation: processes of this machine, Beam and Ray."""
 
 import contextlib
 import functools
@@ -56,7 +56,7 @@ class Processes:
     """Runs a function in processes of this machine: the default engine, which needs no extra.
 
     Args:
-        number: of processes; 0 or 1: this one alone. None: as many as there are CPUs, if there is
+        number: how many processes; 0 or 1: this one. None: as many as there are CPUs, if there is
             enough to do. They start by `spawn`, so a script must guard its main part with
             `if __name__ == "__main__":`.
     """
@@ -252,7 +252,7 @@ class Ray:
     this machine lasts as long as the process.
 
     Args:
-        address: of a cluster, as for `ray.init`; "auto" finds a running one. None: the cluster that
+        address: a cluster, as for `ray.init`; "auto" finds a running one. None: the cluster that
             this process is connected to, or a new one on this machine.
     """
 

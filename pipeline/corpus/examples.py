@@ -28,12 +28,12 @@ class Examples(SingleCorpus):
             for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
             each token), and each of `features` by its name. A causal example of n ids has length
             n - 1.
-        features: what the other columns are, by name.
+        features: the schemas of the other columns, by name.
         vocab_size: if given, ids must be below it.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
     Attributes:
-        identity, fingerprint: of the content.
+        identity, fingerprint: digests of the content.
 
     Raises:
         ValueError: there is no example, a column does not match its feature or the tokens, or an id

@@ -134,7 +134,7 @@ class Groups(SingleCorpus):
         sizes[places] = kept
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
-        if self.nodes.weighted:  # the weights of the rest are not counted
+        if self.nodes.weighted:  # weights of the rest are not counted
             self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}

@@ -23,12 +23,12 @@ from pipeline.text.tokenizers import Tokenizer
 
 
 class Readable:
-    """One side of a corpus: the tokens of examples, or of pairs the inputs or the targets.
+    """One side of a corpus: the tokens of examples, or the inputs or targets of pairs.
 
     Attributes:
         lengths: positions of each example: unsigned [examples].
         weighted: whether `read` returns `loss_weights`, too; if not, every token weighs 1.
-        features: what examples carry beside their tokens, by name.
+        features: the features of examples, by name.
         trees: the `Nodes.table` of all examples if some are groups, else None: int64 [examples, 3].
     """
 
@@ -134,7 +134,7 @@ class Readable:
 
 
 def require_numbers(examples: np.ndarray, count: int) -> None:
-    """Raises an `IndexError` for numbers of examples that are not from 0 to below `count`."""
+    """Raises an `IndexError` for numbers of examples that are not from 0 and below `count`."""
     if len(examples) and not (examples.min() >= 0 and examples.max() < count):
         wrong = examples[(examples < 0) | (examples >= count)][0]
         raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
@@ -373,7 +373,7 @@ class Split(View):
 
     Attributes:
         numbers: the numbers of its examples in the corpus, ascending: int64 [examples].
-        task: of the corpus; None for pairs.
+        task: the task of the corpus; None for pairs.
     """
 
     kind = "split"

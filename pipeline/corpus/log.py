@@ -42,8 +42,8 @@ from pipeline.planning import lengths as lengths_module
 
 logger = logging.getLogger(__name__)
 
-# The manifest with the first part, written before the first record; and the mark that a log without
-# its first parts has ended, since it gets no manifest.
+# The manifest with the first part, written before the first record; and the file that ends a log
+# whose first parts were deleted, since such a corpus gets no manifest.
 ABOUT, END = "about.json", "end.json"
 RECORD = re.compile(r"(\d{8,})\.json")
 # The fields of a record that say where its first part is.
@@ -64,7 +64,7 @@ _failures: dict[str, BaseException] = {}
 
 
 def fail_growing(directory: epath.PathLike, error: BaseException) -> None:
-    """Records why the writer of a corpus failed; the next wait in this process raises it."""
+    """Keeps the error of the writer of a corpus; the next wait in this process raises it."""
     _failures[os.fspath(directory)] = error
 
 
@@ -73,7 +73,7 @@ class Entry:
     """A sealed part and its place in the corpus, which never change.
 
     Attributes:
-        number: of the part, from 0.
+        number: the number of the part, from 0.
         part: its file and contents.
         first: the number of its first example.
         before: a digest of everything before it; "" at the beginning.
@@ -416,7 +416,7 @@ class Log(Handles):
             if record[name] != due:
                 raise damaged(
                     path,
-                    f"its {name} is {record[name]!r}, and what is before it says {due!r}: it is "
+                    f"its {name} is {record[name]!r}, but the record before it says {due!r}: it is "
                     "out of order, or of another log",
                 )
         try:
@@ -469,11 +469,11 @@ class Log(Handles):
         write_entries(self._place / END, {})
 
     def hold(self, reader: str, number: int) -> None:
-        """Keeps the parts from a number on, which a reader needs, from being deleted.
+        """Protects the parts from a number on, which a reader needs, from deletion.
 
         Args:
             reader: a name of letters, digits, `_` and `-`, the same for all processes of a run.
-            number: of the first part that its oldest checkpoint needs.
+            number: the first part that its oldest checkpoint needs.
         """
         name = f"reader-{reader}.json"
         if not READER.fullmatch(name):

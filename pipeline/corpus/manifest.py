@@ -110,7 +110,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: epath.Path, damaged: MakeError | None = None) -> "Manifest":
-        """The manifest in a file; `damaged`, by default `damage`, makes the error if it is none."""
+        """The manifest in a file; `damaged`, by default `damage`, makes errors about the file."""
         entries = read_entries(path, path.read_bytes(), damaged or damage)
         try:
             return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})

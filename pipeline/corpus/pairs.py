@@ -28,8 +28,8 @@ class Pairs(AnyCorpus):
 
     Attributes:
         inputs, targets: as given.
-        identity, fingerprint: of both.
-        text_bytes, num_learnt: of the targets, which carry the loss.
+        identity, fingerprint: those of both corpora.
+        text_bytes, num_learnt: those of the targets, which carry the loss.
         directory: holds the directories of both.
     """
 
@@ -82,7 +82,7 @@ class Pairs(AnyCorpus):
             inputs: 1-D integer arrays of token ids, or a dict of columns as for
                 `Corpus.from_arrays`.
             targets: as many, each beginning with the mark that the decoder starts from.
-            features: what the other columns of both are, by name.
+            features: the schemas of the other columns of both, by name.
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
         """

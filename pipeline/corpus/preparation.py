@@ -69,9 +69,9 @@ def prepare(
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. A template of
             groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`.
-        features: what examples carry beside their tokens, by name, each with a dtype. Each is read
-            from the field of its name in the records; with a template, those of tokens come from
-            the third entry of each span.
+        features: the features of examples, by name, each with a dtype. Each is read from the field
+            of its name in the records; with a template, those of tokens come from the third entry
+            of each span.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
             example without tokens, which no batch has, and logs why and how many there are.

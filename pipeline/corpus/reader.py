@@ -195,8 +195,8 @@ class _Column(NamedTuple):
 
     Attributes:
         store: the parts.
-        name: of the column.
-        feature: what it holds.
+        name: the name of the column.
+        feature: the schema of its values.
         dtypes: the dtype of its values, or the two that weights may have.
         kind: which of them each part has: int64 [parts].
         places: the byte where it begins: int64 [parts].

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
-# Records are read in groups of up to `GROUP`; a chunk ends at `TEXT` characters, or with a template
-# at as many tokens. Neither changes a result.
+# Records are read in groups of up to `GROUP`. A chunk ends at `TEXT` characters, or if there is a
+# template at `TEXT` tokens. Neither number changes a result.
 GROUP, TEXT = 16, 1 << 22
 
 # The members of a tokenizer: see `pipeline.text.tokenizers.Tokenizer`.

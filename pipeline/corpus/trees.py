@@ -28,7 +28,7 @@ class Nodes(NamedTuple):
         number: the nodes of each example: int64 [examples]; all others are int64 [nodes].
         first: the first column of each node.
         columns: the number of its columns.
-        position: the position of its first column: of a continuation that of the copied token.
+        position: the position of its first column; for a continuation, of the copied token.
         until: the first later column that does not see the node: where the nodes below it end.
         branch: bool, whether it is a continuation: a node with none below it, and not a document.
     """

@@ -33,7 +33,7 @@ class TokenView(View):
 
     @property
     def marks(self) -> tuple[int | None, int | None]:
-        """The ids that begin and end each example; None where there is none."""
+        """The ids that begin and end each example; None if there is none."""
         tokenizer = self.tokenizer
         return (None, None) if tokenizer is None else (tokenizer.begin_id, tokenizer.end_id)
 
@@ -56,7 +56,7 @@ class Masked(TokenView, SingleCorpus):
     it is read.
 
     Args:
-        corpus: of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        corpus: a corpus of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
         mask_id: the id of the mask; None: a new one after those of the corpus's vocabulary.
         rate: the share of tokens that are selected, above 0 and below 1.
         seed: decides the selection.
@@ -126,15 +126,14 @@ class SpanCorruption(TokenView):
         targets  <0> C D <1> G end
 
     Args:
-        corpus: of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        corpus: a corpus of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
         max_length: examples of more tokens are cut into equal pieces of at most this many, each a
             pair of its own; at least 3. A text of a single token has no gap: its length is 0.
         density: the share of tokens that are taken out, above 0 and below 1.
         mean_span: tokens in a span, on average; at least 1.
         sentinels: the ids that stand for spans, in order; None: new ones after those of the
             corpus's vocabulary.
-        end_id: None: the end mark of the corpus's tokenizer; where there is no tokenizer, it must
-            be given.
+        end_id: the id of the end mark; None: that of the corpus's tokenizer, which must have one.
         start_id: the first id of the decoder; None: the begin mark, or else 0, which is padding.
         seed: decides the spans.
 
@@ -222,7 +221,7 @@ class SpanCorruption(TokenView):
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
 
     def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """As `corrupt`; the result is kept for the other side, which reads the same pairs."""
+        """The result of `corrupt`, kept for the other side, which reads the same pairs."""
         latest = self._latest
         if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
             latest = self._latest = epoch, pairs, self.corrupt(pairs, epoch)

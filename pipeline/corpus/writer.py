@@ -63,7 +63,7 @@ class Writer:
     Args:
         directory: a local path, or one of object storage. After a killed writer, this one continues
             after the sealed examples.
-        features: what examples carry beside their tokens, by name.
+        features: the features of examples, by name.
         vocab_size: if given, ids must be below it. None: that of the tokenizer, if there is one.
         tokenizer: made the ids; it is stored with the corpus, which can then be decoded, and
             mixed with others of this tokenizer.
@@ -146,7 +146,7 @@ class Writer:
         Args:
             tokens: a 1-D integer array (or list) of token ids, marks included. A causal example of
                 n ids has length n - 1.
-            weights: of the loss, a number from 0 up for each token; all examples have them or none.
+            weights: loss weights, a number from 0 up for each token; for all examples or for none.
             **features: a value for each of the writer's `features`.
 
         Raises:
@@ -265,7 +265,7 @@ class PartWriter:
 
     Attributes:
         manifest: as given; features get their dtype from the first part.
-        number: of the next part.
+        number: the number of the next part.
         examples, tokens: the numbers of both before that part; tokens are exact only with `again`.
         sealed: the number of sealed examples.
         cursor: the last sealed cursor.

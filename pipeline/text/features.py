@@ -61,9 +61,9 @@ class Feature:
             the entry of a token lies where the token is an input, or where it is predicted, as
             `loss_weights` do. "example": one value, of `shape`, for an example. "continuation", for
             groups: a value for each continuation of an example, `[continuations, *shape]`.
-        dtype: of the batch, boolean or a number of at most 32 bits. Default None: that of the first
+        dtype: in the batch, boolean or a number of at most 32 bits. Default None: that of the first
             example's data, with 32 bits in place of 64.
-        shape: of the value of one token, or of one example; default a number.
+        shape: that of the value of one token, or of one example; default a number.
         fill: the value for a corpus of a mixture that lacks the feature; default None: refused.
 
     Raises:
@@ -103,7 +103,7 @@ class Feature:
 
     @property
     def size(self) -> int:
-        """The number of numbers in one value."""
+        """The count of numbers in one value."""
         return math.prod(self.shape)
 
     @property

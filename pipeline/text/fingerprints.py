@@ -97,7 +97,7 @@ class _Description:
         )
 
     def of(self, value: Any, place: str) -> Any:
-        """Describes a value that was found at `place`."""
+        """The description of a value that was found at `place`."""
         kind = type(value)
         if isinstance(value, enum.Enum):
             return _name(kind), value.name, self.of(value.value, place)
@@ -150,7 +150,7 @@ class _Description:
         return self.of(type(value), place), described
 
     def _of_class(self, kind: type, place: str) -> Any:
-        """A class by what its body defines, and by its bases."""
+        """The description of a class: its bases, and what its body defines."""
         described = [self.of(kind.__bases__, place)]
         fields = getattr(kind, "__dataclass_fields__", {})
         for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):

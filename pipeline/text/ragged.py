@@ -255,7 +255,7 @@ def require_weights(array: np.ndarray, what: str) -> np.ndarray:
 
 
 def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | None) -> np.ndarray:
-    """The token ids of examples, one after another; refuses anything else, as `what` in errors."""
+    """The token ids of examples, one after another; refuses others. `what` names them in errors."""
     for array in arrays:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise InvalidValue(

@@ -102,7 +102,7 @@ DAMAGES = {
     ),
     "records out of order": (
         lambda d: swap(record(d, 0), record(d, 2)),
-        "0.json: its number is 2, and what is before it says 0: it is out of order",
+        "0.json: its number is 2, but the record before it says 0: it is out of order",
     ),
     "a record of another log": (
         lambda d: shutil.copy(record(d.parent / "other", 2), record(d, 2)),

@@ -44,8 +44,8 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all texts, one after another (int32), and their number in each text (int64).
 
-        Special tokens, such as the end of a turn, may be parsed in `Markup` alone: anybody can
-        spell them in other text.
+        Special tokens, such as the end of a turn, may be parsed in `Markup` alone: any other text
+        may spell them.
         """
         ...
 
