@@ -36,10 +36,10 @@ def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -
 class Growing(Handles, Stored):
     """A corpus that gains parts; made by `Corpus.open(directory, follow=True)`.
 
-    Examples are numbered as in the finished corpus. Those of `entries` can be read: none at first;
-    `refresh` and `lengths` open all that is sealed, later `refresh` adds what was sealed meanwhile,
-    and `hold` drops what is no longer needed, so that memory is that of the parts in use. Nothing
-    else about this object depends on what is sealed now.
+    Examples are numbered as in the finished corpus. Those of `entries` can be read. The first use
+    of `refresh` or `lengths` opens all that is sealed; later, `refresh` adds new parts, and `hold`
+    drops those that are no longer needed, so that only parts in use take memory. Nothing else about
+    this object depends on what is sealed now.
 
     Attributes:
         directory: where it is.
