@@ -14,14 +14,14 @@ from pipeline.fs.atomic import directory_lock
 from pipeline.text.features import Feature, check_features, zip_columns
 from pipeline.text.ragged import Buffer, Ragged
 
-# The directory of all of them beside a corpus, and in it, by their names, what says what they are.
+# The directory of added features beside a corpus, and the name of each manifest in it.
 FEATURES, NAME = "features", "features.json"
 
 
 class Store(NamedTuple):
-    """A directory of parts, and what says what they are: of a corpus, or of features added to it.
+    """A directory of parts, and their manifest: of a corpus, or of features added to it.
 
-    The parts of features are divided as those of the corpus.
+    The parts of features have the same examples as those of the corpus.
     """
 
     directory: epath.Path
@@ -29,7 +29,7 @@ class Store(NamedTuple):
 
 
 def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Store]:
-    """Those of the features `names` beside the corpus in `directory`, whose digest is `of`."""
+    """The stores with the added features `names` of the corpus in `directory`, of digest `of`."""
     there = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
     every = {path.parent: path.parent.name for path in there}
     found: dict[str, Store] = {}
@@ -54,13 +54,13 @@ def add_features(
     columns: Mapping[str, Iterable[Any]],
     features: Mapping[str, Feature],
 ) -> None:
-    """Writes features of a corpus beside it; what is there already must be the same.
+    """Writes features beside their corpus; those that are there already must be the same.
 
     Args:
-        corpus: that of its tokens.
-        counts: the tokens of each example, part by part.
+        corpus: the store of its tokens.
+        counts: the number of tokens of each example, part by part.
         columns: the values, by name, an entry for each example.
-        features: by the same names.
+        features: the features, by the same names.
     """
     known = check_features(features)
     if not known or {*columns} != {*known}:

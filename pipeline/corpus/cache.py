@@ -1,12 +1,12 @@
 """PartCache: parts of a corpus on the local disk, fetched before batches need them.
 
-A plan knows every future read. So the parts that are needed first are fetched first, and when there
-is no room, the part that is not needed for longest makes way (Belády, 1966, whose rule fetches the
-fewest bytes). Parts that are not there yet are read by ranges; see `reader.Reader`.
+A plan knows every future read. So the part that is needed first is fetched first, and when there is
+no room, the part that is needed last is evicted (Belády, 1966, whose rule fetches the fewest
+bytes). Parts that are not there yet are read by ranges; see `reader.Reader`.
 
-All processes of a machine share the directory. A part is fetched by one of them into a temporary
-file of its full size, which it locks and renames when it is whole. So the sizes of all files are
-what is used of the room, and what a killed process leaves is never taken for a part.
+All processes of a machine share the directory. One of them fetches a part into a locked temporary
+file of its full size, and renames it when it is complete. So the sizes of all files add up to the
+space used, and a killed process leaves nothing that is taken for a part.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from pipeline.fs.fork import Handles
 
 logger = logging.getLogger(__name__)
 
-# Parts that are fetched at once. Each is fetched in many requests at once if it is large.
+# The number of parts fetched at once; a large part takes many requests at once.
 FETCHES = 4
-# Seconds until the plan is asked again what is needed, and until a failed fetch is tried again.
+# Seconds between looks at what the plan needs, and before a failed fetch is tried again.
 PAUSE, AFTER_FAILURE = 0.1, 10.0
-# The name of a part that is being fetched, and the number of a part in both of its names.
+# The name of a part that is being fetched, and a pattern for the number in both names.
 FETCHING = ".{}.fetching"
 NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
 LOCK = ".lock"
@@ -46,14 +46,14 @@ NEVER = 1 << 40
 
 T = TypeVar("T")
 
-# The parts that are needed from now on, those of each window in an array; None: no longer any.
+# Returns the parts needed from now on, an array for each window; None once none are.
 Demand = Callable[[], Sequence[np.ndarray] | None]
 
 
 class PartCache(Handles):
     """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
-    If that is None: what is in the directory, and half of what is free on that disk now.
+    None: the bytes that are in the directory now, and half of those free on its disk.
     """
 
     handles = ("_files", "_maps", "_demands", "_threads")
@@ -84,9 +84,9 @@ class PartCache(Handles):
     def restart(self) -> None:
         """See `Handles`."""
         super().restart()
-        # What reading has cost so far, in this process: bytes `fetched` as whole parts and `ranged`
-        # while these are not there; pieces, `hits` and `misses`; reads that waited, `stalls`, their
-        # seconds.
+        # The cost of reading so far, in this process: bytes `fetched` as whole parts, and `ranged`
+        # before these are there; `hits` and `misses` of pieces; `stalls`, which are reads that
+        # waited, and the seconds that they `waited`.
         self.traffic: defaultdict[str, float] = defaultdict(float)
         self._files: dict[int, PartFile] = {}
         self._maps: Maps | None = None  # of `_files`, until these change
@@ -95,7 +95,7 @@ class PartCache(Handles):
         self._failures: set[str] = set()
 
     def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
-        """What is read of a copy of another file of the corpus; it is not counted as a part."""
+        """The result of `read` on a local copy of another file, outside of `max_bytes`."""
         path, source = epath.Path(self.directory / name), self._source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
@@ -107,7 +107,7 @@ class PartCache(Handles):
             raise InvalidValue(str(error).replace(os.fspath(path), os.fspath(source))) from error
 
     def maps(self, parts: np.ndarray) -> Maps:
-        """What is mapped when pieces of `parts` are read: also those of them that are there."""
+        """The mapped parts, with those of `parts` that are in the cache."""
         for number in np.unique(parts).tolist():
             self.file(number)
         with self._lock:
@@ -117,7 +117,7 @@ class PartCache(Handles):
         return maps
 
     def file(self, number: int) -> PartFile | None:
-        """The part with this number, mapped once its digest is right; None if it is not there."""
+        """The part with this number, mapped if its digest is right; None if it is not there."""
         if (file := self._files.get(number)) is None:
             part = self._parts[number]
             path = self.directory / part.file
@@ -126,7 +126,7 @@ class PartCache(Handles):
             try:
                 file = open_part(epath.Path(self.directory), part, verify=True)
             except ValueError as error:
-                open_part(self._source, part, verify=True)  # or it is fetched damaged for ever
+                open_part(self._source, part, verify=True)  # or it would be fetched damaged forever
                 logger.warning("%s is removed and fetched again: %s", path, error.__cause__)
                 path.unlink(missing_ok=True)
                 return None
@@ -148,7 +148,7 @@ class PartCache(Handles):
                 self.traffic[name] += number
 
     def follow(self, demand: Demand) -> None:
-        """Fetches the parts that `demand` says, in the background, until it says None."""
+        """Fetches the parts that `demand` returns, in the background, until it returns None."""
         with self._lock:
             self._demands.append(demand)
             missing, self._threads = FETCHES - self._threads, FETCHES
@@ -163,7 +163,7 @@ class PartCache(Handles):
                 if not self._fetch_next(needed):
                     time.sleep(PAUSE)
             except Exception as error:
-                with self._lock:  # a failure is said once, by one thread
+                with self._lock:  # a failure is logged once, by one thread
                     new = str(error) not in self._failures
                     self._failures.add(str(error))
                 if new:
@@ -191,7 +191,7 @@ class PartCache(Handles):
         return needed
 
     def _tell(self, needed: np.ndarray, here: dict[int, int]) -> None:
-        """Says when the first window is waited for, when it is there, or that it has no room."""
+        """Logs that the first window is being fetched, that it is there, or that it has no room."""
         now = np.flatnonzero(needed == 0)
         size, missing = int(self._sizes[now].sum()), {*now.tolist()} - {*here}
         names = os.fspath(self._source), self.directory
@@ -211,7 +211,7 @@ class PartCache(Handles):
             logger.info("a window of %s is in %s: %s bytes", *names, f"{size:,}")
 
     def _fetch_next(self, needed: np.ndarray) -> bool:
-        """Fetches the part that is needed first; False if that must wait, or all are there."""
+        """Fetches the part that is needed first; False if it has no room yet, or all are there."""
         with self._exclusively():
             here, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
@@ -248,19 +248,19 @@ class PartCache(Handles):
         return True
 
     def _exclusively(self) -> IO[bytes]:
-        """Holds the lock of the directory, which ends with the process that holds it."""
+        """The lock of the directory, released when it is closed, or with the process."""
         return open_locked(self.directory / LOCK)
 
     def _fetching(self, number: int) -> pathlib.Path:
-        """The name of a part until it is whole."""
+        """The path of a part while it is being fetched."""
         return self.directory / FETCHING.format(part_name(number))
 
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
     ) -> bool:
-        """Removes parts until there is room for part `number`; False, and none, if that fails.
+        """Evicts parts until part `number` has room; returns False, and evicts none, if that fails.
 
-        Those that are being fetched have `reserved` bytes.
+        `reserved` is the size of the parts that are being fetched.
         """
         room = self.max_bytes - sum(here.values()) - reserved
         later = [other for other in here if needed[other] > needed[number]]
@@ -275,9 +275,9 @@ class PartCache(Handles):
         return True
 
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The sizes of the files of parts: of whole ones, and of those that are being fetched.
+        """The file sizes of complete parts, and of those that are being fetched.
 
-        Anything else in the place of a part or of the lock is refused: nothing could be fetched.
+        Refuses anything else that has the name of a part or of the lock: no fetch could succeed.
         """
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Columns: the one reader of what is stored of examples: tokens, weights of the loss, features."""
+"""Columns: the one reader of the stored tokens, loss weights and features of examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -10,7 +10,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Ragged
 
-# Numbers of some lists, where each list begins in them, and how many it holds.
+# The numbers of some lists, where each list begins in them, and the size of each.
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     epoch: Any = 0
 
     def take(self, which: np.ndarray) -> "Pieces":
-        """Some of them, by a mask or by their places."""
+        """Some of the pieces, by a mask or by their places."""
         epoch = np.asarray(self.epoch)[which] if np.ndim(self.epoch) else self.epoch
         return Pieces._make([*(each[which] for each in self[:4]), epoch])
 
@@ -44,7 +44,7 @@ class Entries(NamedTuple):
         values: flat, as they are stored; bits as a byte each.
         first: the place of the first number of each piece: int64 [pieces].
         ends: where the readable memory of each piece ends: int64 [pieces].
-        held: what must live as long as `values` are read.
+        held: objects that must live as long as `values` are read.
     """
 
     values: np.ndarray
@@ -54,11 +54,11 @@ class Entries(NamedTuple):
 
 
 class Columns:
-    """The columns of some examples. A source says where their entries are; all else is here.
+    """The columns of examples. A subclass locates their entries; all else is here.
 
     Attributes:
         task: decides the fields of a column, and how much later than inputs each is read.
-        features: what each column holds, by name: `TOKENS`, `WEIGHTS` where tokens have weights,
+        features: what each column holds, by name: `TOKENS`, `WEIGHTS` if tokens have weights,
             and the features of the corpus.
     """
 
@@ -66,11 +66,11 @@ class Columns:
     features: Mapping[str, Feature]
 
     def locate(self, examples: np.ndarray, *, by_token: bool) -> Any:
-        """What `entries` needs to know of examples, whose entries `by_token` may be asked for."""
+        """The places of examples, for `entries`; `by_token` if entries of tokens are read."""
         return examples
 
     def entries(self, name: str, at: Any, starts: Any, counts: np.ndarray) -> Entries:
-        """`counts` entries of a column, from each of `starts` in examples that were located."""
+        """`counts` entries of a column, from each of `starts` in located examples."""
         raise NotImplementedError
 
     def restore(self, name: str, stored: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ class Columns:
             found: dict[int, np.ndarray] = {}
             for shift in sorted({*shifts.values()}):
                 if shift == 1 and len(plain := found.get(0, values[:0])):
-                    # As before, but for the last of each piece: faster than to gather again.
+                    # `plain`, one later, and the last of each piece: faster than a gather.
                     later = found[1] = new_array(len(plain), plain.dtype)
                     later[:-1] = plain[1:]
                     last = np.cumsum(reach) - reach + lengths - 1
@@ -110,9 +110,9 @@ class Columns:
 
 
 class Memory(Columns):
-    """Columns in memory: for each its feature, and lists with the numbers of each example.
+    """Columns in memory: for each, its feature, and lists with the numbers of each example.
 
-    Where `owner` names somebody else's, their features are converted and checked when read.
+    `owner` names the file of another program, whose features are converted and checked when read.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Memory(Columns):
 
     @classmethod
     def of(cls, task: Task, examples: Ragged) -> "Memory":
-        """Those of examples in memory."""
+        """The columns of examples in memory."""
         columns = {}
         for name, (feature, values) in examples.columns.items():
             counts = np.ones_like(examples.counts) if feature.per_example else examples.counts

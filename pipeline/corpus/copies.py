@@ -8,21 +8,21 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, Readable
 
-# Tokens to read at a time.
+# The number of tokens to read at a time.
 READ = 1 << 22
 
 
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
     """The numbers of the examples that are copies of an earlier one: int64, ascending.
 
-    Copies have the same tokens and loss weights, and groups the same tree; of pairs, on both sides.
-    Nothing is stored: one pass reads all tokens, at some 100 million a second, and keeps 16 bytes
-    for each example of a side. Examples of length 0 are in no batch, and count as no copies.
+    Copies have the same tokens and loss weights; groups also the same tree, and pairs the same on
+    both sides. Nothing is stored: one pass reads all tokens, at some 100 million a second, and
+    keeps 16 bytes for each example of a side. Examples of length 0 never count as copies.
 
     >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
 
     Args:
-        corpus: a corpus, pairs, or several as one; of a view, its corpus is compared.
+        corpus: a corpus, pairs, or several as one; for a view, its corpus is compared.
     """
     # The fields of views are drawn at random.
     corpus = corpus.with_each(lambda each: getattr(each, "corpus", each))
@@ -41,7 +41,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
 def read_blocks(
     side: Readable, examples: np.ndarray, lengths: np.ndarray
 ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """Whole examples, about `READ` tokens at a time: their places among `examples`, and fields.
+    """Complete examples, some `READ` tokens at a time: a slice of `examples`, and the fields.
 
     Features are left out.
     """
@@ -56,7 +56,7 @@ def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.nd
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
     for mine, fields in read_blocks(side, examples, lengths):
-        if side.trees is not None:  # equal tokens may be groups of other trees
+        if side.trees is not None:  # groups with equal tokens may have different trees
             nodes = side.read_nodes(examples[mine])
             fields["until"] = nodes.until.astype(np.int32).repeat(nodes.columns)
         flat = [np.ascontiguousarray(field).view(np.uint8).data for field in fields.values()]

@@ -1,4 +1,4 @@
-"""Corpora: several corpora read as one, their examples numbered one after another."""
+"""Corpora: several corpora read as one, with consecutive example numbers."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from pipeline.text.features import LOSS_WEIGHTS, Feature
 class Corpora(AnyCorpus):
     """Several corpora as one: the examples of the first, then those of the second, and so on.
 
-    It is read and planned like a corpus, each example once an epoch; with weights, `Plan` gives
+    It is read and planned like a corpus, each example once per epoch; with weights, `Plan` gives
     each corpus a share of every batch.
 
     Args:
@@ -30,8 +30,8 @@ class Corpora(AnyCorpus):
 
     Attributes:
         corpora: as given.
-        first: the number of the first example of each, and of all: int64 [corpora + 1]. Where one
-            grows, it leaves room for any number of examples.
+        first: the number of the first example of each corpus, then the total: int64 [corpora + 1].
+            If a corpus grows, the numbers leave room for any number of examples.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
@@ -68,12 +68,12 @@ class Corpora(AnyCorpus):
         return int(self.first[-1])
 
     def begin(self, examples: int) -> AnyCorpus:
-        """Those of the corpora that together have the first `examples` examples."""
+        """The leading corpora that together hold the first `examples` examples."""
         count = int(np.searchsorted(self.first, examples))
         if count > len(self.members) or self.first[count] != examples:
             raise InvalidValue(
-                f"the first {examples:,} examples end in the middle of a corpus; give the number "
-                f"of whole corpora: {', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
+                f"the first {examples:,} examples end in the middle of a corpus; give a number at "
+                f"which a corpus ends: {', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
             )
         if count == len(self.members):
             return self if count > 1 else self.members[0]
@@ -85,7 +85,7 @@ class Corpora(AnyCorpus):
 
     @property
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
+        """Positions of each example, over all corpora: uint32 [n] or [n, 2]."""
         return self._lengths  # a cached property would not match the protocol of planning
 
     @functools.cached_property
@@ -110,9 +110,10 @@ class Corpora(AnyCorpus):
 
 
 def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
-    """What a `FollowedPlan` of a corpus is of: its parts; of several by name, also others as given.
+    """The log of a corpus that grows, for `FollowedPlan`; for several, a dict of logs by name.
 
-    They wait as long as the corpus says, or `wait_seconds`. None, if no corpus grows.
+    In the dict, corpora that do not grow are as given. Logs wait `wait_seconds`; None: as long as
+    their corpus. The result is None if no corpus grows.
     """
     if isinstance(corpus, Growing):
         wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
@@ -124,9 +125,9 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
 
 
 def _number(members: Sequence[Any]) -> np.ndarray:
-    """The number of the first example of each, and of all: int64 [members + 1].
+    """The number of each member's first example, then the total: int64 [members + 1].
 
-    Where one grows, each has room for any number, as in `FollowedPlan`.
+    If one grows, each gets room for any number of examples, as in `FollowedPlan`.
     """
     if any(isinstance(member, Growing) for member in members):
         return np.arange(len(members) + 1) * APART
@@ -134,7 +135,7 @@ def _number(members: Sequence[Any]) -> np.ndarray:
 
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
-    """Refuses features that differ, or that a corpus lacks and that have no `fill`."""
+    """Refuses features that differ, and missing ones that have no `fill`."""
     every: dict[str, tuple[str, Feature]] = {}
     for name, corpus in corpora.items():
         for label, feature in corpus.features.items():
@@ -154,7 +155,7 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
                 )
 
 
-# Corpora that are read as one have these entries of an identity in common.
+# The entries of an identity that corpora must share to be read as one.
 SHARED = "task", "tokenizer"
 
 
@@ -162,8 +163,8 @@ def _traits(corpus: AnyCorpus) -> dict[str, Any]:
     """The properties that corpora must share to be read as one."""
     entries = {(name.split(" of ")[0], name): value for name, value in flatten(corpus.identity)}
     shared = {name: value for (what, name), value in entries.items() if what in SHARED}
-    # Corpora, pairs and views of a kind are described by the same names, split or whole, and with
-    # features added or without.
+    # Corpora, pairs and views of one kind have the same names of entries, whether or not they are
+    # split or have added features.
     names = ", ".join(
         name for what, name in entries if f" of {Split.kind}" not in name and what != "features"
     )
@@ -171,7 +172,7 @@ def _traits(corpus: AnyCorpus) -> dict[str, Any]:
 
 
 class CorporaSide(Readable):
-    """One side of several corpora, read as one: `sides` has that of each, in order."""
+    """One side of several corpora read as one; `sides` holds the side of each, in order."""
 
     def __init__(self, sides: Sequence[Readable]):
         self._sides = sides
@@ -189,13 +190,13 @@ class CorporaSide(Readable):
         return int(self._first[-1])
 
     def _require_positions(self, pieces: Pieces) -> None:
-        """Each of the corpora does."""
+        """Each corpus checks its own pieces."""
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        # A corpus without weights has the weight 1, and one without a feature has its `fill`.
+        # Tokens without weights weigh 1; features that a corpus lacks have their `fill`.
         wanted = {name: self.features[name] for name in names}
         wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
-        # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
+        # All pieces of a corpus and an epoch are read at once, then put into the order of `pieces`.
         member = np.searchsorted(self._first, pieces.examples, side="right") - 1
         key = member + len(self._sides) * pieces.epoch
         order = np.argsort(key, kind="stable")
@@ -242,7 +243,7 @@ class CorporaSide(Readable):
     def _members_of(
         self, examples: np.ndarray
     ) -> Iterator[tuple[Readable, np.ndarray, np.ndarray]]:
-        """The side of each corpus of some examples, the places of its own, and their numbers."""
+        """The side of each corpus with some of the examples, their places, and their numbers."""
         member = np.searchsorted(self._first, examples, side="right") - 1
         for which in np.unique(member).tolist():
             mine = np.flatnonzero(member == which)

@@ -46,27 +46,27 @@ class OpenOptions(TypedDict, total=False):
 class Corpus(Stored):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
-    Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
-    when first read, and never copied whole. A corpus pickles as its directory.
+    Opening reads a small manifest, and the lengths, and checks their digest; tokens are mapped when
+    first read, and never all copied. A corpus pickles as its directory.
 
     Args:
         directory: as for `open`.
-        features: names of features that `with_features` added, to have as well as those that
+        features: names of features that `with_features` added, to read besides those that
             the corpus was made with.
-        memory_map: whether to map the files or to read ranges of them; by default, mapped
-            where they are local and there is no `cache`.
-        cache: a local directory, in which batches find the parts of a corpus of object storage.
-            Each part is fetched before the plan needs it, and its digest is compared. All
-            processes of a machine may share one. Default None: batches read ranges of bytes,
-            which have no digest; `verify` compares all.
-        cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
-            room. Default None: half of what is free on its disk.
+        memory_map: whether to map the files or to read ranges of them; by default, they are
+            mapped if they are local and there is no `cache`.
+        cache: a local directory for the parts of a corpus in object storage. Each part is
+            fetched before the plan needs it, and checked by its digest. All processes of a
+            machine may share one. Default None: batches read ranges of bytes, which have no
+            digest; `verify` checks all.
+        cache_bytes: the most bytes of the parts in `cache`; give room for two windows of the
+            plan. Default None: half of what is free on its disk.
 
     Attributes:
         directory, origin: see `Stored`.
         identity, fingerprint: see `Stored`. They depend on content alone: not on paths, times, or
             worker processes.
-        lengths_digest: that of its lengths, by `pipeline.planning.lengths.digest`.
+        lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Corpus(Stored):
         self.lengths_digest = manifest.lengths_digest
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
         self._caches: list[PartCache | None] = [None] * len(self._stores)
-        # Those that open the same corpus.
+        # The options that open the same corpus.
         self._options: dict[str, Any] = {"features": self.added, "memory_map": mapped}
         if cache is None:
             self.lengths = read_lengths(place / LENGTHS, manifest, mapped)
             return
         root, total = pathlib.Path(cache).expanduser(), sum(m.bytes for _, m in self._stores)
         caches = [
-            # Of the space, each has its share of the bytes.
+            # Each gets its share of the space, by its bytes.
             PartCache(
                 place,
                 each.parts,
@@ -149,8 +149,8 @@ class Corpus(Stored):
 
         Args:
             directory: a local path, or one of object storage (`gs://…`).
-            follow: whether to read what is sealed so far, and what will be, of a corpus that is
-                written; see `Growing`. A finished corpus is then read in the same way.
+            follow: whether to read a corpus while it is written, part by part as it is sealed; see
+                `Growing`. It reads a finished corpus in the same way.
             **options: those of `Corpus`.
 
         Raises:
@@ -178,7 +178,7 @@ class Corpus(Stored):
 
         Args:
             columns: by name, an entry for each example, as for `from_arrays`; may be generators.
-            features: what they are, by the same names.
+            features: their schemas, by the same names.
 
         Raises:
             ValueError: a column does not match its feature or the corpus, a name is taken, or other
@@ -206,7 +206,7 @@ class Corpus(Stored):
         vocab_size: int | None = None,
         task: Task = CAUSAL,
     ) -> "Corpus":
-        """A corpus of examples that are tokenised already.
+        """A corpus of tokenised examples, written into `directory`.
 
         Args:
             columns: 1-D integer arrays (or lists) of token ids, marks included; may be a generator.
@@ -214,7 +214,7 @@ class Corpus(Stored):
                 optionally "weights" (of the loss, a number from 0 up for each token; without them
                 1 everywhere, which takes no space), and each of `features` by its name.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
-            features: what the other columns are, by name.
+            features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
@@ -280,7 +280,7 @@ class Corpus(Stored):
                 node; or a list with a number for each continuation: a prefix then weighs the sum of
                 those below it, as in separate rows. Default: every continuation weighs 1.
             directory: where to write, as for `from_arrays`; `Corpus.open` opens it again.
-            features: what the other columns are, by name.
+            features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
 
         Raises:
@@ -295,7 +295,7 @@ class Corpus(Stored):
 
     @functools.cached_property
     def _stored(self) -> Reader:  # type: ignore[override]  # made when it is first read
-        """The reader of the tokens, and of features that were added."""
+        """The reader of the tokens and of added features."""
         files = [
             PartFiles(place, each.parts, each.features, self.in_memory, cache)
             for (place, each), cache in zip(self._stores, self._caches, strict=True)
@@ -348,7 +348,7 @@ class Corpus(Stored):
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def require_task(self, task: Task) -> None:
-        """Refuses to take this corpus for one of another task, with a `ValueError`."""
+        """Raises a `ValueError` if this corpus is of another task."""
         if self.task != task:
             raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "

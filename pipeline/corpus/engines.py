@@ -1,4 +1,4 @@
-"""Engines: what runs the work of a preparation, in this machine's processes, in Beam or in Ray."""
+"""Engines, which run the work of a preparation: processes of this machine, Beam and Ray."""
 
 import contextlib
 import functools
@@ -26,28 +26,28 @@ from pipeline.fs.atomic import as_path, atomic_write
 
 __all__ = ["Beam", "Engine", "Processes", "Ray"]
 
-# Workers cost a second or two to start. Unless told how many to use, work starts without any, and
-# continues with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
+# Workers take a second or two to start. By default, work starts without any, and continues with
+# workers if more than `WORTH` seconds of it are left after the first `TRIAL` seconds.
 TRIAL, WORTH = 2.0, 15.0
 
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
-# Seconds between two looks for new results.
+# Seconds between polls for new results.
 POLL = 0.5
-# Items that Ray knows of at a time: enough to occupy a cluster and to let it grow.
+# Items submitted to Ray at a time: enough to occupy a cluster and to let it grow.
 AHEAD = 1024
 
 
 class Engine(Protocol):
-    """Runs a function of many items somewhere, of one of them perhaps several times.
+    """Runs a function on many items, on some of them perhaps more than once.
 
-    Work that is done already costs little: the function finds its result on disk.
+    A repeated item costs little: the function finds its result on disk.
     """
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The result for each item, at least once and in any order; closing it ends the work.
 
-        The function pickles and takes one item; items are small and pickle.
+        The function takes one item. It must pickle, and so must the items, which are small.
         """
         ...
 
@@ -56,7 +56,7 @@ class Processes:
     """Runs a function in processes of this machine: the default engine, which needs no extra.
 
     Args:
-        number: how many; 0 or 1: this process alone. None: as many as there are CPUs, if there is
+        number: how many processes; 0 or 1: this one. None: as many as there are CPUs, if there is
             enough to do. They start by `spawn`, so a script must guard its main part with
             `if __name__ == "__main__":`.
     """
@@ -80,7 +80,7 @@ class Processes:
             yield from map(function, waiting)
             return
         with workers(function, min(number, len(items))) as submit:
-            # Two items for each worker are on their way.
+            # Two items are queued for each worker.
             running = deque(map(submit, itertools.islice(waiting, 2 * number)))
             while running:
                 yield running.popleft().result()
@@ -88,44 +88,44 @@ class Processes:
 
 
 def refuse_import() -> None:
-    """Ends a worker that runs the script that started it, and would wait for it for ever."""
+    """Stops a worker that imports the script that started it: it would wait forever."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InvalidState(f"prepare was called by the import of a script: {GUARD}")
 
 
 def _cpus() -> int:
-    """The CPUs that this process may use, where the system says so."""
+    """The number of CPUs that this process may use, or of all if the system does not tell."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[Any], Future[Any]]]:
-    """Processes that call a function with what they are given, until the block is left."""
-    # The function goes through a file: what is sent to a worker as it starts must fit into a pipe
-    # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever. The file
-    # has no name: the system removes it with the last process that has it open, even if killed.
-    import cloudpickle  # also functions of a notebook, which workers cannot import
+    """A function that submits items to processes, which call `function` with each."""
+    # The function goes through a file: all that a worker gets as it starts must fit into a pipe
+    # (64 KiB), or this process waits forever for a worker that dies before it reads. The file has
+    # no name: the system removes it with the last process that has it open, even if killed.
+    import cloudpickle  # for functions of a notebook, which workers cannot import
 
     with tempfile.TemporaryFile() as file:
         try:
             cloudpickle.dump(function, file)
-        except Exception as error:  # of any object that a template or a source holds
+        except Exception as error:  # from any object in a template or a source
             raise InvalidValue(
                 f"the source, the tokenizer or the template cannot be sent to workers: {error}. "
                 "Keep open files and locks out of it, or use one process"
             ) from error
         file.flush()
-        # A connection, for to workers that start these are handed over with their open files.
+        # A connection, because pickling one for a new worker hands over its open file.
         context, given = multiprocessing.get_context("spawn"), Connection(os.dup(file.fileno()))
         pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(given,))
         started_in = os.getpid()
-        # The name of what was typed into `python -`, which workers would take for a file to import.
+        # Code typed into `python -` has the file name <stdin>, which workers would try to import.
         main = vars(sys.modules["__main__"])
         typed = {"__file__": main.pop("__file__")} if main.get("__file__") == "<stdin>" else {}
 
         def submit(item: Any) -> Future[Any]:
-            # This may start a worker. It inherits that ^C waits until `_start` ignores it.
+            # This may start a worker, which inherits that ^C is blocked until `_start` ignores it.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 return pool.submit(_call, item)
@@ -149,13 +149,13 @@ _function: Callable[[Any], Any]
 
 
 def _start(given: Connection) -> None:
-    """Sets up a worker, which ends when the process that started it does, even if killed."""
+    """Sets up a worker, which ends with the process that started it, even if that is killed."""
     global _function
-    # All workers share the position in the file, and a map has none.
+    # Workers share the read position of the file; a memory map has none.
     with given, mmap.mmap(given.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _function = pickle.loads(content)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent reports it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def follow() -> None:
@@ -178,10 +178,10 @@ class Beam:
 
     Args:
         options: flags of a pipeline, as `["--runner=DataflowRunner", "--project=mine"]`, or a dict
-            of options, as `{"runner": "DataflowRunner"}`. By default the runner of this machine.
-        results: a directory that this process and all workers can write to; each item leaves a
-            small file there for a while. Default: the option `temp_location`, or where there is
-            none, a temporary directory of this machine.
+            of options, as `{"runner": "DataflowRunner"}`. Default: the runner of this machine.
+        results: a directory that this process and all workers can write to; the result of each item
+            is a small file there until it is read. Default: the option `temp_location`, or else a
+            temporary directory of this machine.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Beam:
         self.options, self.results = options, results
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, as soon as they are there; see `Engine`."""
+        """The results, in the order in which they arrive; see `Engine`."""
         beam = require("apache_beam", extra="beam", purpose="engines.Beam")
         from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
@@ -217,13 +217,13 @@ class Beam:
             except BaseException as error:
                 errors.append(error)
 
-        # A thread, for some runners return only when all is done.
+        # In a thread, because some runners return only when all is done.
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         try:
             alive = True
             while alive:
-                alive = thread.is_alive()  # before the look, so that the last look misses nothing
+                alive = thread.is_alive()  # before the poll, so that the last one misses nothing
                 for path in place.glob("*.result"):
                     result = pickle.loads(path.read_bytes())
                     path.unlink()
@@ -237,7 +237,7 @@ class Beam:
 
 
 def _record(function: Callable[[Any], Any], place: str, numbered: tuple[int, Any]) -> None:
-    """Stores the result for an item as a file, over that of another attempt."""
+    """Stores the result for an item as a file, in place of that of another attempt."""
     number, item = numbered
     result = function(item)
     with atomic_write(as_path(place) / f"{number}.result", shared=True) as file:
@@ -247,20 +247,20 @@ def _record(function: Callable[[Any], Any], place: str, numbered: tuple[int, Any
 class Ray:
     """Runs a function on a Ray cluster (extra `ray`).
 
-    Ray runs the work of a lost worker again, and all machines must have this package and see the
+    Ray repeats the work of a lost worker. All machines must have this package and see the
     directories of the source and of the corpus under the same paths. A cluster that this starts on
     this machine lasts as long as the process.
 
     Args:
-        address: of a cluster, as for `ray.init`; "auto" finds a running one. None: the cluster that
-            this process is connected to, or one of this machine's CPUs.
+        address: a cluster, as for `ray.init`; "auto" finds a running one. None: the cluster that
+            this process is connected to, or a new one on this machine.
     """
 
     def __init__(self, address: str | None = None):
         self.address = address
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, those that come first first; see `Engine`."""
+        """The results, in the order in which they arrive; see `Engine`."""
         ray = require("ray", extra="ray", purpose="engines.Ray")
         if not ray.is_initialized():
             ray.init(self.address, log_to_driver=False)
@@ -285,5 +285,5 @@ def _call_held(held: list[Any], item: Any) -> Any:
 
 @functools.lru_cache(1)
 def _fetch(reference: Any) -> Callable[[Any], Any]:
-    """The function; a worker unpickles it once and not for every item."""
+    """The function, which a worker unpickles once rather than for every item."""
     return require("ray", extra="ray", purpose="engines.Ray").get(reference)

@@ -1,4 +1,4 @@
-"""Examples: a corpus in memory, for what was made a moment ago and is used once."""
+"""Examples: a corpus in memory, for data that is used once, such as new rollouts."""
 
 import functools
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ class Examples(SingleCorpus):
             for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
             each token), and each of `features` by its name. A causal example of n ids has length
             n - 1.
-        features: what the other columns are, by name.
+        features: the schemas of the other columns, by name.
         vocab_size: if given, ids must be below it.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
     Attributes:
-        identity, fingerprint: of the content.
+        identity, fingerprint: digests of the content.
 
     Raises:
         ValueError: there is no example, a column does not match its feature or the tokens, or an id
@@ -83,12 +83,12 @@ class Examples(SingleCorpus):
         return Memory.of(self.task, self._ragged)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not its memory a second time.
+        # `_stored` refers to the same arrays, and is made again.
         return {name: each for name, each in vars(self).items() if name != "_stored"}
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute
-        """Says which tokens and features these are."""
+        """A digest of the tokens and features, and the task."""
         digest = self._ragged.digest[:12]
         return {"tokens": digest, "tokenizer": "none", "task": self.task.name}
 

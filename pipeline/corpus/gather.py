@@ -16,20 +16,20 @@ def gather(
 ) -> np.ndarray:
     """`sizes` values from each of `first`, one piece after another; zeros for those past `ends`.
 
-    Arrow copies them as strings of bytes, each whole: 3 to 5 times as fast as a gather by value.
-    Strings to take alternate with the gaps between them. A gap before an earlier piece has a
+    Arrow copies each piece as a string of bytes: 3 to 5 times as fast as a gather by value. The
+    strings to take alternate with the gaps between them. A gap before an earlier piece has a
     negative size, so the array must be used for nothing but this `take`.
 
     Args:
-        values: `[n, …]`, of any dtype; all numbers of one lie side by side.
+        values: `[n, …]`, of any dtype; the numbers of one value are contiguous.
         first: the place of the first value of each piece.
-        sizes: values of each piece.
+        sizes: the number of values of each piece.
         ends: where the readable memory of each piece ends; None: at the end of `values`.
     """
     within = np.minimum(sizes, (len(values) if ends is None else ends) - first)
     edges = np.zeros(2 * len(first) + 2, np.int64)
     edges[1:-1:2], edges[2:-1:2] = first, first + within
-    # Arrow reserves memory by the mean length of all strings, which it takes from the last edge: a
+    # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
     # little more than all that is copied, so that it is never moved. Nothing is read up to there.
     total = int(within.sum())
     edges[-1] = 2 * total + total // max(len(first), 1) + 2
@@ -47,17 +47,17 @@ def gather(
 
 
 def new_array(size: int, dtype: Any) -> np.ndarray:
-    """A flat array that is not filled yet, for the fields of batches.
+    """An uninitialised flat array, for the fields of batches.
 
-    Its memory is Arrow's, which has huge pages where the system gives them: to fill it for the
-    first time takes a half to a third of the time.
+    Arrow allocates it, with huge pages if the system has them: to fill it for the first time then
+    takes a half to a third of the time.
     """
     dtype = np.dtype(dtype)
     return np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)
 
 
 def join_memory(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One array over the memory of several of one dtype, and the place in it of each: int64 [n].
+    """One array over the memory of several of one dtype, and the place of each in it: int64 [n].
 
     All memory has one address space, so an array from the lowest to the highest covers all of them.
     Nothing between them may be read, and they must live as long as it does.

@@ -1,8 +1,8 @@
 """Groups: examples of a prefix and its continuations, which share the prefix in a row.
 
 Preference data and samples of reinforcement learning have one prompt and several continuations. A
-group has its prompt in a row once. It is one example, never split; its length is the number of its
-columns, which `pipeline.corpus.trees` describes. Its nodes are stored as the examples of an
+group puts its prompt into a row once. It is one example, never split; its length is the number of
+its columns, which `pipeline.corpus.trees` describes. Its nodes are stored as examples of an
 ordinary corpus, each with the number of nodes back to its parent.
 """
 
@@ -33,12 +33,12 @@ from pipeline.text.features import (
 )
 from pipeline.text.ragged import require_weights, validate_tokens
 
-# The feature of stored nodes that says how many nodes before each its parent is; 0: a prefix.
+# The stored feature of a node that says how many nodes back its parent is; 0: a prefix.
 ABOVE, PARENTS = "_above", Feature("example", dtype=np.int32)
 
 
 class Groups(SingleCorpus):
-    """Groups as a corpus of causal examples; `Corpus` and `Examples` make them by `from_groups`.
+    """Groups as a corpus of causal examples; made by `from_groups` of `Corpus` or `Examples`.
 
     A group `(A B C, [D E, F])` takes 5 columns, where separate rows take 4 and 3:
 
@@ -48,13 +48,13 @@ class Groups(SingleCorpus):
         visible_until      5 5 4 4 5
         inputs_branch_ids  0 0 1 1 2
 
-    Its prefix counts as often as separate rows would have it: without weights of your own, the
-    weight of a node is the number of continuations below it.
+    Its prefix counts as often as it would in separate rows: by default, a node weighs the number of
+    continuations below it.
 
     Attributes:
         nodes: the corpus whose examples are the nodes, depth first.
-        trees: for each group the positions of its longest path, its continuations and its cost, as
-            `trees.Nodes.table`: int64 [groups, 3].
+        trees: for each group, the positions on its longest path, the number of its continuations
+            and its cost, as in `trees.Nodes.table`: int64 [groups, 3].
     """
 
     trees: np.ndarray
@@ -84,7 +84,7 @@ class Groups(SingleCorpus):
 
     def _lay_out(self) -> None:
         tree = Tree(self._above)
-        # What `prepare(on_error="skip")` left without tokens is in no batch, nor is its group.
+        # A node that `prepare(on_error="skip")` left without tokens keeps its group out of batches.
         group = np.cumsum(tree.root) - 1
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
         laid = tree.lay_out(self._sizes)
@@ -97,9 +97,9 @@ class Groups(SingleCorpus):
     def truncate(self, max_length: int) -> "Groups":
         """The same groups with continuations cut, so that they have at most `max_length` columns.
 
-        The longest continuations of a longer group lose their last tokens, until all that lost some
-        have the same number, give or take one. What continuations share stays whole. A group that
-        is longer even if each keeps but one token is left as it is, and plans refuse it.
+        In a longer group, the longest continuations lose their last tokens, and end up equally
+        long, give or take one. Shared prefixes stay complete. A group that is too long even with
+        one token in each continuation is left as it is, and plans refuse it.
 
         >>> samples = Examples.from_groups([([1, 2], [[3, 4, 5, 6, 7], [8]])])  # doctest: +SKIP
         >>> samples.truncate(5)[0]["targets"].tolist()  # doctest: +SKIP
@@ -112,7 +112,7 @@ class Groups(SingleCorpus):
     def _cut(self, max_length: int) -> None:
         tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
         group = np.cumsum(tree.root) - 1
-        # The columns that continuations of each group may have together, of one each at least.
+        # The columns that the continuations of each group may have together, each at least one.
         leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
         room = max_length - self.lengths.astype(np.int64) + leaves
         longer = (self.lengths > max_length) & (room >= self.trees[:, 1])
@@ -122,7 +122,7 @@ class Groups(SingleCorpus):
         def total(numbers: np.ndarray) -> np.ndarray:
             return np.bincount(of, numbers, len(self)).astype(np.int64)
 
-        # The most tokens that the continuations of each group may all have, found by halving.
+        # The most tokens that each continuation of a group may have, found by bisection.
         low, high = np.ones_like(room), np.full_like(room, max_length)
         while (low < high).any():
             middle = (low + high + 1) // 2
@@ -134,14 +134,14 @@ class Groups(SingleCorpus):
         sizes[places] = kept
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
-        if self.nodes.weighted:  # nobody has counted those that are left
+        if self.nodes.weighted:  # weights of the rest are not counted
             self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
 
     @property
     def directory(self) -> epath.Path:
-        """Where the nodes are; an `AttributeError` where they are in memory."""
+        """The directory of the nodes; raises an `AttributeError` if they are in memory."""
         return self.nodes.directory  # type: ignore[attr-defined]
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
@@ -150,7 +150,7 @@ class Groups(SingleCorpus):
         return tree.lay_out(self._sizes[which])
 
     def _tree(self, examples: np.ndarray) -> tuple[np.ndarray, Tree]:
-        """The numbers of the nodes of some groups, and their parents."""
+        """The numbers of the nodes of groups, and their tree."""
         begin = self._edges[examples]
         which = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
         return which, Tree(self._above[which])
@@ -160,14 +160,14 @@ class Groups(SingleCorpus):
         which, tree = self._tree(examples)
         piece = np.arange(len(examples)).repeat(tree.counts)
         size = np.asarray(self._sizes[which], np.int64)
-        # The first column of a node is that of the token before its own, so a piece of m columns is
-        # of m + 1 tokens, in parts of consecutive nodes.
+        # The input of a node's first column is the token before its own, so a piece of m columns
+        # needs m + 1 tokens, from consecutive nodes.
         first = tree.lay_out(size).first
-        token = first + ~tree.root  # that of its own first token, in the group
+        token = first + ~tree.root  # where its own tokens begin in the group
         begin = np.maximum(token, starts[piece])
         count = np.minimum(token + size, (starts + lengths)[piece] + 1) - begin
         some = count > 0
-        # Columns whose input is not the token before: of all children of a node but the first one.
+        # First columns whose input is not the token before them: of all children but the first.
         before = np.cumsum(reach) - reach
         inside = (first >= starts[piece]) & (first < (starts + lengths)[piece])
         copies = np.flatnonzero((tree.above > 1) & inside)
@@ -197,7 +197,7 @@ class Groups(SingleCorpus):
         of_groups = [name for name in names if self.features[name].of == "example"]
         fields = self.nodes.read_examples(self._edges[examples], of_groups)
         if more := [name for name in names if name not in of_groups]:
-            # To the corpus of the nodes, these are features of its examples.
+            # In the corpus of nodes, these are features of examples.
             which, tree = self._tree(examples)
             fields |= self.nodes.read_examples(which[tree.branch], more)
         return fields
@@ -224,7 +224,7 @@ class Groups(SingleCorpus):
         return Groups(nodes.with_features(more, features=known), self._max_length)
 
     def decode(self, index: int) -> str:
-        """The text of a group: a line for each node, indented below those that it goes on from."""
+        """The text of a group: a line for each node, indented below its parent."""
         if self.tokenizer is None:
             raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
         which, tree = self._tree(np.array([range(len(self))[index]]))
@@ -236,7 +236,7 @@ class Groups(SingleCorpus):
         return "\n".join(lines)
 
     def require_task(self, task: Task) -> None:
-        """Refuses to be a side of pairs, with a `ValueError`."""
+        """Raises a `ValueError`: groups cannot be a side of pairs."""
         raise InvalidValue(
             f"{self!r} are groups, but a side of pairs must be a corpus of the task {task.name!r}; "
             "give Corpus.from_arrays(…, task=…)"
@@ -244,7 +244,7 @@ class Groups(SingleCorpus):
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""
-        self.nodes.verify()  # type: ignore[attr-defined]  # of those on disk
+        self.nodes.verify()  # type: ignore[attr-defined]  # for groups on disk
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Groups, (self.nodes, self._max_length)
@@ -257,9 +257,9 @@ class _Shape:
     """The nodes of one group, while it is divided into columns of nodes.
 
     Attributes:
-        sizes: the tokens of each node.
-        tree: their parents.
-        tokens: the ids of each; None where they are stored already.
+        sizes: the number of tokens of each node.
+        tree: the parents of the nodes.
+        tokens: the ids of each node; None if they are stored already.
     """
 
     def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
@@ -268,7 +268,7 @@ class _Shape:
 
     @classmethod
     def of(cls, group: Any, what: str, vocab_size: int | None) -> "_Shape":
-        """That of a group of token ids, checked; `what` names it in errors."""
+        """The nodes of a group of token ids, checked; `what` names the group in errors."""
         if not _is_branching(group):
             raise InvalidValue(
                 f"{what} is {group!r:.60}; a group must be (prefix, [continuation, …]) of token "
@@ -286,7 +286,7 @@ class _Shape:
         return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
 
     def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
-        """The values of a feature for each of the nodes."""
+        """The values of a feature for each node."""
         if feature.of == "continuation":
             return list(self._of_leaves(given, feature, what))
         if feature.of == "example":
@@ -300,7 +300,7 @@ class _Shape:
         ]
 
     def weigh(self, given: Any, what: str) -> list[np.ndarray]:
-        """The weight of each token of each of the nodes, from numbers or arrays."""
+        """The weights of the tokens of each node, from numbers or arrays."""
         if _is_branching(given):
             contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
         else:  # a number for each continuation
@@ -311,15 +311,15 @@ class _Shape:
             array = LOSS_WEIGHTS.cast(as_array(content, name), name)
             if array.shape not in [(), (size,)]:
                 raise InvalidValue(
-                    f"{name} have shape {array.shape}; give a number, or one for each of its "
-                    f"{counted(size, 'token')}"
+                    f"{name} cannot have shape {array.shape}; give a number, or one for each of "
+                    f"its {counted(size, 'token')}"
                 )
             found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
-        found[0][0] = 0  # the first token of all is no target
+        found[0][0] = 0  # the first token of the group is no target
         return found
 
     def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
-        """Values of continuations as those of all nodes: `[nodes, *shape]`, else 0."""
+        """Values of continuations, and 0 for other nodes: `[nodes, *shape]`."""
         array, leaves = as_array(given, what), int(self.tree.branch.sum())
         if array.shape != (leaves, *feature.shape):
             raise InvalidValue(
@@ -332,7 +332,7 @@ class _Shape:
 
 
 def _is_branching(node: Any) -> bool:
-    """Whether it is a pair of a prefix and a list, and no array of numbers."""
+    """Whether `node` is a pair of a prefix and a list, rather than an array of numbers."""
     pair = isinstance(node, tuple | list) and len(node) == 2
     return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
 
@@ -340,9 +340,9 @@ def _is_branching(node: Any) -> bool:
 def _unnest(
     given: Any, what: str, below: Sequence[int] | None = None
 ) -> Iterator[tuple[Any, int, str]]:
-    """What each node of a group has, depth first, the way to its parent, and a name for it.
+    """The content of each node, depth first, how many nodes back its parent is, and its name.
 
-    `below` are the nodes below each where tokens have said them; else the entry itself says it.
+    `below` is the number of children of each node, known from the tokens; None: `given` decides.
     """
     stack: list[tuple[Any, int, str]] = [(given, 0, what)]
     for number in itertools.count():
@@ -370,7 +370,7 @@ def _unnest(
 
 
 def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The features of nodes, from those of their groups."""
+    """The features of nodes: those of their groups, and the place of the parent."""
     if ABOVE in features:
         raise InvalidValue(f"a feature is named {ABOVE!r}, a name that Lockstep uses; rename it")
     return {**features, ABOVE: PARENTS}
@@ -393,7 +393,7 @@ def divide_groups(
 def _divide(
     columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
 ) -> dict[str, Iterator[Any]]:
-    """An iterator for each column, over the entries of nodes; `tokens` has the `_Shape` of each."""
+    """An iterator over the entries of nodes for each column; `tokens` has a `_Shape` per group."""
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, entries in zip_columns(columns):
@@ -419,7 +419,7 @@ def _divide(
 
 
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
-    """The corpus with its groups cut as by `Groups.truncate`, wherever they are in it."""
+    """The corpus with all groups in it cut by `Groups.truncate`."""
     return corpus.with_each(
         lambda each: each.truncate(max_length) if isinstance(each, Groups) else each
     )

@@ -25,29 +25,29 @@ def open_growing(directory: epath.PathLike, wait_seconds: float | None = None) -
     """The corpus that grows in `directory`, once something is sealed there.
 
     Raises:
-        NotSealed: nothing is, after so many seconds.
+        NotSealed: nothing was sealed within `wait_seconds`.
     """
     for _ in Log(directory, wait_seconds).looks(0):
         with contextlib.suppress(Missing):
             return Growing(directory, wait_seconds=wait_seconds)
-    raise AssertionError("it looks until it is told to stop")
+    raise AssertionError("looks() ends only with an error")
 
 
 class Growing(Handles, Stored):
     """A corpus that gains parts; made by `Corpus.open(directory, follow=True)`.
 
-    Examples have the numbers that they have in the finished corpus. Those of `entries` can be read:
-    at first all that are sealed, once `refresh` or `lengths` is asked for; `refresh` adds what was
-    sealed meanwhile, and `hold` drops what is no longer needed, so that memory is that of the
-    parts in use. Nothing else that this object says depends on what is sealed now.
+    Examples are numbered as in the finished corpus. Those of `entries` can be read. The first use
+    of `refresh` or `lengths` opens all that is sealed; later, `refresh` adds new parts, and `hold`
+    drops those that are no longer needed, so that only parts in use take memory. Nothing else about
+    this object depends on what is sealed now.
 
     Attributes:
         directory: where it is.
         log: the sealed parts in order; `FollowedPlan(corpus.log, …)` plans them.
         hold_out: the share of examples that its plans leave out; see `split`.
-        identity: says which corpus this is, by its first part, tokenizer and task. What was read of
-            it is in the digests of the log.
-        num_learnt, text_bytes: None; nobody knows them before the end.
+        identity: describes the corpus by its first part, tokenizer and task. The digests of the log
+            cover what was read of it.
+        num_learnt, text_bytes: None: unknown until it is finished.
     """
 
     grows = True
@@ -79,14 +79,14 @@ class Growing(Handles, Stored):
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """Those whose examples can be read, in order."""
+        """The entries whose examples can be read, in order."""
         return () if self._run is None else self._run.entries
 
     def refresh(self, start: int | None = None) -> list[Entry]:
-        """Takes in what was sealed meanwhile; returns the entries that are new.
+        """Opens what was sealed meanwhile; returns the new entries.
 
         Args:
-            start: if given, the parts from this number on take the place of all that can be read.
+            start: if given, the parts from this number on replace all that can be read.
 
         Raises:
             ValueError: see `Log.entries`; or a part is missing or changed.
@@ -101,11 +101,10 @@ class Growing(Handles, Stored):
             return new
 
     def split(self, hold_out: float = 0.01) -> tuple["Growing", Split]:
-        """The corpus to train on, and the examples that are held out of what is sealed by now.
+        """The corpus to train on, and the examples held out of what is sealed so far.
 
-        A hash of its number decides, as in `AnyCorpus.split`, so what is held out stays so as the
-        corpus grows. Examples that are held out keep their numbers in the first one, and its plans
-        leave them out. The second one does not grow.
+        As in `AnyCorpus.split`, examples that are held out stay so as the corpus grows. They keep
+        their numbers in the first corpus, whose plans leave them out. The second does not grow.
 
         Args:
             hold_out: the share of examples that are held out, above 0 and below 1.
@@ -117,9 +116,9 @@ class Growing(Handles, Stored):
         return train, Split(Growing(self.directory, mapped), hold_out=hold_out, held_out=True)
 
     def hold(self, parts: range) -> None:
-        """Makes these parts readable, and those held before if they are next to them, alone.
+        """Makes only these parts readable, and those held before if they are adjacent.
 
-        Of a finished corpus, no parts stand for all of them.
+        For a finished corpus, an empty range means all parts.
         """
         parts = parts or range(len(self.log.entries()))
         with self._lock:
@@ -138,7 +137,7 @@ class Growing(Handles, Stored):
     def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
         numbers = np.asarray(examples, np.int64)
-        if not numbers.size and self._run is None:  # any part has the columns of all
+        if not numbers.size and self._run is None:  # any part has all columns
             last = None
             with contextlib.suppress(Damaged):  # records are removed when it is finished
                 last = self.log.tail()
@@ -174,7 +173,7 @@ class Growing(Handles, Stored):
 
     @property
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """Positions of each example sealed so far; 0 of those left out: uint32 [examples]."""
+        """Positions of each example sealed so far; 0 if held out: uint32 [examples]."""
         if self._run is None:
             self.refresh()
         if self._run is None or self._run.first:
@@ -186,7 +185,7 @@ class Growing(Handles, Stored):
 
     @property
     def files(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """The examples in each part that can be read, in order: int64 [parts]."""
+        """The number of examples in each part that can be read, in order: int64 [parts]."""
         return np.array([entry.examples for entry in self.entries], np.int64)
 
     @property

@@ -47,7 +47,7 @@ class InPlace(SingleCorpus):
             for wrong in np.flatnonzero(found != due)[:1]:
                 raise InvalidValue(
                     f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers for "
-                    f"{tokens[wrong]:,} tokens; correct it, since it is {feature}"
+                    f"{tokens[wrong]:,} tokens; correct it to match {feature}"
                 )
 
     @classmethod
@@ -65,8 +65,8 @@ class InPlace(SingleCorpus):
         Args:
             paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
                 that was saved to disk are `DIRECTORY/data-*.arrow`.
-            column: whose entries are lists of integers.
-            features: the columns to have as features, by name; of tokens, lists of as many values.
+            column: the column of ids, whose entries are lists of integers.
+            features: columns to read as features, by name; for tokens, lists with a value for each.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
             vocab_size: ids are below this; None: unknown.
         """
@@ -83,10 +83,10 @@ class InPlace(SingleCorpus):
         task: Task = CAUSAL,
         vocab_size: int | None = None,
     ) -> "InPlace":
-        """Lists of ids in Parquet files, decoded into memory as a whole: 4 bytes for an int32.
+        """Lists of ids in Parquet files, all decoded into memory: 4 bytes for an int32.
 
-        Parquet cannot be read at random; what does not fit into memory is better prepared, or
-        converted to Arrow. Arguments are those of `arrow`.
+        Parquet has no random access; prepare what does not fit into memory, or convert it to
+        Arrow. Arguments are those of `arrow`.
         """
         options: dict[str, Any] = {"features": features, "task": task, "vocab_size": vocab_size}
         make = functools.partial(cls.parquet, paths, column, **options)
@@ -183,7 +183,7 @@ def _array(path: epath.Path) -> np.ndarray:
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
-    """The values of an Arrow column: lists of ids, or what a feature says."""
+    """The values of an Arrow column: lists of ids, or the values of a feature."""
     if column.null_count:
         raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
     edges, values = np.arange(len(column) + 1), column

@@ -1,4 +1,4 @@
-"""The base of all kinds of corpora: what planning and loading need, and what they share."""
+"""The base of all kinds of corpora: the interface for planning and loading."""
 
 import functools
 import operator
@@ -23,21 +23,20 @@ from pipeline.text.tokenizers import Tokenizer
 
 
 class Readable:
-    """One side of a corpus: the tokens of examples, or of pairs the inputs or the targets.
+    """One side of a corpus: the tokens of examples, or the inputs or targets of pairs.
 
     Attributes:
         lengths: positions of each example: unsigned [examples].
-        weighted: whether `read` gives `loss_weights`, too; else every token counts for 1.
-        features: what examples carry beside their tokens, by name.
-        trees: where some examples are groups, the `Nodes.table` of all: int64 [examples, 3]; else
-            None.
+        weighted: whether `read` returns `loss_weights`, too; if not, every token weighs 1.
+        features: the features of examples, by name.
+        trees: the `Nodes.table` of all examples if some are groups, else None: int64 [examples, 3].
     """
 
     lengths: np.ndarray
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
-    _stored: Columns  # what is read, unless `_read` says otherwise
+    _stored: Columns  # read by the default `_read`
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,21 +50,21 @@ class Readable:
         epoch: Any = 0,
         features: Iterable[str] | None = None,
     ) -> Fields:
-        """Pieces of examples, one after another: the one way that batches get tokens.
+        """Pieces of examples, one after another; all batches get their tokens from here.
 
         Args:
             examples: the example of each piece; ints, [pieces].
             starts: the first position of each piece, within its example.
             lengths: the positions of each piece; may be 0.
             reach: the places that each piece takes in the result, at least its length, or 0 for
-                a piece of length 0; the places after it hold any number. None: `lengths`.
-            epoch: decides the random choices of a view. Where several corpora are joined, it may
-                be one for each piece.
-            features: names of features of tokens to read as well; None: all that there are.
+                a piece of length 0; places beyond its length hold any numbers. None: `lengths`.
+            epoch: decides the random choices of a view. For joined corpora, it may be one for each
+                piece.
+            features: names of features of tokens to read as well; None: all.
 
         Returns:
-            A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
-            and `targets`), float32 `loss_weights` where tokens have weights, and an array
+            A flat int32 array of `sum(reach)` for each field of the task (for causal text, `inputs`
+            and `targets`), float32 `loss_weights` if tokens have weights, and an array
             `[sum(reach), *shape]` for each of the features.
 
         Raises:
@@ -96,17 +95,17 @@ class Readable:
             )
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        """As `read`, of pieces that exist."""
+        """The fields of `read`, for checked pieces."""
         return self._stored.read(pieces, names)
 
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
         """The features of whole examples: an array `[n, *shape]` for each.
 
-        Of continuations, `[continuations, *shape]`, one example after another; a document has none.
+        For features of continuations, `[continuations, *shape]`; a document has none.
 
         Args:
             examples: their numbers; ints, [n].
-            features: names of features of examples or continuations; None: all that there are.
+            features: names of features of examples or continuations; None: all.
         """
         names = self._names(features, "example", "continuation")
         examples = np.asarray(examples, np.int64)
@@ -114,7 +113,7 @@ class Readable:
         return self._read_examples(examples, names) if names else {}
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        """As `read_examples`, of examples and of features that exist."""
+        """The features of `read_examples`, for checked arguments."""
         return self._stored.read_examples(examples, names)
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
@@ -122,7 +121,7 @@ class Readable:
         return Nodes.of_documents(self.lengths[examples])
 
     def _names(self, features: Iterable[str] | None, *of: str) -> list[str]:
-        """The names of the features to read, of a kind; an error for one that there is not."""
+        """The names of the features to read, of the kinds `of`; refuses unknown ones."""
         known = [name for name, each in self.features.items() if each.of in of]
         if features is None:
             return known
@@ -135,28 +134,28 @@ class Readable:
 
 
 def require_numbers(examples: np.ndarray, count: int) -> None:
-    """Refuses numbers of examples that are not below `count`, with an `IndexError`."""
+    """Raises an `IndexError` for numbers of examples that are not from 0 and below `count`."""
     if len(examples) and not (examples.min() >= 0 and examples.max() < count):
         wrong = examples[(examples < 0) | (examples >= count)][0]
         raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
 
 
 class AnyCorpus:
-    """Examples by number: a corpus, pairs, a view, a corpus without a copy, or several as one.
+    """Examples by number: a corpus, pairs, a view, a corpus read in place, or several as one.
 
     Attributes:
-        members: the corpora that this one reads. The first decides for all where they must agree.
-        sides: where batches read tokens: the corpus itself; of pairs, inputs and targets.
-        lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`. So a plan knows,
-            and need not read a billion of them, that none is negative; make them int64 before you
-            subtract, for differences of unsigned integers wrap.
-        identity: says which tokens these are, as JSON, so that errors can name what differs.
-        vocab_size: token ids are below this; None if nobody said.
+        members: the corpora that this one reads. Where they must agree, the first one decides.
+        sides: where batches read tokens: the corpus itself; for pairs, inputs and targets.
+        lengths: positions of each example: `[n]`, for pairs `[n, 2]`. They are unsigned, so that a
+            plan need not check a billion of them for negative ones. Make them int64 before you
+            subtract: differences of unsigned integers wrap.
+        identity: describes the tokens, as JSON, so that errors can name the difference.
+        vocab_size: token ids are below this; None if unknown.
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
-        tokenizer: what made the tokens, for decoding; None if they were made from arrays.
+        tokenizer: made the tokens, and decodes them; None if they were made from arrays.
         in_memory: whether reading hardly ever waits for a network or a tokenizer.
-        files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
+        files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
     """
@@ -178,7 +177,7 @@ class AnyCorpus:
 
     @functools.cached_property
     def in_memory(self) -> bool:
-        """Whether all members are."""
+        """Whether all members are in memory; see the attributes."""
         return all(member.in_memory for member in self.members)
 
     @property
@@ -197,7 +196,7 @@ class AnyCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """That of the first member."""
+        """The tokenizer of the first member."""
         return self.members[0].tokenizer if self.members else None
 
     @functools.cached_property
@@ -206,24 +205,24 @@ class AnyCorpus:
         return int(self.lengths.sum(dtype=np.int64))
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The file `name` beside the corpus; where there is none, the result of `make`, stored.
+        """The content of the file `name` beside the corpus; `make` gives it if it is missing.
 
-        Without a place to store it, the result is made each time.
+        A corpus without a directory calls `make` each time.
         """
         return self.members[0].cached_file(name, make) if self.members else make()
 
     @property
     def trees(self) -> np.ndarray | None:
-        """See `Readable.trees`; None of pairs."""
+        """See `Readable.trees`; None for pairs."""
         return self.sides[0].trees if len(self.sides) == 1 else None
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What examples carry beside their tokens, by name, on all sides."""
+        """The features of all sides, by name."""
         return {name: each for side in self.sides for name, each in side.features.items()}
 
     def read(self, examples: Any, starts: Any, lengths: Any, *more: Any, **options: Any) -> Fields:
-        """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read."""
+        """Pieces of examples; see `Readable.read`. Pairs have no `read`, but their `sides` do."""
         side, *others = self.sides
         if others:
             raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
@@ -232,9 +231,9 @@ class AnyCorpus:
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
 
-        A hash of the number of an example decides where it is. So what was held out stays so when
-        a corpus grows, and a larger share holds out the same examples and more. The pieces of a
-        text that `SpanCorruption` cuts are examples of their own: split its corpus instead.
+        A hash of its number decides where an example is. So examples that are held out stay so when
+        a corpus grows, or the share does. The pieces of a text that `SpanCorruption` cuts are
+        examples of their own: split its corpus instead.
 
         >>> train, held_out = corpus.split(hold_out=0.01)  # doctest: +SKIP
 
@@ -245,7 +244,7 @@ class AnyCorpus:
         return train, held_out
 
     def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
-        """The same, joined and split alike, with `change` made to each corpus that is neither."""
+        """The same corpus, with `change` applied to each corpus that is not joined or split."""
         return change(self)
 
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
@@ -262,9 +261,9 @@ class AnyCorpus:
     def __getitem__(self, index: int) -> Fields:
         """One example, as in epoch 0.
 
-        A 1-D array for each field, all of its length, an array `[length, *shape]` for each feature
-        of tokens, `[continuations, *shape]` for each of continuations, and one of its shape for
-        each of an example.
+        It has a 1-D array of its length for each field, an array `[length, *shape]` for each
+        feature of tokens, `[continuations, *shape]` for each of continuations, and `shape` for each
+        of an example.
         """
         number = operator.index(index)
         number += len(self) if number < 0 else 0
@@ -285,7 +284,7 @@ class AnyCorpus:
 
 
 class SingleCorpus(Readable, AnyCorpus):  # pyright: ignore  # features: an attribute
-    """A corpus of single examples, which is its own only side.
+    """A corpus of single examples, whose only side is the corpus itself.
 
     Attributes:
         task: decides the fields of an example, `task.shifts`, and so its length.
@@ -329,10 +328,10 @@ class SingleCorpus(Readable, AnyCorpus):  # pyright: ignore  # features: an attr
 class View(AnyCorpus):
     """Another corpus, whose examples are chosen or changed when batches are built.
 
-    There are no `text_bytes`: the loss of some tokens says nothing of bits per byte of all text.
+    It has no `text_bytes`: the loss on some tokens gives no bits per byte of the text.
 
     Attributes:
-        corpus: what is viewed.
+        corpus: the viewed corpus.
         description: the argument of `view_of`, as JSON.
         identity: that of the corpus, and the options of the view.
     """
@@ -345,15 +344,15 @@ class View(AnyCorpus):
 
     @property
     def directory(self) -> Any:
-        """Where the corpus is; an `AttributeError` where it is in no directory."""
+        """The directory of the corpus; raises an `AttributeError` if it has none."""
         return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
 
     def _describe(self, **options: object) -> None:
-        """Sets `description` and `identity`, from all that the view was made with."""
+        """Sets `description` and `identity`, from the options of the view."""
         self.description: dict[str, Any] = {"kind": self.kind, **options}
         if isinstance(self.corpus, View):
             self.description["of"] = self.corpus.description
-        # An identity goes into each checkpoint, so of a long list it has a digest.
+        # An identity goes into each checkpoint, so a digest stands for a long list.
         short = {
             name: value if len(f"{value}") < 100 else fingerprint_of(value)
             for name, value in options.items()
@@ -373,8 +372,8 @@ class Split(View):
     """The examples of a corpus that are held out, or all others; made by `AnyCorpus.split`.
 
     Attributes:
-        numbers: those that its examples have in the corpus, ascending: int64 [examples].
-        task: of the corpus; None of pairs.
+        numbers: the numbers of its examples in the corpus, ascending: int64 [examples].
+        task: the task of the corpus; None for pairs.
     """
 
     kind = "split"

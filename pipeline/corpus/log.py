@@ -1,8 +1,8 @@
 """The log of a corpus: its sealed parts, in order, so that readers can follow while it grows.
 
-While a corpus is written, `log/` beside its parts has a record for each seal: a JSON file with the
-number of its first part as its name, created once and whole. Readers poll the next name. The
-manifest of a finished corpus has all parts, and takes the place of the records.
+While a corpus is written, `log/` beside its parts has a record for each seal: a JSON file, named by
+the number of its first part and created once, atomically. Readers poll for the next name. The
+manifest of a finished corpus lists all parts, and replaces the records.
 """
 
 import contextlib
@@ -42,42 +42,42 @@ from pipeline.planning import lengths as lengths_module
 
 logger = logging.getLogger(__name__)
 
-# The manifest of the first part, written before the first record; and the mark that a corpus has
-# ended, where parts were deleted, so that there is no manifest of all.
+# The manifest with the first part, written before the first record; and the file that ends a log
+# whose first parts were deleted, since such a corpus gets no manifest.
 ABOUT, END = "about.json", "end.json"
 RECORD = re.compile(r"(\d{8,})\.json")
 # The fields of a record that say where its first part is.
 OF_PLACE = "number", "first", "before"
-# Parts whose lengths are read at once.
+# The number of parts whose lengths are read at once.
 TOGETHER = 256
-# Names of all files of a log, also while they are written.
+# Names of all files of a log, including temporary ones.
 STEM = r"(\d{8,}|about|end|reader-[\w-]+)\.json"
 NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
 READER = re.compile(r"reader-[\w-]+\.json")
-# Seconds between two looks for the next record: at first, and at most.
+# Seconds between polls for the next record: at first, and at most.
 LOOK, SELDOM = 0.02, 2.0
-# Entries that are kept before the one that is asked for; others are read again.
+# The number of entries kept before the latest one requested; older ones are read again.
 KEPT = 1 << 13
 
-# By directory, why the writer in this process has stopped.
+# By directory, the error that stopped the writer in this process.
 _failures: dict[str, BaseException] = {}
 
 
 def fail_growing(directory: epath.PathLike, error: BaseException) -> None:
-    """Says that the writer of a corpus has failed; who waits for it in this process ends."""
+    """Keeps the error of the writer of a corpus; the next wait in this process raises it."""
     _failures[os.fspath(directory)] = error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A sealed part, which never changes, nor does its place.
+    """A sealed part and its place in the corpus, which never change.
 
     Attributes:
-        number: of the part, from 0.
-        part: its file and what is in it.
+        number: the number of the part, from 0.
+        part: its file and contents.
         first: the number of its first example.
         before: a digest of everything before it; "" at the beginning.
-        cursor: where the source goes on after it, any JSON; None: nobody said.
+        cursor: where the source continues after it, any JSON; None: unknown.
     """
 
     number: int
@@ -93,7 +93,7 @@ class Entry:
 
     @property
     def examples(self) -> int:
-        """How many examples it has."""
+        """The number of examples in the part."""
         return self.part.examples
 
     @property
@@ -103,15 +103,15 @@ class Entry:
 
     @property
     def after(self) -> str:
-        """A digest of everything up to its end."""
+        """A digest of everything up to the end of the part."""
         return hashlib.sha256(f"{self.before} {self.digest}".encode()).hexdigest()[:16]
 
 
 class Log(Handles):
     """The sealed parts of the corpus in `directory`, growing or finished.
 
-    Any number of threads may ask. A `pipeline.planning.FollowedPlan` of it waits for parts that are
-    not sealed yet.
+    Any number of threads may use it. A `pipeline.planning.FollowedPlan` of it waits for parts that
+    are not sealed yet.
 
     Args:
         directory: a local path, or one of object storage.
@@ -138,10 +138,10 @@ class Log(Handles):
         self.__setstate__({})
 
     def restart(self) -> None:
-        """Reads the log anew; see `Handles`."""
+        """Forgets what was read; see `Handles`."""
         super().restart()
         self._lock: Any = threading.RLock()
-        # Consecutive entries, and what follows the last: its number, first example and digest.
+        # Consecutive entries; and the number, first example and `before` of the next entry.
         self._known: list[Entry] = []
         self._end = (0, 0, "")
         self._manifest: Manifest | None = None
@@ -153,7 +153,7 @@ class Log(Handles):
         return self._finished_manifest() is not None or (self._place / END).exists()
 
     def about(self) -> Manifest:
-        """What the corpus is; of its parts, the first at least.
+        """The manifest of the corpus, with the first part at least.
 
         Raises:
             FileNotFoundError: nothing is sealed yet.
@@ -173,11 +173,11 @@ class Log(Handles):
 
     @functools.cached_property
     def task(self) -> Task:
-        """Decides the lengths."""
+        """The task of the corpus, which decides the lengths."""
         return TASKS[self.about().task]
 
     def entries(self, start: int = 0) -> list[Entry]:
-        """The entries that are there now, from number `start` on; empty at the end of the log.
+        """The entries sealed so far, from number `start` on; empty at the end of the log.
 
         Raises:
             ValueError: a record is missing, changed, half-written or out of order, was deleted, or
@@ -191,7 +191,7 @@ class Log(Handles):
             return self._known[start - self._begin :]
 
     def find(self, number: int) -> Entry | None:
-        """The entry of a part; None if it is the next one, which is not sealed."""
+        """The entry of a part; None if it is the next one to be sealed."""
         with self._lock:
             if not self._knows(number):
                 self.entries(number)
@@ -235,13 +235,13 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = not self._knows(number) and self.finished  # before the look
+            finished = not self._knows(number) and self.finished  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
-        raise AssertionError("it looks until it is told to stop")
+        raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
-        """Pauses between looks for a part; errors are those of `lengths`."""
+        """Pauses between polls for a part, without end; errors are those of `lengths`."""
         begin, pause, said = time.monotonic(), LOOK, False
         place = os.fspath(self.directory)
         while True:
@@ -250,7 +250,7 @@ class Log(Handles):
                 raise error
             waited = time.monotonic() - begin
             if waited > 1 and not said:
-                # A first wait may look like a hang; a stream is waited for again and again.
+                # A first wait may look like a hang; in a stream, later ones are normal.
                 say = logger.info if self._waited else logger.warning
                 say(f"waiting for part {number:,} of {place} to be sealed")
                 said = self._waited = True
@@ -270,7 +270,7 @@ class Log(Handles):
             pause = min(1.5 * pause, SELDOM)
 
     def close(self) -> None:
-        """Ends the wait of all threads, with an error there."""
+        """Ends all waits, with an error in each waiting thread."""
         self._closed = True
 
     def open(self) -> None:
@@ -284,7 +284,7 @@ class Log(Handles):
         return [*map(self.task.lengths, self.read_counts(parts, self.task))]
 
     def read_counts(self, parts: Sequence[Part], task: Task) -> list[np.ndarray]:
-        """The tokens of each example of parts: uint32.
+        """The token counts of the examples of each part: uint32.
 
         Raises:
             ValueError: a part is missing, or its lengths changed.
@@ -308,12 +308,12 @@ class Log(Handles):
         return found
 
     def require_files(self, parts: Sequence[Part]) -> None:
-        """Refuses parts that are missing, or of another size than was recorded."""
+        """Refuses parts whose files are missing or differ in size from their record."""
         require_sizes(self.directory, {part.file: part.bytes for part in parts}, damaged)
 
     @property
     def _begin(self) -> int:
-        """The number of the first entry that is known."""
+        """The number of the first known entry."""
         return self._end[0] - len(self._known)
 
     def _knows(self, number: int) -> bool:
@@ -325,13 +325,13 @@ class Log(Handles):
         return self._manifest
 
     def _go_on(self, start: int) -> None:
-        """Reads the records that follow those that are known."""
+        """Reads the records after the known entries."""
         end = self._end
         while record := self._read(self._end[0]):
             self._follow(*record)
         if self._end != end:
             return
-        there = (self._place / ABOUT).exists()  # before the look for what takes its place
+        there = (self._place / ABOUT).exists()  # before the look for a manifest, which replaces it
         if self._finished_manifest() is not None:
             self._enter(start)
         elif not there:
@@ -341,7 +341,7 @@ class Log(Handles):
             )
 
     def _enter(self, start: int) -> None:
-        """Reads the entries from `start` on, or from before it, wherever this object was before."""
+        """Reads entries from `start`, or an earlier one, on; forgets what was read before."""
         manifest = self._finished_manifest()
         try:
             if manifest:
@@ -352,22 +352,22 @@ class Log(Handles):
             if start > self._end[0]:
                 raise Damaged(
                     f"the log of {os.fspath(self.directory)} has {self._end[0]:,} parts, and part "
-                    f"{start:,} was sealed when it was read before: another log is in its place. "
-                    "Give back the directory as it was, or begin anew"
+                    f"{start:,} was sealed when it was last read: this is another log. Restore the "
+                    "directory as it was, or start over"
                 )
         except Damaged:
             if manifest or self._finished_manifest() is None:
                 raise
-            self._enter(start)  # its records were being deleted
+            self._enter(start)  # its writer was deleting the records: it has a manifest now
 
     def _scan(self, start: int) -> None:
-        """Reads all records from that of part `start` on."""
+        """Reads all records, from that with part `start` on."""
         sizes = self._sizes()
         if sizes and min(sizes) > start:
             raise Damaged(
                 f"the log of {os.fspath(self.directory)} begins at part {min(sizes):,}, and part "
-                f"{start:,} is asked for: its writer has deleted what was before (keep_parts=), or "
-                "records are missing"
+                f"{start:,} is needed: its writer deleted earlier parts (keep_parts=), or records "
+                "are missing"
             )
         first = max((number for number in sizes if number <= start), default=0)
         numbers = sorted(number for number in sizes if number >= first)
@@ -388,7 +388,7 @@ class Log(Handles):
             self._follow(path, record)
 
     def _sizes(self) -> dict[int, int]:
-        """The number of the first part of each record, and in object storage the bytes of that."""
+        """The bytes of each record, by the number of its first part; 0 in a local directory."""
         sizes: dict[str, int] = {}
         if isinstance(self._place, objects.ObjectPath):
             sizes = objects.children(self._place)[0]
@@ -409,14 +409,14 @@ class Log(Handles):
             return None
 
     def _follow(self, path: epath.Path, record: Mapping[str, Any]) -> None:
-        """Adds the parts of the next record; refuses one that does not follow what was read."""
+        """Adds the parts of the next record; refuses one that does not follow the last."""
         if path != self._path(self._end[0]):
             raise damaged(self._path(self._end[0]), f"it is missing, and {path.name} is there")
         for name, due in zip(OF_PLACE, self._end, strict=True):
             if record[name] != due:
                 raise damaged(
                     path,
-                    f"its {name} is {record[name]!r}, and what is before it says {due!r}: it is "
+                    f"its {name} is {record[name]!r}, but the record before it says {due!r}: it is "
                     "out of order, or of another log",
                 )
         try:
@@ -428,7 +428,7 @@ class Log(Handles):
         self._number(parts, record["cursor"])
 
     def _number(self, parts: Sequence[Part], cursor: Any = None) -> None:
-        """Adds the next parts; `cursor` is that after all of them."""
+        """Adds the next parts; `cursor` belongs to the last of them."""
         for part in parts:
             number, first, before = self._end
             last = cursor if part is parts[-1] else None
@@ -439,13 +439,13 @@ class Log(Handles):
     # ---- writing
 
     def tail(self) -> Entry | None:
-        """The last entry, after which `append` goes on; None where there is none."""
+        """The last entry, after which `append` continues; None if there is none."""
         with self._lock:
             self._scan(max(self._sizes(), default=0))
             return self._known[-1] if self._known else None
 
     def begin(self, manifest: Manifest) -> None:
-        """Writes what the corpus is, as its first part says, before the first record."""
+        """Writes the manifest with the first part; it must precede the first record."""
         make_directory(self._place)
         manifest.write(self._place / ABOUT)
 
@@ -465,15 +465,15 @@ class Log(Handles):
         del self._known[:-1]
 
     def end(self) -> None:
-        """Says that no part will be added, where there is no manifest."""
+        """Marks the log as ended, if there is no manifest to do so."""
         write_entries(self._place / END, {})
 
     def hold(self, reader: str, number: int) -> None:
-        """Says that a reader needs the parts from a number on, so that no writer deletes them.
+        """Protects the parts from a number on, which a reader needs, from deletion.
 
         Args:
             reader: a name of letters, digits, `_` and `-`, the same for all processes of a run.
-            number: of the first part that its oldest checkpoint needs.
+            number: the first part that its oldest checkpoint needs.
         """
         name = f"reader-{reader}.json"
         if not READER.fullmatch(name):
@@ -486,13 +486,13 @@ class Log(Handles):
                 raise
 
     def release(self, reader: str) -> None:
-        """Says that a reader needs no part any more."""
+        """Ends the hold of a reader."""
         (self._place / f"reader-{reader}.json").unlink(missing_ok=True)
 
     def trim(self, before: int) -> None:
         """Deletes the records whose parts are all before a number, and these parts.
 
-        What a reader holds stays; where there is no reader, everything does.
+        Parts that a reader holds stay; without any reader, all parts do.
         """
         paths = [path for path in self._place.iterdir() if READER.fullmatch(path.name)]
         held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in paths]
@@ -501,7 +501,7 @@ class Log(Handles):
         for number, after in itertools.pairwise([*numbers, self._end[0]]):
             if after > before:
                 return
-            # The record first: a part without one is known to be deleted.
+            # The record first: a part without a record counts as deleted.
             self._path(number).unlink()
             for part in range(number, after):
                 (self.directory / part_name(part)).unlink(missing_ok=True)
@@ -511,7 +511,7 @@ class Log(Handles):
         return min(self._sizes(), default=0)
 
     def remove(self) -> None:
-        """Removes the log, of which a manifest or nothing takes the place."""
+        """Removes the log, once a manifest has replaced it, or to start over."""
         self.restart()
         remove_files(self._place, NAMES)
 
@@ -524,5 +524,5 @@ def damaged(path: epath.Path, seen: str) -> Damaged:
     """The error to raise for a file of a corpus that grows."""
     return Damaged(
         f"the corpus that grows is damaged at {os.fspath(path)}: {seen}. Restore that file from a "
-        "copy, or delete the directory and begin anew; what was sealed does not become another"
+        "copy, or delete the directory and start over; sealed parts are never replaced by others"
     )

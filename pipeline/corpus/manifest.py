@@ -1,4 +1,4 @@
-"""The manifest, a JSON file that says what a corpus is."""
+"""The manifest, a JSON file that describes a corpus."""
 
 import dataclasses
 import hashlib
@@ -30,28 +30,28 @@ TEMPORARY = re.compile(
     rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
 )
 
-# Makes the error for a file, from what was seen there.
+# Makes the error for a file, from a description of the damage.
 MakeError: TypeAlias = Callable[[epath.Path, str], Exception]
 
-# The things a corpus is made from. Corpora are interchangeable when these agree.
+# The entries of an origin. Corpora are interchangeable if these agree.
 ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a corpus is: the content of `corpus.json`; while it grows, that of its first part alone.
+    """The content of `corpus.json`, which describes a corpus; while it grows, its first part alone.
 
     Attributes:
         task: one of `TASKS`, by name.
-        origin: a fingerprint, or None, for each of `ORIGINS`; of features that were added to a
-            corpus, that of its tokens, `of`.
-        vocab_size: token ids are below this; None if nobody said.
+        origin: a fingerprint, or None, for each of `ORIGINS`; for features that were added to a
+            corpus, the digest `of` its tokens.
+        vocab_size: token ids are below this; None if unknown.
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
-        features: those of the examples, by name.
+        features: the features of the examples, by name.
         parts: its files, in order.
-        lengths_digest, lengths_bytes: of the file of lengths, the digest of the lengths, and the
-            size; None where there is no such file.
+        lengths_digest, lengths_bytes: the digest of the lengths, and the size of their file; None
+            if there is no such file.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -79,7 +79,7 @@ class Manifest:
 
     @property
     def examples(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         return sum(part.examples for part in self.parts)
 
     @property
@@ -105,12 +105,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """A short hash of all tokens, of where examples end, and of what else the parts hold."""
+        """A short hash of all that the parts hold: tokens, ends of examples, weights, features."""
         return hashlib.sha256("".join(part.sha256 for part in self.parts).encode()).hexdigest()[:12]
 
     @classmethod
     def read(cls, path: epath.Path, damaged: MakeError | None = None) -> "Manifest":
-        """That in a file; `damaged` makes the error for another one, as `damage` does."""
+        """The manifest in a file; `damaged`, by default `damage`, makes errors about the file."""
         entries = read_entries(path, path.read_bytes(), damaged or damage)
         try:
             return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
@@ -119,7 +119,7 @@ class Manifest:
 
     @classmethod
     def of(cls, directory: epath.Path) -> "Manifest":
-        """That of the finished corpus in `directory`, whose files are there."""
+        """The manifest of the finished corpus in `directory`; refuses files of other sizes."""
         place = os.fspath(directory)
         try:
             manifest = cls.read(directory / MANIFEST)
@@ -141,7 +141,7 @@ class Manifest:
         return manifest
 
     def write(self, path: epath.Path) -> None:
-        """Writes it; of a corpus as the last file."""
+        """Writes the manifest, which is the last file of a corpus."""
         features = {name: feature.as_json for name, feature in self.features.items()}
         write_entries(path, dataclasses.asdict(self) | {"features": features})
 
@@ -170,7 +170,7 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
 
 
 def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[str, Any]:
-    """What `write_entries` wrote; `damaged` makes the error for anything else."""
+    """The entries that `write_entries` wrote; `damaged` makes the error for anything else."""
     try:
         entries = json.loads(content)
         if (version := entries["schema_version"]) == SCHEMA_VERSION:
@@ -218,7 +218,7 @@ def require_name(part: Part, number: int) -> None:
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
-    """Refuses to take a corpus, whole or half-written, for one made from something else."""
+    """Refuses a corpus, finished or half-written, that was made from something else."""
     for key in ORIGINS:
         if there.get(key) != asked.get(key):
             name = "field of the records" if key == "field" else key
@@ -240,9 +240,9 @@ def damage(path: epath.Path, seen: str) -> ValueError:
 def open_part(
     directory: epath.Path, part: Part, content: pa.Buffer | None = None, *, verify: bool = False
 ) -> PartFile:
-    """The file of a part; refused if its header, or on demand its digest, is not as recorded.
+    """The file of a part; refuses a header, or with `verify` a digest, that is not as recorded.
 
-    Its `content` is given where that was read.
+    `content` is that of the file, if it was read already.
     """
     path = directory / part.file
     try:
@@ -273,10 +273,10 @@ def read_array(
     count: int | None = None,
     memory_map: bool = False,
 ) -> np.ndarray:
-    """A file of numbers of examples, `count` if that is known: uint32 [examples], read-only.
+    """The numbers in a file, one for each of `count` examples: uint32 [examples], read-only.
 
-    Their digest is compared: one changed bit could make an example so long that planning takes all
-    memory.
+    Their digest is checked: one flipped bit could make an example so long that planning takes all
+    memory. Without `count`, any number of examples is right.
     """
     try:
         if memory_map:
@@ -287,7 +287,7 @@ def read_array(
             numbers.flags.writeable = False
     except OSError:
         raise
-    except Exception as error:  # a header is Python, and fails in as many ways
+    except Exception as error:  # NumPy parses a header as Python, with any of its errors
         raise damaged(path, f"it is not an array: {error}") from error
     due = (len(numbers) if count is None else count,)
     if numbers.shape != due or numbers.dtype != np.dtype("<u4"):

@@ -1,4 +1,4 @@
-"""Text that is tokenised when batches are built; only lengths are on disk."""
+"""TokenizedOnRead: text tokenised when batches are built; only token counts are on disk."""
 
 import contextlib
 import functools
@@ -53,14 +53,14 @@ def tokenize_on_read(
 ) -> "TokenizedOnRead":
     """The examples of `source`, tokenised each time they are read.
 
-    For text that is too large to keep a second time as tokens. One pass over the source counts the
+    It is for text too large to store a second time as tokens. One pass over the source counts the
     tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
-    costs what tokenising costs: some hundred microseconds for a thousand tokens.
+    costs as much as tokenising: some hundred microseconds for a thousand tokens.
 
-    Arguments and errors are those of `prepare`. The counts are written into `directory`, and
-    `readers` is the number of processes in which batches are tokenised; 0 or 1: the thread that
-    builds them. Batches read the source in any order: `.zst` files are then decompressed from their
-    start for each batch, and so are `.gz` files without the extra `gzip`.
+    Arguments and errors are those of `prepare`. `directory` is for the counts; `readers` is the
+    number of processes that tokenise batches, where 0 and 1 mean the thread that builds them.
+    Batches read the source in any order: `.zst` files are then decompressed from their start for
+    each batch, and so are `.gz` files without the extra `gzip`.
     """
     directory = as_path(directory)
     job = Job(source, tokenizer, field, template, task)
@@ -77,7 +77,7 @@ def tokenize_on_read(
 
 
 def _count_tokens(job: Job, records: range) -> np.ndarray:
-    """The tokens of each record of a range, uint32; kept nowhere."""
+    """The number of tokens of each record of a range: uint32; the tokens are not kept."""
     counts = [chunk.counts.astype(np.uint32) for chunk in job.chunks(records)]
     return np.concatenate(counts)
 
@@ -94,7 +94,7 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
 
 
 def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The origin of the index in `directory`, and the tokens of each record: uint32 [records]."""
+    """The origin of the index in `directory`, and the token counts: uint32 [records]."""
 
     def damaged(path: epath.Path, seen: str) -> InvalidValue:
         return InvalidValue(
@@ -129,7 +129,7 @@ class TokenizedOnRead(Handles, SingleCorpus):
         return self._job.tokenizer
 
     def restart(self) -> None:
-        """Leaves processes to the one that started them; see `pipeline.fs.fork`."""
+        """Forgets the workers, which belong to the process that started them; see `Handles`."""
         super().restart()
         self._running = contextlib.ExitStack()
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
@@ -155,7 +155,7 @@ class TokenizedOnRead(Handles, SingleCorpus):
             if self._submit is None:
                 self._submit = self._running.enter_context(workers(self._job.run, self._readers))
             submit = self._submit
-        # Shares of about as many tokens each.
+        # Shares with about equally many tokens.
         before = np.cumsum(self._counts[examples])
         edges = np.searchsorted(before, before[-1] * np.arange(1, self._readers) / self._readers)
         shares = [share.tolist() for share in np.split(examples, edges) if len(share)]

@@ -19,18 +19,18 @@ from pipeline.text.features import Feature
 class Pairs(AnyCorpus):
     """Examples of inputs and targets, for sequence to sequence; made by `prepare_pairs`.
 
-    In a directory they are the corpora `inputs` and `targets`. The targets' tokens begin with a
-    mark, so that with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`.
+    In a directory, they are the corpora `inputs` and `targets`. Targets begin with a mark, so that
+    with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`.
 
     Args:
         inputs: a corpus of the task "inputs".
-        targets: a corpus of the task "targets", of as many examples.
+        targets: a corpus of the task "targets", with as many examples.
 
     Attributes:
         inputs, targets: as given.
-        identity, fingerprint: of both.
-        text_bytes, num_learnt: of the targets, on which the loss is.
-        directory: where the directories of both are.
+        identity, fingerprint: those of both corpora.
+        text_bytes, num_learnt: those of the targets, which carry the loss.
+        directory: holds the directories of both.
     """
 
     def __init__(self, inputs: Corpus, targets: Corpus):
@@ -59,7 +59,7 @@ class Pairs(AnyCorpus):
     def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":
         """The pairs in `directory`; options and errors are those of `Corpus.open`.
 
-        Of `cache_bytes`, each side has half. Pairs are read in any order, so all parts are fetched.
+        Each side gets half of `cache_bytes`. Pairs are read in any order, so all parts are fetched.
         """
         if (room := options.get("cache_bytes")) is not None:
             options["cache_bytes"] = require_whole("cache_bytes", room, 2) // 2
@@ -76,13 +76,13 @@ class Pairs(AnyCorpus):
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
     ) -> "Pairs":
-        """Pairs that are tokenised already.
+        """Pairs of tokenised examples, written into `directory`.
 
         Args:
             inputs: 1-D integer arrays of token ids, or a dict of columns as for
                 `Corpus.from_arrays`.
-            targets: as many, each with a mark first that the decoder begins with.
-            features: what the other columns of both are, by name.
+            targets: as many, each beginning with the mark that the decoder starts from.
+            features: the schemas of the other columns of both, by name.
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
         """
@@ -116,7 +116,7 @@ class Pairs(AnyCorpus):
 
 
 def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Corpus | Pairs:
-    """The corpus in `directory`, or the pairs; options are those of `Corpus.open`."""
+    """The corpus or the pairs in `directory`; options are those of `Corpus.open`."""
     directory = as_path(directory)
     if directory.is_file():
         raise InvalidValue(

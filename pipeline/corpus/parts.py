@@ -19,13 +19,13 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 
-# The key of the metadata, by which a file is known as a part. Arrow stores it twice.
+# The metadata key that marks a file as a part. Arrow stores it twice.
 MARK = b"lockstep"
 
-# What the header of a file says of its part; a file of features alone has the first three.
+# The metadata that describe a part; a file of features alone has the first three.
 HEADER = "examples", "tokens", "sha256", "learnt", "text_bytes", "lengths_digest"
 
-# What Arrow writes does not depend on the defaults of its version, nor on its environment.
+# These fix the output of Arrow, whatever the defaults of its version and its environment.
 WRITE = pa.ipc.IpcWriteOptions(
     metadata_version=pa.ipc.MetadataVersion.V5,
     allow_64bit=False,
@@ -43,7 +43,7 @@ class Place:
     Attributes:
         at: the byte where they begin.
         dtype: its name; "bool" are bits, eight in a byte, the lowest first.
-        count: how many there are.
+        count: the number of values.
     """
 
     at: int
@@ -52,12 +52,12 @@ class Place:
 
     @property
     def stored(self) -> np.dtype:
-        """The dtype in memory of what is stored: of bits, their bytes."""
+        """The dtype of the stored numbers; for bits, that of their bytes."""
         return np.dtype(np.uint8 if self.dtype == "bool" else self.dtype)
 
     @property
     def units(self) -> int:
-        """How many of `stored` there are."""
+        """The number of stored numbers; for bits, of their bytes."""
         return -(-self.count // 8) if self.dtype == "bool" else self.count
 
     @property
@@ -70,24 +70,24 @@ class Place:
 class Part:
     """One Arrow file: a record batch with a column `tokens`, large_list<int32>, a list per example.
 
-    Where tokens have weights, a column `weights` has lists of as many floats, or of booleans where
-    all weights are 0 and 1. Each feature has a column of its name: of tokens, lists of as many
-    values; of examples, a value each; values of a shape are fixed-size lists of their numbers. A
-    file of features that were added later has no tokens.
+    If tokens have weights, a column `weights` has lists of the same sizes, of floats, or of
+    booleans if all weights are 0 and 1. Each feature has a column of its name: lists of the same
+    sizes if it is of tokens, else one value for each example. Values with a shape are fixed-size
+    lists. A file of features that were added later has no tokens.
 
     Attributes:
         file: its name.
-        examples: how many it holds.
-        tokens: how many tokens these have together.
+        examples: the number of examples.
+        tokens: the number of tokens of all examples.
         bytes: the size of the file.
         sha256: of the content, not of the file: it stays the same when another version of Arrow
             lays the file out differently.
-        columns: where the values of each column are; "offsets", int64, are where each example
-            begins among the tokens, and the last one ends.
+        columns: where the values of each column are; "offsets", int64, say where each example
+            begins among the tokens, and where the last one ends.
         learnt: positions that carry loss, whose weight is not 0.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
-        lengths_digest: that of the lengths of its examples, by `pipeline.planning.lengths.digest`;
-            "" where it has no tokens.
+        lengths_digest: the digest of the lengths of its examples, by
+            `pipeline.planning.lengths.digest`; "" if it has no tokens.
     """
 
     file: str
@@ -105,7 +105,7 @@ class Part:
             name: place if isinstance(place, Place) else Place(**place)
             for name, place in self.columns.items()
         }
-        # Arrow puts an empty buffer anywhere.
+        # Arrow may put an empty buffer anywhere.
         columns = {n: p if p.count else dataclasses.replace(p, at=0) for n, p in columns.items()}
         object.__setattr__(self, "columns", columns)
         sizes = {name: getattr(self, name) for name in ("examples", "tokens", "bytes", "learnt")}
@@ -133,20 +133,20 @@ class Part:
 
 
 class PartFile:
-    """The Arrow file of a part, parsed without a copy; its values are not looked at.
+    """The Arrow file of a part, parsed without a copy; its values are not checked.
 
     Attributes:
         columns: the values of each column of the part, flat, as they are stored.
-        features: those that have a column, by name; without the weights.
-        part: what the header of the file says of it.
-        metadata: what its writer recorded: `HEADER`, `origin`, the number of the `first` example,
+        features: the features that have a column, by name; weights are not among them.
+        part: the description in the header of the file.
+        metadata: the entries in the header: `HEADER`, `origin`, the number of the `first` example,
             `features`, and a `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
         try:
             self._parse(name, content)
-        except Exception as error:  # of Arrow, of JSON, or of types that are not as expected
+        except Exception as error:  # from Arrow, from JSON, or from unexpected types
             raise InvalidValue(f"{name} is not a whole part of a corpus: {error}") from error
 
     def _parse(self, name: str, content: pa.Buffer) -> None:
@@ -166,11 +166,11 @@ class PartFile:
         return np.diff(self.columns["offsets"])
 
     def read(self) -> Ragged:
-        """The examples, as views of the file; of features alone, without tokens and counts."""
+        """The examples, as views of the file; those of features alone have no tokens or counts."""
         return _as_ragged(self.part.file, self.columns, self.part.columns, self.features)
 
     def verify(self) -> Ragged:
-        """As `read`; refused if their digest differs."""
+        """The examples, as `read`; refuses them if their digest differs."""
         examples = self.read()
         if examples.digest != self.part.sha256:
             raise InvalidValue("its digest differs")
@@ -218,7 +218,7 @@ def _as_ragged(
     places: Mapping[str, Place],
     features: Mapping[str, Feature],
 ) -> Ragged:
-    """Columns of `file` as `Ragged`, without a copy but of bits; refuses offsets that descend."""
+    """Columns of `file` as `Ragged`, copying bits alone; refuses offsets that descend."""
     offsets = columns.get("offsets", np.zeros(1, np.int64))
     counts, tokens = np.diff(offsets), columns.get(TOKENS, ())
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
@@ -236,12 +236,12 @@ def _as_ragged(
 
 
 def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
-    """The examples of a record batch of `file`, as `write_columns` made it, without a copy."""
+    """The examples of a record batch that `write_columns` made, uncopied; errors name `file`."""
     return _as_ragged(file, *_map_columns(batch, features), features)
 
 
 def write_columns(examples: Ragged) -> dict[str, pa.Array]:
-    """The columns of some examples: tokens and weights, where there are some, and features."""
+    """The Arrow columns of examples: tokens, weights if there are any, and features."""
     columns = {}
     for name, (feature, values) in examples.columns.items():
         flat = values.reshape(-1)
@@ -260,7 +260,7 @@ def write_columns(examples: Ragged) -> dict[str, pa.Array]:
 def write_part(
     path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, first: int
 ) -> PartFile:
-    """Writes one part, whole or not at all, of the examples from number `first` on."""
+    """Writes a part atomically; its first example has the number `first`."""
     return write_features(
         path,
         examples,
@@ -273,7 +273,7 @@ def write_part(
 
 
 def write_features(path: epath.Path, examples: Ragged, **metadata: Any) -> PartFile:
-    """Writes the columns of the examples of a part, whole or not at all, with more metadata."""
+    """Writes the columns of a part atomically, with `metadata` in its header."""
     columns, features = write_columns(examples), examples.features
     features.pop(WEIGHTS, None)
     metadata |= {
@@ -298,11 +298,11 @@ def write_features(path: epath.Path, examples: Ragged, **metadata: Any) -> PartF
 
 
 def read_content(path: epath.Path) -> pa.Buffer:
-    """The bytes of a file, mapped where it is local."""
+    """The bytes of a file, mapped if it is local."""
     try:
         if not is_local(path):
             return pa.py_buffer(path.read_bytes())
-        # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.
+        # Arrow's maps need no open file; each of Python's does, and 1,024 is a common limit.
         with pa.memory_map(os.fspath(path)) as file:
             return file.read_buffer()
     except (OSError, pa.ArrowException) as error:
@@ -310,7 +310,7 @@ def read_content(path: epath.Path) -> pa.Buffer:
 
 
 def read_part(path: epath.Path) -> PartFile:
-    """The file of a part, mapped where it is local; a `ValueError` if it is not whole."""
+    """The file of a part, mapped if it is local; raises a `ValueError` if it is damaged."""
     return PartFile(path.name, read_content(path))
 
 
@@ -320,13 +320,13 @@ def json_digest(document: Any) -> str:
 
 
 class Maps:
-    """Some parts of a corpus of `count`, by number, mapped as long as this object lives.
+    """Some parts of a corpus, by number, mapped as long as this object lives.
 
     Attributes:
-        files: those that are mapped, by number.
-        has: whether each part of the corpus is one of them: bool [parts].
-        columns: for the name and the dtype of each column one array over the memory of all its
-            parts, made by `join_memory`, and the place in it where each part begins: int64 [parts].
+        files: the mapped parts, by number.
+        has: whether each part of the corpus is mapped: bool [parts].
+        columns: by name and dtype of a column, one array over its memory in all mapped parts, made
+            by `join_memory`, and where each part begins in it: int64 [parts].
     """
 
     def __init__(self, files: Mapping[int, PartFile], parts: Sequence[Part]):

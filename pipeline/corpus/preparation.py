@@ -1,4 +1,4 @@
-"""Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
+"""Prepare: text to a corpus; once, in parallel, and resumed where it was interrupted."""
 
 import functools
 import logging
@@ -54,13 +54,12 @@ def prepare(
 ) -> Corpus:
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
-    It may be killed at any time: run again, it keeps the files that are whole and does the rest,
-    and the corpus is the same, bit for bit, as if nothing had happened. Meanwhile, its
-    beginning can be read by `Corpus.open(directory, follow=True)`: parts are sealed as they come.
-    When several processes of a machine (or of a shared file system) ask for it together, one
-    prepares it and the others wait. The corpus does not depend on `num_workers` or on `engine`. On
-    the way, the tokens are also in `directory`/ranges; both together take the space of the corpus,
-    and of a part or two.
+    It may be killed at any time: run again, it keeps finished files, does the rest, and makes the
+    same corpus, bit for bit. Meanwhile, `Corpus.open(directory, follow=True)` reads the parts that
+    are sealed so far. If several processes of a machine (or of a shared file system) call it at
+    once, one prepares the corpus and the others wait. The corpus does not depend on `num_workers`
+    or on `engine`. Until all is done, tokens are also in `directory`/ranges; both together take the
+    space of the corpus and of a part or two.
 
     Args:
         source: records by number; see `pipeline.text.sources`.
@@ -68,18 +67,18 @@ def prepare(
         directory: where to write.
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
-            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. With one of
-            groups, such as `templates.Preference`, the corpus is as of `Corpus.from_groups`.
-        features: what examples carry beside their tokens, by name, each with a dtype: the value of
-            the field of that name in each record. With a template, those of tokens are what it
-            gives for each span, as the span's third entry.
+            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. A template of
+            groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`.
+        features: the features of examples, by name, each with a dtype. Each is read from the field
+            of its name in the records; with a template, those of tokens come from the third entry
+            of each span.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
             example without tokens, which no batch has, and logs why and how many there are.
-        num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
+        num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
-        engine: what runs the work in place of these processes, on one machine or on many; see
+        engine: runs the work in place of these processes, on one machine or on many; see
             `pipeline.corpus.engines`.
         progress: whether to show a progress bar.
 
@@ -87,7 +86,7 @@ def prepare(
         ValueError: the source is empty, a record is not text, an id is outside the vocabulary, all
             records failed, or `directory` holds a corpus of another source, tokenizer, template or
             task; or the source was edited while it was read, and then no part is kept.
-        OSError: the disk is full; what is finished is kept.
+        OSError: the disk is full; finished work is kept.
         RuntimeError: a worker died.
     """
     job = _make_job(source, tokenizer, field, template, features, task, on_error)
@@ -117,12 +116,12 @@ def prepare_pairs(
     """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
 
     Args:
-        source: records by number, each with two texts; of two parallel texts
+        source: records by number, each with two texts; for two parallel texts,
             `sources.ParallelText`.
-        tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
+        tokenizer: for both texts; it must have a begin mark, from which the decoder starts.
         directory: where to write; each side is prepared as by `prepare`.
         fields: the fields of each record that hold inputs and targets, or templates; the template
-            of the targets decides which of them are learnt. Default: "inputs" and "targets".
+            of the targets decides which tokens carry loss. Default: "inputs" and "targets".
         features: as for `prepare`; those of "inputs" are read with the inputs, others with the
             targets.
         **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
@@ -171,11 +170,11 @@ def prepare_share(
     engine: Engine | None = None,
     progress: bool = True,
 ) -> None:
-    """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
+    """Tokenises one share of the records; `prepare` then finds that work done.
 
     Shares may run on any machines that see `source` and `directory`, in any order and at once.
-    `prepare` itself does what they leave undone. The `share` is a number, from 0, and the number of
-    shares; all other arguments and the errors are those of `prepare`.
+    `prepare` itself does the shares that are missing. A `share` is its number, from 0, and the
+    number of shares; all other arguments and the errors are those of `prepare`.
     """
     directory = _as_directory(directory)
     number, shares = share
@@ -251,7 +250,7 @@ def _open_or_prepare(
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
-    """An absolute path: other processes may work elsewhere."""
+    """The absolute path, since other processes may have another working directory."""
     path = as_path(directory)
     return path.absolute() if is_local(path) else path
 
@@ -272,7 +271,7 @@ def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) ->
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
     assemble(writer, job, files, ranges, engine, progress)
     try:
-        job.require_unchanged()  # some parts may be of before an edit and some of after it
+        job.require_unchanged()  # some parts may be from before an edit, others from after it
         parts, counts = writer.collect()
         _require_tokens(job, counts, sum(part.learnt for part in parts))
     except ValueError:
@@ -284,7 +283,7 @@ def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) ->
 
 
 def _require_tokens(job: Job, counts: np.ndarray, learnt: int) -> None:
-    """Refuses parts of which nothing is learnt; says which records have no tokens."""
+    """Refuses a corpus without tokens or loss; logs which records have no tokens."""
     nodes = templates.count_nodes(job.template)
     records, failed = len(counts) // nodes, np.unique(np.flatnonzero(counts == 0) // nodes)
     if job.on_error == "skip" and len(failed):

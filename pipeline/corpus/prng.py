@@ -1,7 +1,7 @@
 """Draws: random bits for the places of examples, a pure function of seed, epoch and example.
 
 Each example has a stream of its own, SplitMix64 (Steele, Lea and Flood, 2014), and place `k` has
-its number `k`. So it does not matter which places are asked for together, by whom, or when.
+number `k` of the stream. So bits do not depend on which places are drawn together, or when.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def draw(
 
 
 def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
-    """Whether examples of these numbers are of the share that is held out: bool; see `split`.
+    """Whether the examples with these numbers are held out: bool [n]; see `AnyCorpus.split`.
 
     >>> np.flatnonzero(is_held_out(np.arange(20), 0.3)).tolist()
     [2, 4, 6, 8, 18]
@@ -60,5 +60,5 @@ def below(bits: np.ndarray, limit: int) -> np.ndarray:
 
 
 def threshold(fraction: float) -> np.uint64:
-    """Random bits are below this with the probability `fraction`, which is below 1."""
+    """The number that random bits are below with the probability `fraction`, itself below 1."""
     return np.uint64(int(fraction * 2**64))

@@ -1,4 +1,4 @@
-"""Ranges: consecutive records, the unit of work of an engine; their files, made into parts."""
+"""Ranges: consecutive records, an engine's unit of work; their files, assembled into parts."""
 
 import contextlib
 import dataclasses
@@ -39,22 +39,22 @@ from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text.features import Feature
 from pipeline.text.ragged import Ragged, divide
 
-# A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
+# A source has about `COUNT` ranges, of `RECORDS` to `MOST` records each.
 COUNT, RECORDS, MOST = 1024, 512, 8192
 
-# Names of files of ranges, also while they are written; other files in their folder are left alone.
+# Names of files of ranges, including temporary ones; other files in their folder stay.
 NAME = re.compile(r"[0-9a-f]{12}-\d{12}-\d{12}\.arrow|\.[-0-9a-f]{38}\.arrow\.[0-9a-f]+\.tmp")
 
 
 class _Bar(tqdm):
-    """A progress bar with a lock of threads; that of tqdm would fix how processes start."""
+    """A progress bar with a thread lock; the lock of tqdm would fix how processes start."""
 
     _lock = threading.RLock()
 
 
 def make_once(path: epath.Path, doing: str, make: Callable[[], None]) -> None:
-    """Calls `make`, which writes `path` last, unless it is there; other processes wait for it."""
-    # What is finished needs no lock, and may lie where nothing can be written.
+    """Calls `make`, which writes `path` last, unless `path` exists; other processes wait."""
+    # Finished work needs no lock, and may lie in a read-only directory.
     if not path.exists():
         refuse_import()
         with directory_lock(path.parent, doing):
@@ -84,9 +84,9 @@ def run_ranges(
     done: int = 0,
     tokens: int = 0,
 ) -> Iterator[np.ndarray]:
-    """What a function of each range returns, the tokens of each of its records; in their order.
+    """The result of `function` for each range, in order: the token counts of its records.
 
-    A progress bar has a `name`, and begins where `done` records of so many `tokens` are done.
+    A progress bar with this `name` begins at `done` records, which have `tokens` tokens.
     """
     new, started = 0, time.monotonic()
     options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
@@ -114,12 +114,12 @@ def _run(
     what: str,
     names: Sequence[str],
 ) -> Iterator[Any]:
-    """The result of a function of each item, in their order; `show` is told as they come."""
+    """The result of `function` for each item, in order; `show` gets the results as they come."""
     missing, waiting, at = {*range(len(items))}, dict[int, Any](), 0
     numbered = list(enumerate(items))
     with contextlib.closing(engine.run(functools.partial(_number, function), numbered)) as results:
         for number, result in results:
-            if number not in missing:  # again
+            if number not in missing:  # repeated by the engine
                 continue
             missing.remove(number)
             show(items[number], result)
@@ -144,7 +144,7 @@ class RangeFiles:
     """The files of ranges beside the parts of a corpus in `directory`.
 
     A file holds its range in chunks, each with a digest of it and of the name of the file. So a
-    file that is whole is known to be so, and its range is done, whoever wrote it. The name has
+    complete file is recognised, and its range is done, whichever process wrote it. The name has
     `origin`, a short hash of all that decides the tokens.
     """
 
@@ -154,7 +154,7 @@ class RangeFiles:
 
     @classmethod
     def of(cls, job: Job, directory: epath.Path) -> "RangeFiles":
-        """Those of the records and the tokenizer of a job."""
+        """The files of the ranges of a job."""
         return cls(directory, json_digest([job.origin, job.task.has_targets]), job.features)
 
     def path(self, records: range) -> epath.Path:
@@ -165,7 +165,7 @@ class RangeFiles:
     def read(
         self, records: range, first: int = 0, last: int | None = None, *, verify: bool = False
     ) -> Iterator[Ragged]:
-        """The tokens of the records of a range from `first` up to `last`, as views of its file."""
+        """The records of a range from `first` up to `last`, in chunks, as views of its file."""
         path, at = self.path(records), records.start
         last = records.stop if last is None else last
         content = read_content(path)
@@ -184,14 +184,14 @@ class RangeFiles:
                 yield chunk.slice(max(first - begin, 0), min(last, at) - begin)
             if at != records.stop:
                 raise InvalidValue(f"it ends at record {at}, not {records.stop}")
-        except Exception as error:  # of Arrow, or of types that are not as expected
+        except Exception as error:  # from Arrow, or from unexpected types
             raise InvalidValue(
                 f"{os.fspath(path)} is not whole: {error}. Run again to replace it"
             ) from error
 
 
 def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
-    """Writes the file of a range, if it is not there whole; returns the tokens of each record."""
+    """Writes the file of a range, unless it is complete; returns the tokens of each record."""
     path = files.path(records)
     if path.exists():
         with contextlib.suppress(ValueError):
@@ -213,13 +213,13 @@ def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
 
 
 def _digest(name: str, chunk: Ragged) -> str:
-    """Of a chunk of the file of this name: a copy under another name is not whole."""
+    """The digest of a chunk in the file `name`: a copy under another name does not match."""
     sha = hashlib.sha256(f"{name} {chunk.digest}".encode())
     sha.update(np.ascontiguousarray(chunk.text_bytes, "<i8").data)
     return sha.hexdigest()
 
 
-# Of a part: its number, and ranges with the first of their records and the one after the last.
+# The number of a part; its ranges, each with its first record there and one past the last.
 Layout: TypeAlias = tuple[int, list[tuple[range, int, int]]]
 
 
@@ -231,11 +231,11 @@ def assemble(
     engine: Engine,
     progress: bool,
 ) -> None:
-    """Adds the parts that `writer` does not have, and seals each but the last as it comes.
+    """Makes the parts that `writer` does not have, and seals each but the last as it comes.
 
-    `ranges` are all that are not, as a whole, in parts; each is removed once it is. While the
-    engine tokenises them, a thread of this process makes parts of those that are done; the engine
-    makes what is left then. A progress bar shows if that takes more than two seconds.
+    `ranges` are all those that are not completely in parts; the file of each is removed once its
+    range is. While the engine tokenises, a thread of this process makes parts of finished ranges;
+    then the engine makes the rest, with a progress bar if that takes more than two seconds.
     """
     starts = [max(records.start, writer.examples) for records in ranges]
     make = functools.partial(_assemble_part, files, writer.manifest.origin, writer.task)
@@ -270,7 +270,7 @@ def assemble(
                 running.append((layout, pool.submit(work, layout)))
                 while running and running[0][1].done():
                     running.popleft()[1].result()
-        # The last first, for the thread takes the first that is not cancelled.
+        # From the last, because the thread takes the first that is not cancelled.
         left = [layout for layout, future in reversed(running) if future.cancel()][::-1]
     finally:
         pool.shutdown(cancel_futures=True)
@@ -288,7 +288,7 @@ def assemble(
 def _assemble_part(
     files: RangeFiles, origin: Mapping[str, Any], task: Task, layout: Layout
 ) -> Part:
-    """Writes a part, unless it is there and whole."""
+    """Writes a part, unless it is there and complete."""
     number, pieces = layout
     path = files.directory / part_name(number)
     first, examples = pieces[0][1], sum(last - first for _, first, last in pieces)

@@ -21,10 +21,10 @@ from pipeline.text.features import OF_TOKENS, Feature
 
 
 class PartFiles:
-    """The files of parts in a directory: all of them mapped, those in a cache, or none.
+    """The files of parts in a directory: all mapped, or those in a cache, or none.
 
-    Of other parts (object storage), ranges of bytes are fetched in parallel. Of parts with tokens,
-    the header and the offsets (8 bytes per example) are fetched when one is first touched; the
+    Parts that are not mapped (object storage) are read by ranges of bytes, in parallel. The header
+    and the offsets (8 bytes per example) of a part with tokens are fetched when it is first used;
     offsets are kept.
     """
 
@@ -37,7 +37,7 @@ class PartFiles:
         cache: PartCache | None = None,
         opened: "PartFiles | None" = None,
     ):
-        """Opens parts; what others have `opened` is taken from there."""
+        """Opens the parts, except those that `opened` has already."""
         self.directory, self.parts, self.features, self._cache = directory, parts, features, cache
         before = {} if opened is None else opened._maps.files
         there = {file.part.file: file for file in before.values()}
@@ -47,14 +47,14 @@ class PartFiles:
             if mapped and cache is None
         }
         self._maps: Maps = Maps(files, parts)
-        # By the names of parts, those that were fetched.
+        # The offsets fetched so far, by the names of parts.
         known = {} if opened is None else opened._offsets
         self._offsets: dict[str, np.ndarray] = {
             part.file: known[part.file] for part in parts if part.file in known
         }
 
     def maps(self, part: np.ndarray) -> Maps:
-        """What is mapped where pieces of these parts are read."""
+        """The mapped parts, with those of `part` that are in the cache."""
         return self._maps if self._cache is None else self._cache.maps(part)
 
     def fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
@@ -78,26 +78,26 @@ class PartFiles:
         found = self.fetch([*new, *new], begins, ends) if new else []
         footers = found[len(parts) :]
         for part, last, head, footer in zip(parts, lasts, found, footers, strict=False):
-            # The file with zeros for its tokens, which parsing does not touch, nor the system
-            # allocate.
+            # The file with zeros for its tokens, which parsing does not touch, so that the system
+            # does not allocate them.
             content = np.zeros(part.bytes, np.uint8)
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
             open_part(self.directory, part, pa.py_buffer(content))
             at = part.columns["offsets"].at
             offsets = np.frombuffer(head, np.int64, offset=at).copy()
-            # Another thread may have joined the memory of those that it has fetched meanwhile.
+            # Another thread may have fetched the same, and use that memory.
             self._offsets.setdefault(part.file, offsets)
         return [self._offsets[part.file] for part in every]
 
 
 class Reader(Columns):
-    """The columns of a corpus in parts: those of its tokens, and of features that were added.
+    """The columns of a corpus in parts: of its tokens, and of features that were added.
 
     Args:
         task: decides the fields.
         lengths: positions of each example.
-        stores: that of the tokens first; the parts of all are divided alike.
+        stores: the parts of the tokens, then of added features; all divide examples alike.
     """
 
     def __init__(self, task: Task, lengths: np.ndarray, stores: Sequence[PartFiles]):
@@ -141,7 +141,7 @@ class Reader(Columns):
         if not len(kinds) or kinds.min() == kinds.max():
             dtype = column.dtypes[int(kinds.max(initial=0))]
             return column.find(dtype, maps, at.part, first, counts)
-        # Weights that are bits in some parts and floats in others.
+        # Weights are bits in some parts and floats in others.
         found = [
             column.find(dtype, maps, *(each[kinds == kind] for each in (at.part, first, counts)))
             for kind, dtype in enumerate(column.dtypes)
@@ -155,7 +155,7 @@ class Reader(Columns):
         return Entries(values, first, ends, (found, stored))
 
     def count_tokens(self) -> Iterator[np.ndarray]:
-        """The tokens of each example, part by part: int64."""
+        """The number of tokens of each example, part by part: int64."""
         for part, of in enumerate(self.store.parts):
             numbers = np.arange(of.examples)
             begins, ends = self._edges(_Located(np.full_like(numbers, part), numbers))
@@ -184,7 +184,7 @@ class _Located:
     _maps: dict[PartFiles, Maps] = dataclasses.field(default_factory=dict)
 
     def maps(self, store: PartFiles) -> Maps:
-        """What a store has mapped of the parts, asked once."""
+        """The mapped parts of a store, the same for all columns."""
         if store not in self._maps:
             self._maps[store] = store.maps(self.part)
         return self._maps[store]
@@ -195,12 +195,12 @@ class _Column(NamedTuple):
 
     Attributes:
         store: the parts.
-        name: of the column.
-        feature: what it holds.
-        dtypes: that of its values, or the two that weights have.
+        name: the name of the column.
+        feature: the schema of its values.
+        dtypes: the dtype of its values, or the two that weights may have.
         kind: which of them each part has: int64 [parts].
         places: the byte where it begins: int64 [parts].
-        units: how many numbers, or bytes of bits, it has: int64 [parts].
+        units: the number of its numbers, or of its bytes of bits: int64 [parts].
     """
 
     store: PartFiles
@@ -223,14 +223,14 @@ class _Column(NamedTuple):
     def find(
         self, dtype: str, maps: Maps, part: np.ndarray, first: np.ndarray, counts: np.ndarray
     ) -> Entries:
-        """Numbers of parts that store them as `dtype`; of bits, a copy with a byte for each."""
+        """The numbers in parts that store them as `dtype`; bits are copied, as a byte each."""
         is_bits = dtype == "bool"
         skip, per_unit = (first & 7, 8) if is_bits else (0, 1)
         first, counts = first // per_unit, (skip + counts + per_unit - 1) // per_unit
         (values, places), held = maps.columns[self.name, dtype], None
         begins, ends = places[part] + first, places[part] + self.units[part]
         if (away := ~maps.has[part]).any():
-            # What ranges give is one more array, in which pieces lie one after another.
+            # Fetched ranges form one more array, in which pieces lie one after another.
             at = self.places[part[away]] + values.itemsize * first[away]
             pieces = self.store.fetch(part[away], at, at + values.itemsize * counts[away])
             found = [np.frombuffer(each, values.dtype) for each in pieces]

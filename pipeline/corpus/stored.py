@@ -1,4 +1,4 @@
-"""Stored: a corpus of parts in a directory, whole or growing, as its manifest says."""
+"""Stored: a corpus of parts in a directory, finished or growing, by its manifest."""
 
 import functools
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ class Stored(SingleCorpus):
 
     Attributes:
         directory: where it is.
-        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
-        identity, fingerprint: says which `tokens` these are, entry by entry, so that a refusal can
-            say which changed; and a short digest of that.
+        origin: fingerprints of the source and the tokenizer that it was made from, and the field.
+        identity, fingerprint: the digest of its `tokens`, its tokenizer and its task, so that an
+            error can say which of them changed; and a short digest of these.
     """
 
     _stored: Reader  # pyright: ignore  # of any columns elsewhere

@@ -15,7 +15,7 @@ class Task:
 
     With tokens `t0 … tn` and `shifts={"inputs": 0, "targets": 1}`, position `k` of the example
     has input `tk` and target `tk+1`. So the shift happens inside the example, before packing.
-    Where tokens have weights, the weight of `tk+1` is the loss weight of position `k`.
+    If tokens have weights, the weight of `tk+1` is the loss weight of position `k`.
     """
 
     name: str
@@ -23,20 +23,20 @@ class Task:
 
     @property
     def lookahead(self) -> int:
-        """How many tokens beyond its length an example needs."""
+        """The number of tokens beyond its length that an example needs."""
         return max(self.shifts.values())
 
     def shift_of(self, feature: Feature) -> int:
-        """How much later than its inputs an example's values of a feature are read."""
+        """The shift of a feature against the inputs."""
         return self.lookahead if feature.of == "targets" else 0
 
     def fields_of(self, name: str, feature: Feature) -> Mapping[str, int]:
-        """The fields that are made of a column, and how much later each of them reads it."""
+        """The fields that are made of a column, and the shift of each."""
         field = "loss_weights" if name == WEIGHTS else name
         return self.shifts if name == TOKENS else {field: self.shift_of(feature)}
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
-        """`features` as a dict; refuses one of positions that examples of this task do not have."""
+        """`features` as a dict; refuses those that examples of this task cannot have."""
         known = check_features(features)
         allowed = [of for of in ("inputs", "targets") if of in self.shifts]
         for name, feature in known.items() if self.name != GROUPS.name else ():
@@ -84,11 +84,11 @@ class Task:
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 
 # The two sides of pairs (sequence to sequence). Encoders see every token. Decoders predict each
-# token from those before it, the first of them from the mark of the beginning.
+# token from those before it, the first of them from the begin mark.
 INPUTS = Task(name="inputs", shifts={"inputs": 0})
 TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 
-# The nodes of groups, each stored as an example of its tokens as they are; see `corpus.groups`.
+# The nodes of groups, each stored as an example of its unshifted tokens; see `corpus.groups`.
 GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 
 TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS)}

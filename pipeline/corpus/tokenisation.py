@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
-# Records are read in groups of up to `GROUP`, until there are `TEXT` characters, or tokens by a
-# template, which make a chunk. None of this changes a result.
+# Records are read in groups of up to `GROUP`. A chunk ends at `TEXT` characters, or if there is a
+# template at `TEXT` tokens. Neither number changes a result.
 GROUP, TEXT = 16, 1 << 22
 
-# What a tokenizer must have: see `pipeline.text.tokenizers.Tokenizer`.
+# The members of a tokenizer: see `pipeline.text.tokenizers.Tokenizer`.
 OF_TOKENIZERS = (
     *("kind", "vocab_size", "fingerprint", "begin_id", "end_id"),
     *("encode_batch", "decode", "save"),
@@ -43,11 +43,11 @@ T = TypeVar("T")
 class Job:
     """Reads and tokenises records by number; every worker gets a copy of it.
 
-    Where examples of the `task` have no loss, a template that gives weights other than 1 is
-    refused; with `of_pair`, they are left out, for the other side decides. Where `on_error` is
-    "skip", a record that fails becomes an example without tokens. `features` are fields of the
-    records of the same names; those of tokens are what a template gives, where there is one. Of
-    groups, each node is an example, and `source` has each record as often as it has nodes.
+    A task without targets drops the weights of a template, and refuses weights other than 1, unless
+    the records are `of_pair`, where the other side decides. If `on_error` is "skip", a record that
+    fails becomes an example without tokens. `features` are read from the fields of these names, or,
+    if they are of tokens and there is a template, from its spans. Each node of a group is an
+    example, and `source` repeats each record for each of its nodes.
     """
 
     source: Source
@@ -70,13 +70,13 @@ class Job:
         for name, feature in self.task.check(self.features).items():
             if feature.dtype is None:
                 raise InvalidValue(
-                    f"the feature {name!r} has no dtype; where records are prepared in several "
-                    "processes it must be said, as in Feature('example', dtype='float32')"
+                    f"the feature {name!r} has no dtype; records that are prepared in several "
+                    "processes need one, as in Feature('example', dtype='float32')"
                 )
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
-        """Fingerprints, as they are first, of all that decides the tokens, and the field."""
+        """Fingerprints, computed once, of all that decides the tokens; and the field."""
         template = None if self.template is None else templates.fingerprint(self.template)
         origin = {
             "source": self.source.fingerprint,
@@ -89,12 +89,12 @@ class Job:
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
 
     def count_records(self) -> int:
-        """The number of records, before any work; refuses a source that has none or changes."""
+        """The number of records; refuses a source that is empty or that changes."""
         if not (count := len(self.source)):
             raise InvalidValue(
                 f"the source is empty ({self.source}); check that it names the right files"
             )
-        self.require_unchanged()  # a fingerprint that is never the same twice
+        self.require_unchanged()  # such as one whose fingerprint is never the same twice
         return count
 
     def require_unchanged(self) -> None:
@@ -114,20 +114,20 @@ class Job:
     def chunks(self, records: Sequence[int]) -> Iterator[Ragged]:
         """The tokens of the records with these numbers, in chunks."""
         while len(records):
-            # Popped: else this generator, too, would keep a chunk while others work on it.
+            # Popped, or this generator would keep the chunk in memory while its caller works on it.
             chunk = [self.run_first(records)]
             records = records[len(chunk[0].counts) :]
             yield chunk.pop()
 
     def run_first(self, records: Sequence[int]) -> Ragged:
-        """The tokens of the first of some records: of as many as make `TEXT`, or of all.
+        """The tokens of the first records, up to `TEXT` characters or tokens.
 
         Errors, also those of the source, the template or the tokenizer, name the record.
         """
         while True:
             try:
                 return self._run_first(records)
-            except OSError:  # of no record
+            except OSError:  # not the fault of a record
                 raise
             except Exception as error:
                 if len(records) == 1:
@@ -139,7 +139,7 @@ class Job:
                         raise InvalidValue(f"{where(self.source, records[0])}: {error}") from error
                     error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
                     raise
-            records = records[: len(records) // 2]  # to find out which
+            records = records[: len(records) // 2]  # to find the one that fails
 
     def _make_empty(self, records: Sequence[int]) -> Ragged:
         """One example without tokens."""
@@ -147,7 +147,7 @@ class Job:
         known = {TOKENS: TOKEN_IDS}
         known |= {WEIGHTS: LOSS_WEIGHTS} if self.template and self.task.has_targets else {}
         columns = {
-            # A value of an example that is in no batch is never seen.
+            # No batch has this example, so its values do not matter.
             name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
             for name, each in {**known, **self.features}.items()
         }
@@ -194,7 +194,7 @@ class Job:
         return templates.count_nodes(self.template)
 
     def _place_nodes(self, records: Sequence[int]) -> dict[str, Column]:
-        """Of groups, how many nodes before each of these the prefix is."""
+        """For groups, how many nodes back the prefix of each node is."""
         if ABOVE not in self.features:
             return {}
         above = np.array(records) % self._nodes
@@ -203,7 +203,7 @@ class Job:
     def _require_equal_weights(
         self, records: Sequence[int], counts: np.ndarray, weights: np.ndarray
     ) -> None:
-        """Refuses weights other than 1, but for that of a begin mark, which is 0."""
+        """Refuses weights other than 1, except for that of a begin mark, which is 0."""
         ends = np.cumsum(counts)
         other = weights != 1
         if self.tokenizer.begin_id is not None:
@@ -222,7 +222,7 @@ class Job:
     def _read_features(
         self, records: Sequence[int], counts: np.ndarray, features: Mapping[str, Feature]
     ) -> dict[str, Column]:
-        """Features by fields of the records, whose tokens are `counts`."""
+        """Features from fields of the records, which have `counts` tokens."""
         found: dict[str, list[np.ndarray]] = {name: [] for name in features}
         read = read_records(self.source, records)
         for index, record, tokens in zip(records, read, counts.tolist(), strict=True):
@@ -245,7 +245,7 @@ class Job:
 
 
 def _value_of_node(value: Any, feature: Feature, node: int, nodes: int, what: str) -> Any:
-    """What one node of a group has of the value of its record: the prefix that of the group."""
+    """The part of a record's value for one node; the prefix has the value of the group."""
     none = np.zeros(feature.shape, feature.dtype)
     if feature.of == "example":
         return none if node else value
@@ -257,7 +257,7 @@ def _value_of_node(value: Any, feature: Feature, node: int, nodes: int, what: st
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:
-    """Raises a `TypeError` for a source or a tokenizer that is none."""
+    """Raises a `TypeError` for an object that is not a source, or not a tokenizer."""
     if not hasattr(source, "fingerprint"):
         raise InvalidType(
             f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
@@ -283,7 +283,7 @@ def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _take(groups: Iterable[T], size: Callable[[T], int]) -> list[T]:
-    """The first of some groups, until their sizes make `TEXT`."""
+    """The first groups, until their sizes add up to `TEXT`."""
     taken, total = [], 0
     for group in groups:
         taken.append(group)

@@ -1,9 +1,9 @@
 """Trees: where the nodes of groups lie among the columns of a row, from their sizes and parents.
 
-A group is a prefix and its continuations, or a tree of such, depth first. Its nodes follow each
-other: the prefix without its last token, then each other node with a copy of the last token of its
-parent in front, and without its own last token. So the input of a column is the token before its
-target, and every token but the first of the prefix is the target of one column.
+A group is a prefix and its continuations, or a tree of these. Its nodes lie one after another,
+depth first: the prefix without its last token, then each other node with a copy of its parent's
+last token in front, and without its own last token. So the input of a column is the token before
+its target, and every token but the first of the prefix is the target of one column.
 """
 
 from typing import NamedTuple
@@ -28,9 +28,9 @@ class Nodes(NamedTuple):
         number: the nodes of each example: int64 [examples]; all others are int64 [nodes].
         first: the first column of each node.
         columns: the number of its columns.
-        position: the position of its first column: of a continuation that of the copied token.
+        position: the position of its first column; for a continuation, of the copied token.
         until: the first later column that does not see the node: where the nodes below it end.
-        branch: bool, whether it is a continuation: a node without others below it, and no document.
+        branch: bool, whether it is a continuation: a node with none below it, and not a document.
     """
 
     number: np.ndarray
@@ -42,13 +42,13 @@ class Nodes(NamedTuple):
 
     @classmethod
     def of_documents(cls, lengths: np.ndarray) -> "Nodes":
-        """Those of documents of these lengths."""
+        """The nodes of documents with these lengths, one for each."""
         lengths = np.asarray(lengths, np.int64)
         none = np.zeros_like(lengths)
         return cls(none + 1, none, lengths, none, lengths, none > 0)
 
     def take(self, examples: np.ndarray) -> "Nodes":
-        """The nodes of some of the examples, by their place: int64 [n]."""
+        """The nodes of some of the examples, by their places: int64 [n]."""
         number = self.number[examples]
         which = ranges((np.cumsum(self.number) - self.number)[examples], number)
         return Nodes(number, *(each[which] for each in self[1:]))
@@ -66,10 +66,10 @@ class Nodes(NamedTuple):
 
     @property
     def table(self) -> np.ndarray:
-        """What planning knows of each example beside its length: int64 [examples, 3].
+        """The data for planning beside the length of each example: int64 [examples, 3].
 
-        The positions of its longest path, its continuations, and what it costs in attention, which
-        of columns `k` is `2 · Σ (until − k) − columns`, the square of the length of a document.
+        A row has the positions on the longest path, the continuations, and the cost in attention:
+        `2 · Σ (until − k) − columns` over columns `k`; for a document, the square of its length.
         """
         path = np.zeros(len(self.number), np.int64)
         of = np.arange(len(self.number)).repeat(self.number)
@@ -82,8 +82,8 @@ class Tree:
     """The parents of the nodes of some groups, one group after another, in depth-first order.
 
     Attributes:
-        above: how many nodes before each node its parent is; 0 for a prefix: int64 [nodes].
-        parent: the place of the parent of each node; of a prefix its own.
+        above: how many nodes back the parent of each node is; 0 for a prefix: int64 [nodes].
+        parent: the place of the parent of each node; for a prefix, its own.
         root: whether each node is a prefix: bool [nodes].
         branch: whether it is a continuation: bool [nodes].
     """
@@ -107,7 +107,7 @@ class Tree:
         return np.diff(np.flatnonzero(self.root), append=len(self.root))
 
     def sum_leaves(self, values: np.ndarray) -> np.ndarray:
-        """For each node the sum of the values of the continuations below it, or its own."""
+        """For each node, the sum over the continuations below it; for a continuation, its value."""
         sums = values * self.branch
         for level in reversed(self._levels):
             np.add.at(sums, self.parent[level], sums[level])

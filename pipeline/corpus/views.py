@@ -21,7 +21,7 @@ MASK, RANDOM = 0.8, 0.1
 
 
 class TokenView(View):
-    """A view whose fields are made of a corpus's inputs; its random choices are an epoch's."""
+    """A view that makes its fields from a corpus's inputs, by random choices of each epoch."""
 
     def __init__(self, corpus: AnyCorpus):
         super().__init__(corpus)
@@ -33,7 +33,7 @@ class TokenView(View):
 
     @property
     def marks(self) -> tuple[int | None, int | None]:
-        """The ids that begin and end each example; None where there is none."""
+        """The ids that begin and end each example; None if there is none."""
         tokenizer = self.tokenizer
         return (None, None) if tokenizer is None else (tokenizer.begin_id, tokenizer.end_id)
 
@@ -48,7 +48,7 @@ class TokenView(View):
 
 
 class Masked(TokenView, SingleCorpus):
-    """Inputs with some tokens hidden, targets, and a loss on those (BERT, Devlin et al., 2019).
+    """Inputs with some tokens hidden, and a loss on these alone (BERT, Devlin et al., 2019).
 
     Each token is selected with probability `rate`, independently of all others. A selected token
     becomes `mask_id` in 80% of cases, any token of the vocabulary in 10%, and stays in 10%. Lengths
@@ -56,11 +56,11 @@ class Masked(TokenView, SingleCorpus):
     it is read.
 
     Args:
-        corpus: tokens as they are (`prepare(…, task=pipeline.corpus.INPUTS)`).
-        mask_id: of the mask; None: a new id after those of the corpus's vocabulary.
+        corpus: a corpus of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        mask_id: the id of the mask; None: a new one after those of the corpus's vocabulary.
         rate: the share of tokens that are selected, above 0 and below 1.
         seed: decides the selection.
-        keep_ids: tokens that are never selected; None: the marks of the corpus's tokenizer.
+        keep_ids: ids that are never selected; None: the marks of the corpus's tokenizer.
     """
 
     kind = "masked"
@@ -113,7 +113,7 @@ class Masked(TokenView, SingleCorpus):
 
 
 class SpanCorruption(TokenView):
-    """Pairs of a text with gaps, and what was in the gaps (T5, Raffel et al., 2020).
+    """Pairs of a text with gaps and the text of the gaps (T5, Raffel et al., 2020).
 
     A text of `n` tokens, marks not counted, loses `round(n · density)` of them, in as many spans as
     `mean_span` gives; each epoch draws new spans. Inputs have a sentinel in place of each span,
@@ -126,16 +126,15 @@ class SpanCorruption(TokenView):
         targets  <0> C D <1> G end
 
     Args:
-        corpus: tokens as they are (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        corpus: a corpus of unshifted tokens (`prepare(…, task=pipeline.corpus.INPUTS)`).
         max_length: examples of more tokens are cut into equal pieces of at most this many, each a
-            pair of its own; at least 3. A text of a single token cannot have a gap: length 0.
+            pair of its own; at least 3. A text of a single token has no gap: its length is 0.
         density: the share of tokens that are taken out, above 0 and below 1.
         mean_span: tokens in a span, on average; at least 1.
         sentinels: the ids that stand for spans, in order; None: new ones after those of the
             corpus's vocabulary.
-        end_id: None: the end mark of the corpus's tokenizer; where there is no tokenizer, it must
-            be given.
-        start_id: what the decoder starts from; None: the begin mark, or else 0, which is padding.
+        end_id: the id of the end mark; None: that of the corpus's tokenizer, which must have one.
+        start_id: the first id of the decoder; None: the begin mark, or else 0, which is padding.
         seed: decides the spans.
 
     Attributes:
@@ -174,7 +173,7 @@ class SpanCorruption(TokenView):
         self._before = int(begin is not None)
         around = sum(mark is not None for mark in marks)
         counts = np.maximum(np.asarray(corpus.lengths, np.int64) - around, 0)
-        # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
+        # At least one piece each, so that examples keep their numbers if nothing is cut.
         cut = np.maximum(-(-counts // self.max_length), 1)
         self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
         if corpus.files is not None:
@@ -203,7 +202,7 @@ class SpanCorruption(TokenView):
         self._describe(**options, sentinels=self.sentinels.tolist())
 
     def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The example of each pair, the first of its tokens that is text, and how many are."""
+        """The example of each pair, its first token of text there, and the number of these."""
         example = self.examples_of(pairs)
         number = pairs - self._first[example]
         pieces = self._first[example + 1] - self._first[example]
@@ -216,22 +215,23 @@ class SpanCorruption(TokenView):
         return np.searchsorted(self._first, pairs, side="right") - 1
 
     def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of tokens to take out of a text of each size, and of spans they are in."""
+        """The number of tokens to take out of a text of each size, and of their spans."""
         noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
         spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
 
     def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """As `corrupt`; the result is kept for the other side, which reads the same pairs."""
+        """The result of `corrupt`, kept for the other side, which reads the same pairs."""
         latest = self._latest
         if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
             latest = self._latest = epoch, pairs, self.corrupt(pairs, epoch)
         return latest[2]
 
     def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """Inputs of whole pairs one after another, with the random choices of an epoch.
+        """Inputs and targets of whole pairs, with the random choices of an epoch.
 
-        Then the first place of each, the targets with the start id before each, and their places.
+        They are the inputs, one after another, and the first place of each; then the targets, with
+        the start id before each, and their places.
         """
         example, start, size = self._sizes(pairs)
         text = self.corpus.read(example, start, size, features=())["inputs"]
@@ -239,7 +239,7 @@ class SpanCorruption(TokenView):
         # A pair has two streams of bits: places below 2**32 for runs to remove, others above.
         removed = self._runs(noise, spans, pairs, epoch, 0)
         kept = self._runs(size - noise, spans, pairs, epoch, 1 << 32)
-        # Runs alternate: each that is kept, then one that is removed.
+        # Runs alternate: one is kept, the next removed.
         runs = np.stack([kept, removed], axis=1).reshape(-1)
         remove = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
         last = np.cumsum(spans) - 1
@@ -247,13 +247,13 @@ class SpanCorruption(TokenView):
         sentinels = self.sentinels[number]
         ends, starts = np.full(len(pairs), self.end_id), np.full(len(pairs), self.start_id)
 
-        # Inputs: after each run that is kept its sentinel, after the last of a pair the end mark.
+        # Inputs: a sentinel after each run that is kept, and the end mark after the last of a pair.
         # Marks for one place keep the order in which they are given.
         after = np.cumsum(kept)
         inputs = np.insert(
             text[~remove], np.concatenate([after, after[last]]), np.concatenate([sentinels, ends])
         )
-        # Targets: the start, then before each run that is removed its sentinel, then the end mark.
+        # Targets: the start id, a sentinel before each run that is removed, and the end mark.
         after = np.cumsum(removed)
         before = after - removed
         targets = np.insert(
@@ -268,12 +268,12 @@ class SpanCorruption(TokenView):
     def _runs(
         self, totals: np.ndarray, runs: np.ndarray, pairs: np.ndarray, epoch: int, stream: int
     ) -> np.ndarray:
-        """The sizes of `runs` runs of `totals` tokens in all, every division equally likely."""
+        """The sizes of `runs` runs that add up to `totals`, every division equally likely."""
         group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
         bits = prng.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
         begins = np.cumsum(totals) - totals
-        # A run begins at the first token of a pair, and where its bits are lowest. Always 40 of
-        # them are looked at, so that no choice depends on what else is read; equal ones keep order.
+        # A run begins at the first token of a pair, and where the bits of tokens are lowest. Their
+        # top 40 decide, so that no choice depends on what else is read; ties keep their order.
         keys = group << np.uint64(40) | bits >> np.uint64(24)
         keys[begins] = group[begins] << np.uint64(40)
         order = np.argsort(keys, kind="stable")
@@ -311,7 +311,7 @@ KINDS: dict[str, type[Masked] | type[SpanCorruption]] = {
 
 
 def view_of(corpus: AnyCorpus, description: Mapping[str, Any]) -> View:
-    """The view of a corpus that another view's `description` tells of."""
+    """The view of a corpus with the `description` of another view."""
     options = dict(description)
     kind, viewed = options.pop("kind"), options.pop("of", None)
     if viewed is not None:

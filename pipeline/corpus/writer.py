@@ -1,4 +1,4 @@
-"""Writers of corpora: parts in order, sealed as they come, and the manifest in the end."""
+"""Writers of corpora: parts in order, sealed as they come, and at the end the manifest."""
 
 import contextlib
 import dataclasses
@@ -38,17 +38,17 @@ from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
 from pipeline.text.tokenizers import Tokenizer
 
-# What a corpus is made from, where nobody says.
+# The origin of a corpus that is made from arrays.
 ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
 
 
 class Writer:
     """Writes a corpus while others read it: from a stream, a queue, or any other iterator.
 
-    Examples are appended, and `seal` acknowledges them: from then on they are on the disk itself,
-    readers of `Corpus.open(directory, follow=True)` see them, and they never change. What was
-    appended and not sealed is lost with the process. So a source that must give each example once
-    hands `seal` a cursor, and goes on from `cursor` after a kill:
+    Examples are appended, and `seal` makes them durable: from then on they are on the disk itself,
+    readers of `Corpus.open(directory, follow=True)` see them, and they never change. Examples that
+    are not sealed are lost with the process. So to write each example of a source exactly once,
+    give `seal` a cursor, and continue from `cursor` after a kill:
 
     >>> with Writer(directory) as writer:  # doctest: +SKIP
     ...     for number, tokens in stream(start=writer.cursor or 0):
@@ -57,23 +57,23 @@ class Writer:
     ...             writer.seal(cursor=number + 1)
     ...     writer.finish()
 
-    Without a cursor, nobody knows which examples a killed writer has sealed. One process writes in
-    a directory at a time; another one waits for it.
+    Without a cursor, nothing tells which examples of the source a killed writer has sealed. One
+    process writes in a directory at a time; another one waits for it.
 
     Args:
-        directory: a local path, or one of object storage. Where a writer was killed, this one goes
-            on after what that has sealed.
-        features: what examples carry beside their tokens, by name.
+        directory: a local path, or one of object storage. After a killed writer, this one continues
+            after the sealed examples.
+        features: the features of examples, by name.
         vocab_size: if given, ids must be below it. None: that of the tokenizer, if there is one.
-        tokenizer: what made the ids; it is stored with the corpus, which can then be decoded, and
+        tokenizer: made the ids; it is stored with the corpus, which can then be decoded, and
             mixed with others of this tokenizer.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-        keep_parts: if given, sealing deletes parts that no reader needs any more, but for as many
-            of the last ones: those before all that readers hold (`Log.hold`), of which there must
-            be one. `finish` then leaves no finished corpus, but what is kept, to follow.
+        keep_parts: if given, sealing deletes the parts before all those that readers hold
+            (`Log.hold`), except this many of the last; without a reader, none. `finish` then leaves
+            no finished corpus: the parts that are left can only be followed.
 
     Attributes:
-        cursor: the one that was sealed last; None if there is none.
+        cursor: the last sealed cursor; None if there is none.
 
     Raises:
         FileExistsError: the corpus in `directory` is finished.
@@ -117,7 +117,7 @@ class Writer:
         self._closed = False
 
     def _resume(self, known: dict[str, Feature]) -> dict[str, Feature]:
-        """The features that are due, with weights where examples that are sealed have them."""
+        """The features of an example, with weights if sealed examples have them."""
         if not self._parts.examples:
             return known
         about = self._parts.log.about()
@@ -132,30 +132,30 @@ class Writer:
 
     @property
     def cursor(self) -> Any:
-        """The cursor that was sealed last, after which the source goes on."""
+        """The last sealed cursor, from which the source continues."""
         return self._parts.cursor
 
     @property
     def examples(self) -> int:
-        """How many examples were appended, by this writer and those before it."""
+        """The number of examples appended, by this writer and those before it."""
         return self._parts.examples + len(self._buffer)
 
     def append(self, /, tokens: Any, weights: Any = None, **features: Any) -> None:
-        """Adds an example, which `seal` acknowledges.
+        """Adds an example; `seal` makes it durable.
 
         Args:
             tokens: a 1-D integer array (or list) of token ids, marks included. A causal example of
                 n ids has length n - 1.
-            weights: of the loss, a number from 0 up for each token; all examples have them or none.
+            weights: loss weights, a number from 0 up for each token; for all examples or for none.
             **features: a value for each of the writer's `features`.
 
         Raises:
-            ValueError: it is no such array, or does not match the features.
+            ValueError: an argument is not as above, or does not match the features.
         """
         self._require_open()
         example = {TOKENS: tokens, **features} | ({} if weights is None else {WEIGHTS: weights})
         buffer = self._buffer
-        if not self.examples:  # the first one decides for all
+        if not self.examples:  # the first example decides for all
             buffer.features.pop(WEIGHTS, None)
             buffer.features |= {WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in example else {}
         due = {TOKENS: None, **buffer.features}
@@ -171,15 +171,15 @@ class Writer:
                 self._flush()
 
     def seal(self, cursor: Any = None) -> None:
-        """Acknowledges what was appended, all of it or nothing; without it, does nothing.
+        """Makes all that was appended durable, atomically; does nothing if that is nothing.
 
         Args:
-            cursor: where the source goes on after these examples, any JSON.
+            cursor: where the source continues after these examples, any JSON.
 
         Raises:
             TypeError: the cursor is not JSON.
             OSError: the disk is full or cannot be written. The writer is closed then; another one
-                goes on after what is sealed.
+                continues after the sealed examples.
         """
         same = False
         with contextlib.suppress(TypeError, ValueError):
@@ -194,7 +194,7 @@ class Writer:
             self._parts.seal(cursor)
 
     def finish(self) -> None:
-        """Makes it a finished corpus of all that was appended, and closes the writer.
+        """Finishes the corpus, with all that was appended, and closes the writer.
 
         Raises:
             ValueError: there is no example.
@@ -205,7 +205,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Lets another writer begin; what was appended and not sealed is lost."""
+        """Lets another writer begin; appended examples that are not sealed are lost."""
         self._closed = True
         self._stack.close()
 
@@ -226,8 +226,8 @@ class Writer:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidState(
-                f"this writer of {os.fspath(self.directory)} is closed; begin another, which goes "
-                "on after what is sealed"
+                f"this writer of {os.fspath(self.directory)} is closed; begin another, which "
+                "continues after the sealed examples"
             )
 
     def __enter__(self) -> "Writer":
@@ -252,24 +252,23 @@ class Writer:
 class PartWriter:
     """Parts of one corpus, added in order and sealed; `finish` writes lengths and manifest.
 
-    Where a writer of the same origin was interrupted, it goes on after the parts that are sealed.
-    It removes no file that is not a part of this corpus, and refuses a directory that has one which
-    could be taken for a part.
+    After an interrupted writer of the same origin, it continues after the sealed parts. It removes
+    only its own files, and refuses a directory with another file that could be taken for a part.
 
     Args:
-        directory: where they are.
-        manifest: what the corpus is, but for its parts.
+        directory: holds the parts.
+        manifest: that of the corpus, without parts.
         keep_parts: as for `Writer`.
-        again: whether the source gives the same parts again. Then parts that are whole stay, sealed
-            or not, and a damaged log is made anew.
-        save_tokenizer: stores the tokenizer, before what says so, and returns the manifest's entry.
+        again: whether the source gives the same parts again. Then undamaged parts stay, sealed or
+            not, and a damaged log is started over.
+        save_tokenizer: stores the tokenizer, before a manifest names it, and returns its entry.
 
     Attributes:
         manifest: as given; features get their dtype from the first part.
-        number: of the next part.
-        examples, tokens: how many the parts before it have; tokens only of those kept `again`.
-        sealed: how many examples are sealed.
-        cursor: the one that was sealed last.
+        number: the number of the next part.
+        examples, tokens: the numbers of both before that part; tokens are exact only with `again`.
+        sealed: the number of sealed examples.
+        cursor: the last sealed cursor.
     """
 
     def __init__(
@@ -294,7 +293,7 @@ class PartWriter:
         self._remove_rest(files)
 
     def _resume(self, again: bool) -> None:
-        """Goes on after the parts that are sealed."""
+        """Continues after the sealed parts."""
         try:
             if (last := self.log.tail()) is None:
                 return
@@ -311,7 +310,7 @@ class PartWriter:
         self.sealed, self.cursor = self.examples, last.cursor
 
     def _keep_whole_parts(self, files: Mapping[epath.Path, PartFile | None]) -> None:
-        """Takes over those of the files that are the next parts, and whole."""
+        """Takes over the files that are the next parts, up to the first damaged one."""
         for path, file in files.items():
             if path.name != part_name(self.number) or file is None:
                 break
@@ -339,9 +338,9 @@ class PartWriter:
         return range(self.log.first() if self.number else 0, self.number)
 
     def _find_parts(self) -> dict[epath.Path, PartFile | None]:
-        """The parts that are not sealed, or were deleted, in order; None for one that is damaged.
+        """The files of parts that are not sealed or not kept, in order; None for a damaged one.
 
-        Refuses files of others.
+        Refuses files that are not parts.
         """
         files: dict[epath.Path, PartFile | None] = {}
         kept, refused = self._kept, "Prepare into a directory of its own, or move that file"
@@ -361,7 +360,7 @@ class PartWriter:
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
                     f"{refused}"
                 )
-        # Lengths are written when all parts are there.
+        # Lengths are written after all parts.
         if not files and not self.number and (lengths := self.directory / LENGTHS).exists():
             raise InvalidValue(
                 f"{os.fspath(lengths)} is not of a corpus, which would have parts beside it. "
@@ -370,9 +369,9 @@ class PartWriter:
         return files
 
     def _remove_rest(self, files: Iterable[epath.Path]) -> None:
-        """Removes those of the files that are not kept, and what a killed writer left of others."""
+        """Removes files that are not kept, and temporary files that a killed writer left."""
         kept = self._kept
-        (self.directory / LENGTHS).unlink(missing_ok=True)  # not somebody else's: see `_find_parts`
+        (self.directory / LENGTHS).unlink(missing_ok=True)  # `_find_parts` refuses others
         for path in files:
             if _number(path) not in kept:
                 path.unlink()
@@ -412,23 +411,23 @@ class PartWriter:
         return dataclasses.replace(self.manifest, tokenizer=tokenizer, **fields)
 
     def collect(self) -> tuple[list[Part], np.ndarray]:
-        """All parts, sealed or not, and the tokens of each of their examples: uint32 [examples]."""
+        """All parts, sealed or not, and the token counts of their examples: uint32 [examples]."""
         sealed = [entry.part for entry in self.log.entries()] if self.sealed else []
         if not (parts := [*sealed, *self._pending]):
             raise InvalidValue("examples is empty; a corpus holds at least one example")
         return parts, np.concatenate(self.log.read_counts(parts, self.task))
 
     def discard(self) -> None:
-        """Removes all parts, and the log; nothing can be added then."""
+        """Removes all parts and the log; after that, nothing can be added."""
         self.log.remove()
         for number in range(self.number):
             (self.directory / part_name(number)).unlink()
 
     def finish(self, collected: tuple[list[Part], np.ndarray] | None = None) -> None:
-        """Writes the lengths and, last, the manifest, which takes the place of the log.
+        """Writes the lengths and, last, the manifest, which replaces the log.
 
-        Where parts were deleted, the log stays, and says that it has ended. What `collect` gave may
-        be `collected`.
+        If parts were deleted, the log stays, marked as ended. `collected` is the result of
+        `collect`, if it is known.
         """
         if self.sealed and self.log.first():
             self.seal(self.cursor)
@@ -450,7 +449,7 @@ def _number(path: epath.Path) -> int:
 
 
 def _is_damaged_part(path: epath.Path) -> bool:
-    """Whether a file that cannot be read as a part was one: it has the mark, or nothing."""
+    """Whether a file that cannot be read as a part was one: it has the mark, or is empty."""
     if not (PART_NAME.fullmatch(path.name) and path.is_file()):
         return False
     content = path.read_bytes()

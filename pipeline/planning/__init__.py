@@ -1,16 +1,16 @@
 """Planning: from lengths to the segments of every step. Needs NumPy only.
 
-`fit_buckets` chooses the shapes of batches, and `Plan` what each batch holds. Terms, in the order
-in which the modules build on each other:
+`fit_buckets` chooses the shapes of batches, and `Plan` their contents. Terms, in the order in which
+the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - pattern: the sizes of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
-- layout: the pieces in windows, each packed for itself, and their rows (`layout`).
+- layout: pieces divided into windows, each packed separately, and their rows (`layout`).
 - pass: the rows of a layout, window by window, in a seeded order (`stream`).
-- stream: one corpus under given options: its passes, one after another (`stream`).
-- schedule: the bucket of each step, and how many rows it takes of each stream (`schedule`).
-- assembly: these rows as batches (`assembly`).
-- stage: options, streams and a schedule, from a step on. A plan is a list of stages (`plan`).
+- stream: the passes of one corpus under given options, one after another (`stream`).
+- schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
+- assembly: the batches of these rows (`assembly`).
+- stage: the options, streams and schedule from a step on (`stage`). A plan is a list of stages.
 """
 
 from pipeline.planning.bucket import Bucket

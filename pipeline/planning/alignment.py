@@ -1,7 +1,7 @@
-"""Alignment: rows in which each segment begins at a multiple of some columns.
+"""Alignment: rows in which each segment begins at a multiple of `align` columns.
 
 A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so its
-histogram is short. The rows that it finds then get pieces, whose positions are counted.
+histogram is short. `Alignment` then puts pieces into the rows that packing found.
 """
 
 import collections
@@ -22,12 +22,13 @@ class Alignment:
     ([[0], [1], [2]], [0, 6, 3])
 
     Args:
-        positions: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; none of
+        positions: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; 0 for
             size 0.
         align: columns in a unit; lengths of buckets are multiples of it.
 
     Attributes:
-        units: the units of each place, as `positions` of pieces; ascending by the share of a row.
+        units: the units of each *place*, which sizes of equal units share: int64 [places, 1], for
+            pairs [places, 2]; ascending by the share of a row.
     """
 
     def __init__(self, positions: np.ndarray, align: int):
@@ -40,10 +41,10 @@ class Alignment:
         self.units = units[first[order]]
         self._place = np.empty(len(order), np.int64)
         self._place[order] = np.arange(len(order))
-        self._place = self._place[place]  # of each size
+        self._place = self._place[place]  # the place of each size
 
     def fold(self, counts: np.ndarray) -> np.ndarray:
-        """How many pieces take each place, from how many have each size: int64 [places]."""
+        """The number of pieces in each place, from `counts` of each size: int64 [places]."""
         found = np.zeros(len(self.units), np.int64)
         np.add.at(found, self._place, counts)
         return found
@@ -60,7 +61,7 @@ class Alignment:
         buckets: Sequence[Bucket],
         **options: Any,
     ) -> Packed:
-        """Packs pieces of each size by `search`, which packs places; arguments as there."""
+        """Packs pieces by `search`, which packs places and takes the other arguments."""
         counts = counts.copy()
         counts[0] = 0
         packed = search(self.fold(counts), self.in_units(buckets), **options)
@@ -85,16 +86,16 @@ class Alignment:
     def _fill(
         self, pattern: Pattern, pieces: "list[collections.deque[list[int]]]"
     ) -> "list[Pattern]":
-        """The rows of a pattern of places, with the next of `pieces`, which they take.
+        """The rows of a pattern of places, filled with the next of `pieces`, which are removed.
 
-        Rows of one pattern differ only where pieces of the next size begin.
+        Rows differ only where a place changes to pieces of the next size.
         """
         found, left = [], pattern.rows
         while left:
             row, rows = collections.Counter[int](), left
             for place, times in pattern.pieces:
                 size, number = pieces[place][0]
-                if number >= times:  # so many rows have pieces of this size alone
+                if number >= times:  # this size alone fills the place in several rows
                     row[size] += times
                     rows = min(rows, number // times)
                     continue

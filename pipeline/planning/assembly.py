@@ -1,10 +1,10 @@
-"""Assembly: the rows of a schedule's steps as batches.
+"""Assembly: the batch of each step, made of the rows that the schedule gives it.
 
-Within a batch, rows are in an order in which devices have about the same work. Attention within
-segments makes a row with one long document cost many times a row of short ones, and every device
-waits for the one with the costliest row. So the rows of a block of steps may also be sorted by cost
-and cut into batches: a tier is a batch of such rows. The tiers come in random order, and the block
-as a whole has the rows that it has without tiers.
+Within a batch, rows are ordered so that devices have about the same work. With attention within
+segments, a row with one long document costs many times a row of short ones, and every device waits
+for the one with the costliest row. So the rows of a block of steps may also be sorted by cost and
+cut into batches, called tiers. The tiers come in random order; the block has the same rows as
+without tiers.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Rows, Stream
 
-# The steps of several streams that are assembled together if they are asked for in order.
+# With several streams, steps that are read in order are assembled this many at a time.
 TOGETHER = 32
 
 
@@ -34,12 +34,12 @@ class Assembly:
 
     def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
         self._streams, self._schedule, self._options = streams, schedule, options
-        # The number of the length of each bucket.
+        # The number of each bucket's length.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
-        self._asked = -1  # the step that was asked for last
+        self._asked = -1  # the step of the last call of `batch`
 
     def block(self, step: int) -> range:
-        """The steps of the plan that share their rows with `step`; none if the stage ends there."""
+        """The steps among which the rows of `step` are dealt; empty if the stage ends before."""
         schedule = self._schedule
         if schedule.end is not None and step >= schedule.end:
             return range(step, step)
@@ -48,7 +48,7 @@ class Assembly:
         return _block_within(schedule.epoch_around(step), step, self._options.tiers)
 
     def batch(self, step: int, last_epoch: float) -> PlannedBatch:
-        """The batch of a step of the plan; no window after `last_epoch` is prepared."""
+        """The batch of a step; prepares no window of an epoch after `last_epoch`."""
         steps = self.block(step)
         together = self._options.tiers == 1 and len(self._streams) > 1
         if together and 0 <= step - self._asked <= TOGETHER // 2:
@@ -71,12 +71,12 @@ class Assembly:
         )
 
     def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
-        """The batches of some steps; those of a bucket are cut from one gathering of rows."""
+        """The batches of some steps; the rows of each bucket are gathered at once."""
         wanted = [self._schedule.at(step) for step in steps]
         found: dict[int, PlannedBatch] = {}
         for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
-            # By stream, whose ranges follow each other: its number, first row, rows and batch.
+            # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
             taken = sorted(
                 (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
             )
@@ -97,7 +97,7 @@ class Assembly:
     def _gather(
         self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
     ) -> "_Gathered":
-        """Rows of a bucket in some ranges, as those of a step in the schedule."""
+        """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
         length = self._length_of[bucket]
         return _Gathered(
             [
@@ -110,9 +110,9 @@ class Assembly:
     def _sort_tiers(
         self, costs: np.ndarray, owners: np.ndarray, block: int, bucket: int
     ) -> np.ndarray:
-        """The batch of each row if those of a block are sorted by cost: int64 [rows].
+        """The batch of each row of a block after sorting rows by cost: int64 [rows].
 
-        All costs of a row but that of its segments depend on its static length only.
+        This is the cost of attention; the other costs of a row depend only on its static length.
         """
         sizes = np.bincount(owners)
         order = np.arange(len(sizes))
@@ -126,7 +126,7 @@ class Assembly:
     def _make_batch(
         self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
     ) -> PlannedBatch:
-        """The batch of a step, of all rows or of those whose numbers are `mine`."""
+        """The batch of a step, from all of `rows` or from those with the numbers `mine`."""
         costs = rows.costs if mine is None else rows.costs[mine]
         shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
@@ -146,10 +146,10 @@ class Assembly:
 
 
 class _Gathered:
-    """Rows of one bucket, in `parts`: each has the number of its stream.
+    """Rows of one bucket, from `parts`: pairs of a stream's number and its rows.
 
     Attributes:
-        costs: int64 [rows].
+        costs: int64 [rows], as `Rows.costs`.
     """
 
     def __init__(self, parts: Sequence[tuple[int, Rows]]):
@@ -164,8 +164,8 @@ class _Gathered:
         )
 
     def spans(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of each of some rows; and their spans, as those of `Rows`."""
-        if len(self._parts) == 1:  # looked up in this order
+        """The number of segments of each of the rows `order`, and their spans; see `Rows.spans`."""
+        if len(self._parts) == 1:  # only these rows need be looked up
             return self._parts[0][1].spans(order)
         times, starts, spans = self._every
         times = times[order]
@@ -173,13 +173,13 @@ class _Gathered:
 
     @functools.cached_property
     def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of segments of each row, the first of each, and the spans."""
+        """The number of segments of each row, its first span, and all spans."""
         each = zip(*(rows.spans() for _, rows in self._parts), strict=True)
         times, spans = map(np.concatenate, each)
         return times, times.cumsum() - times, spans
 
 
 def _block_within(steps: range, step: int, size: int) -> range:
-    """The part of `steps` in the block of a step; blocks of this size are counted from step 0."""
+    """The part of `steps` in the block of a step; blocks of `size` steps begin at step 0."""
     first = step // size * size
     return range(max(first, steps.start), min(first + size, steps.stop))

@@ -1,4 +1,4 @@
-"""Balance: rows in an order in which devices have about the same work."""
+"""Balance: orders of rows that give devices about the same work."""
 
 import functools
 
@@ -27,7 +27,7 @@ def even_order(rows: int) -> np.ndarray:
 
 
 def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """An order of rows in which devices have about the same work, and the place of each row.
+    """An order of rows that gives devices about the same work, and the place of each row.
 
     The other places of the batch are empty rows, spread like the cheapest rows.
 

@@ -22,8 +22,8 @@ class Bucket:
     >>> Bucket(rows=64, length=(512, 128)).positions
     40960
 
-    Of the buckets of a plan, one with the length of the bucket before it and fewer rows is a tail:
-    only the last batches of an epoch take it, in place of one with many empty rows. With
+    In a plan, a bucket with the same length as the bucket before it and fewer rows is a tail: only
+    the last batches of an epoch use it, so that few of their rows are empty. With
     `Bucket(32, 4096)` and its tail `Bucket(8, 4096)`, 45 rows are a batch of 32 rows and two of 8.
 
     Attributes:
@@ -72,7 +72,7 @@ class Bucket:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Buckets of a plan ascend by this: by length, and of equal lengths tails are last."""
+        """The sort key of the buckets of a plan: by length, and among equal lengths tails last."""
         return (sum(self.lengths), *self.lengths, -self.rows)
 
     def __str__(self) -> str:
@@ -95,8 +95,8 @@ def _require_size(name: str, value: Any) -> int:
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """`buckets` as a tuple, after checking that they ascend by length.
 
-    Pairs ascend by the sum of both lengths, and the last bucket holds all others. Of buckets of
-    equal length, those after the first are its tails; they descend by rows.
+    Buckets of pairs ascend by the sum of both lengths, and the last is the longest on both sides.
+    Among buckets of equal length, those after the first are its tails; they descend by rows.
     """
     found = tuple(buckets) if isinstance(buckets, Iterable) else (buckets,)
     if not all(isinstance(each, Bucket) for each in found):

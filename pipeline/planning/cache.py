@@ -11,10 +11,10 @@ from pipeline.fs.fork import Handles
 
 
 class WindowCache(Handles):
-    """What was made for the windows used last: up to `capacity` pieces.
+    """Values made from the windows used last, which have up to `capacity` pieces.
 
-    Any number of threads may use it. A thread that needs what another thread is making waits for
-    it, so that nothing is made twice. `capacity` may be changed.
+    Any number of threads may use it. A thread that needs a value that another thread is making
+    waits for it, so nothing is made twice. `capacity` may be changed.
     """
 
     handles = ("_held", "_entries")
@@ -24,15 +24,15 @@ class WindowCache(Handles):
         self.__setstate__({})
 
     def restart(self) -> None:
-        """Forgets everything, also what a thread is making; see `Handles`."""
+        """Forgets all values, also those that threads are making; see `Handles`."""
         super().restart()
         self._held = 0
-        # By key: the number of pieces, and what was made of them.
+        # By key: the number of pieces, and the value made from them.
         self._entries: collections.OrderedDict[Hashable, tuple[int, Future[Any]]]
         self._entries = collections.OrderedDict()
 
     def get(self, key: Hashable, pieces: int, make: Callable[..., Any], *arguments: Any) -> Any:
-        """What `make(*arguments)` returns for `key`, which stands for so many `pieces`."""
+        """The value of `key`, made by `make(*arguments)` if missing; it counts as `pieces`."""
         while True:
             try:
                 return self._find_or_make(key, pieces, make, *arguments).result()
@@ -40,7 +40,7 @@ class WindowCache(Handles):
                 pass  # the thread that was making it was interrupted
 
     def prepare(self, key: Hashable, *making: Any) -> None:
-        """Makes it in the background, so that `get` need not wait for it; arguments as there."""
+        """Makes a value in the background, so that `get` need not wait; arguments as for `get`."""
         if key not in self._entries:
             work = threading.Thread(target=self._find_or_make, args=(key, *making), daemon=True)
             with contextlib.suppress(RuntimeError):  # no further thread can start

@@ -20,7 +20,7 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Attention = Literal["dense", "segment"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
-# Rows less full than this share are packed again into longer ones, if these then cost less.
+# Rows less full than this share are packed again into longer ones, if that costs less.
 FULL_ENOUGH = 0.9
 
 
@@ -36,11 +36,11 @@ def pack(
 ) -> Packed:
     """Packs a histogram into rows of the buckets.
 
-    Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
-    a bucket's rows, shorter segments fill these rows, and the remaining ones go to the next
-    shorter bucket. Then, from the shortest bucket to the longest, the emptiest rows are packed
-    again into a longer bucket: those with much room, if that costs less, and surplus rows (too few
-    for another batch, or for tails). So at most one batch, of the longest bucket, is not full.
+    Buckets are filled from the longest to the shortest. Segments too long for any shorter bucket
+    open rows, shorter segments fill these rows, and the rest go to the next shorter bucket. Then,
+    from the shortest bucket to the longest, the emptiest rows are packed again into a longer
+    bucket: rows with much room, if that costs less, and surplus rows (too few for another batch, or
+    for tails). So at most one batch, of the longest bucket, is not full.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
@@ -48,8 +48,8 @@ def pack(
         sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
             size is a length.
         max_segments: the most segments in one row.
-        surplus: for each length, the surplus rows to pack again into a longer one, where batches go
-            on after these rows. None: as many as fill no batch.
+        surplus: for each length, the number of surplus rows, if later rows continue the batches.
+            None: the number of rows that fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
         fill: whether segments are cut to fill the rows of each length; see `fill_rows`.
     """
@@ -70,7 +70,7 @@ def pack(
     for index, bucket in enumerate(buckets[:-1]):
         room, rest = np.array(bucket.lengths), range(index + 1, len(buckets))
         to = next((each for each in rest if np.all(room <= buckets[each].lengths)), None)
-        if to is None:  # rows are taken one by one, so none is surplus
+        if to is None:  # only where a plan takes single rows, of which none is surplus
             continue
 
         def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
@@ -125,7 +125,7 @@ def _fill(
 def _split_surplus(
     patterns: list[Pattern], surplus: int, max_segments: int | None
 ) -> tuple[list[Pattern], list[Pattern]]:
-    """Splits off the emptiest `surplus` rows; those that may have no further segment come last."""
+    """Splits off the `surplus` emptiest rows; rows with `max_segments` segments come last."""
     stay, go = [], []
     for pattern in sorted(patterns, key=lambda each: (each.segments == max_segments, each.fill)):
         if moved := min(surplus, pattern.rows):
@@ -138,12 +138,10 @@ def _split_surplus(
 
 
 def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
-    """The cost of a row of some positions in a Transformer of `width`, in positions.
+    """The cost of a row of some length in a Transformer of width `width`, in positions.
 
-    "dense" attention computes scores between all positions of the row. They cost
-    `length / (6 · width)` of the rest of a layer whose MLP is four times as wide. "segment"
-    attention skips other segments, so that a row costs its positions. For pairs, `lengths` are of
-    inputs and targets, and targets attend to inputs too.
+    `fit_buckets` explains the formula. For pairs, `lengths` are those of inputs and targets, and
+    targets attend to inputs too.
 
     >>> row_cost(6144)
     12288.0

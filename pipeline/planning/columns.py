@@ -1,6 +1,6 @@
 """Column generation: the linear program behind packing="optimal", and a proven bound.
 
-The cheapest rows of a histogram are a linear program over all patterns, which are too many to list.
+Finding the cheapest rows is a linear program over all patterns, which are too many to list.
 Gilmore and Gomory (1961) start with a few patterns. An exact knapsack, whose values are the duals
 of the program, finds patterns that improve it, until none does. The duals also give a lower bound
 on the cost of any packing. The solver (HiGHS) needs scipy. Rounding turns the program's fractional
@@ -15,22 +15,23 @@ import numpy as np
 from pipeline.errors import require
 from pipeline.planning.patterns import Pattern
 
-# Limits are numbers of steps, never seconds: the result must not depend on the load of a machine.
+# Limits are numbers of iterations, never seconds: the load of a machine must not change the result.
 ITERATIONS = 60
 
 # Iterations stop when the cost exceeds the bound by at most this share.
 GAP = 1e-7
 
-# The most patterns that the program has from one iteration to the next, for each size.
+# The most patterns that the program keeps between iterations, for each size.
 PATTERNS_PER_SIZE = 4
 
-# Rows are rounded in rounds; after each, the program is solved again for the remaining segments.
-# A round makes at least the share SHARE of the rows, and adds patterns ROUND_ITERATIONS times.
+# Rows are rounded in up to ROUNDS rounds; after each, the program is solved again for the remaining
+# segments. A round makes at least the share SHARE of the rows, after ROUND_ITERATIONS iterations
+# at most.
 SHARE, ROUNDS, ROUND_ITERATIONS = 0.2, 60, 2
 
 
 class Knapsack:
-    """For every room up to `longest`, the segments of the greatest value that fit into it.
+    """The most valuable segments that fit into each room up to `longest`.
 
     A row may have any number of segments of a length, up to `most` segments in all. Solved by
     dynamic programming over the room (Gilmore and Gomory, 1963).
@@ -47,8 +48,8 @@ class Knapsack:
         self, sizes: np.ndarray, values: np.ndarray, longest: int, most: int | None = None
     ):
         self._sizes = sizes
-        # The worth, and the number of the first size (−1 if none fits), of rows of up to k segments
-        # in line k, which is computed from the line before. Without a limit there is one line.
+        # Line k has the worth of rows of up to k segments, and the number of their first size (−1
+        # if none fits). It is computed from line k − 1. Without a limit there is one line.
         lines = 1 if most is None or most * int(sizes[0]) >= longest else most + 1
         every = np.zeros((lines, longest + 1))
         self._first = np.full((lines, longest + 1), -1)
@@ -82,8 +83,9 @@ class Knapsack:
 class Columns:
     """The linear program of a histogram over the patterns found so far.
 
-    `counts` has the segments of each length, none of length 0; a row of each bucket has `rooms`
-    positions and costs `costs`, and at most `most` segments. `sizes` are the lengths in `counts`.
+    `counts` has the number of segments of each length, 0 for length 0. A row of each bucket has
+    `rooms` positions, costs `costs`, and has at most `most` segments. `sizes` are the lengths that
+    segments have.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Columns:
         self._sparse = require("scipy.sparse", extra="optimal", purpose=purpose)
         self.rooms, self.costs, self.most = rooms, costs, most
         self.sizes = np.flatnonzero(counts)
-        # The first patterns: rows of one size alone in the longest bucket, which meet every demand.
+        # The first patterns meet every demand: rows of one size alone, in the longest bucket.
         alone = rooms[-1] // self.sizes
         self._times = self._sparse.diags_array(
             np.minimum(alone, most or alone).astype(float), format="csc"
@@ -102,11 +104,11 @@ class Columns:
         self._bucket = np.full(len(self.sizes), len(rooms) - 1)
 
     def demand(self, counts: np.ndarray) -> np.ndarray:
-        """How many segments of each size `counts` has: float64 [sizes]."""
+        """The number of segments of each size in `counts`: float64 [sizes]."""
         return counts[self.sizes].astype(float)
 
     def places(self, column: int) -> tuple[list[tuple[int, int]], int]:
-        """The lengths in a pattern, the longest first, each with its number; and the bucket."""
+        """The lengths in a pattern, longest first, each with its number; and the bucket."""
         begin, end = self._times.indptr[column : column + 2]
         used, times = self._times.indices[begin:end], self._times.data[begin:end].astype(int)
         places = zip(self.sizes[used].tolist(), times.tolist(), strict=True)
@@ -122,10 +124,10 @@ class Columns:
             self._extend(times, np.full(len(of_bucket), index))
 
     def solve(self, demand: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, float]:
-        """The cheapest number of rows of each pattern, with fractions: float64 [patterns].
+        """The cheapest number of rows of each pattern, with fractions, and a lower bound on cost.
 
-        A segment may take the place of a longer one, so the row of a pattern may have shorter
-        segments than the pattern names. Also a proven lower bound on the cost of any packing.
+        Rows are float64 [patterns]; the bound is proven for any packing. A segment may take the
+        place of a longer one, so a row may have shorter segments than its pattern names.
         """
         # Feasible duals: a value for each size such that no row is worth more than it costs. They
         # prove the bound. The first ones are the cost of the size's positions in the cheapest
@@ -138,8 +140,8 @@ class Columns:
             if cost - best <= GAP * cost:
                 break
             # Duals jump between vertices. Values half-way between them and the best feasible ones
-            # give better patterns, of which fewer are needed (Wentges, 1997). If they give no
-            # pattern, the duals themselves decide whether one exists.
+            # give better patterns, so fewer are needed (Wentges, 1997). If they give no pattern,
+            # the duals themselves decide whether one exists.
             for values in ((feasible + duals) / 2, duals):
                 sack = Knapsack(self.sizes, values, int(self.rooms[-1]), self.most)
                 values = values / (sack.worth[self.rooms] / self.costs).max()
@@ -153,7 +155,7 @@ class Columns:
             self._drop_patterns(rows, duals)
             self._extend(times, bucket)
             rows, duals = self._solve_relaxed(demand)
-        # The factor exceeds the rounding error of the duals by far.
+        # The margin is far above the rounding error of the duals.
         return rows, float(best) * (1 - 1e-9)
 
     def _extend(self, times: np.ndarray, bucket: np.ndarray) -> None:
@@ -161,7 +163,7 @@ class Columns:
         self._bucket = np.concatenate([self._bucket, bucket])
 
     def _solve_relaxed(self, demand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Solves the program for the present patterns: their rows, and the duals of the sizes."""
+        """The rows of the present patterns and the duals of the sizes, which solve the program."""
         count = len(self.sizes)
         # Further columns let a place of one size take the next smaller size. They make the duals
         # ascend with the size and keep the program short.
@@ -183,8 +185,8 @@ class Columns:
         for number, (room, cost) in enumerate(zip(self.rooms, self.costs, strict=True)):
             rows = sack.rows(int(room))
             rows = rows[:, duals @ rows > cost * (1 + 1e-9)]
-            # Equal rows have equal sums of random numbers. If other rows do, which is very rare,
-            # one of them is lost.
+            # Equal rows have equal sums of random numbers. Different rows very rarely do; one of
+            # them is then lost.
             sums = np.random.Philox(0).random_raw(len(rows)) @ rows.astype(np.uint64)
             rows = rows[:, np.unique(sums, return_index=True)[1]]
             times.append(rows)
@@ -203,14 +205,14 @@ class Columns:
 
 
 class SegmentStock:
-    """The number of segments of each length that have no row yet, and the rows of each bucket."""
+    """The number of segments of each length without a row yet, and the rows of each bucket."""
 
     def __init__(self, counts: np.ndarray, rooms: np.ndarray, most: int | None):
         self.counts = counts.tolist()
         self.counts[0] = 0
         self.patterns: list[list[Pattern]] = [[] for _ in rooms]
         self._rooms, self._most = rooms.tolist(), most
-        self._sizes = np.flatnonzero(self.counts).tolist()  # of which segments remain
+        self._sizes = np.flatnonzero(self.counts).tolist()  # of remaining segments
 
     def place(self, places: list[tuple[int, int]], index: int, rows: int) -> int:
         """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
@@ -233,7 +235,7 @@ class SegmentStock:
         return done
 
     def _fill_row(self, places: list[tuple[int, int]], room: int) -> dict[int, int]:
-        """The segments of one row, each length with its number."""
+        """The lengths in one row, each with its number of segments."""
         row: dict[int, int] = {}
         segments = self._most or room
         for size, times in [*places, (room, segments)]:
@@ -251,7 +253,7 @@ class SegmentStock:
 def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
     """Patterns of each bucket, with whole rows, at nearly the cost of the program's solution.
 
-    Each round makes the whole part of the program's rows, then one row for each of the largest
+    Each round makes the integer part of the program's rows, then one row for each of the largest
     fractions. Segments may remain at the end.
     """
     stock = SegmentStock(counts, columns.rooms, columns.most)

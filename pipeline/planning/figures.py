@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Counts(NamedTuple):
-    """The content of some steps.
+    """Numbers of batches, rows and tokens in some steps.
 
     Exact for whole epochs; otherwise, tokens are computed from the mean fill of the rows.
 
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 def count_steps(plan: "Plan", first: int, last: int) -> Counts:
-    """The content of the steps `first` to `last`."""
+    """The numbers of the steps `first` to `last`."""
     own = plan.options.buckets
     batches = {bucket: n for bucket, n in plan.batches(first, last).items() if n or bucket in own}
     found = Counts(
@@ -71,7 +71,7 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
         number_of = dict(zip(stage.options.buckets, counts, strict=True))
         for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
             fill, left = real / max(taken, 1), taken
-            for bucket in group:  # only the last batch, of the fewest rows, has empty ones
+            for bucket in group:  # only the last batch, which has the fewest rows, has empty rows
                 if filled := min(number_of[bucket] * bucket.rows, left):
                     found.buckets[bucket][1:] += filled, fill * filled
                 left -= filled
@@ -82,7 +82,7 @@ def epoch_steps(plan: "Plan") -> tuple[int, int]:
     """The first step of the epoch to which the figures apply, and one past its last step.
 
     With one corpus, this is the first whole epoch of the last stage. With several, it is the epoch
-    in which the last stage begins, with the earlier stages of that epoch.
+    in which the last stage begins, including the earlier stages of that epoch.
     """
     last = plan.stages[-1]
     epoch = plan.first_whole_epoch if last.weights is None else last.schedule.epoch_of(last.start)
@@ -90,25 +90,25 @@ def epoch_steps(plan: "Plan") -> tuple[int, int]:
 
 
 def count_epoch(plan: "Plan") -> Counts:
-    """The content of the epoch of `epoch_steps`."""
+    """The numbers of the epoch of `epoch_steps`."""
     return count_steps(plan, *epoch_steps(plan))
 
 
 def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
-    """Epochs of each corpus that are over before `step`, by name."""
+    """The number of epochs of each corpus that end before `step`, by name."""
     found = dict.fromkeys(plan.names, 0)
     stage = plan.last_stage(step - 1)
-    # In the middle of a block, epochs that end in it are not over. Nothing after `step` is asked.
+    # Within a block, epochs that end in it are not over. No step after `step` is looked up.
     block = stage.assembly.block(max(step - 1, 0))
     epochs = stage.schedule.epochs(block.start if step < block.stop else step)
     return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
 
 def losses(plan: "Plan") -> dict[str, int]:
-    """Counts of examples that are not, or not wholly, in whole epochs of the last stage.
+    """Numbers of examples that whole epochs of the last stage leave out or cut, by reason.
 
-    `exclude` excludes the "excluded"; "empty" ones have no position to train on, and "overlong"
-    ones are longer than the longest bucket. "lost" counts the positions that these lose.
+    `exclude` leaves out the "excluded"; "empty" ones have no position to train on, and "overlong"
+    ones are longer than the longest bucket. "lost" is the number of positions that these lose.
     """
     stage, found = plan.stages[-1], np.zeros(4, np.int64)
     for stream in stage.streams:

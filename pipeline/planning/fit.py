@@ -24,23 +24,24 @@ logger = logging.getLogger(__name__)
 # One more bucket means one more compilation, so it must save this share of the cost.
 WORTH = 0.001
 
-# One more bucket of packed rows saves no padding, but what `row_cost` says, which knows no machine:
-# for functions in rows of 512 it says that three buckets are 2% faster than one, and they were 8%
-# slower on one day's machine and 8% faster on another's. So each bucket must save this share.
+# With packed rows, one more bucket saves hardly any padding, only attention. `row_cost` estimates
+# that without regard to the machine: for functions in rows of 512, it says that three buckets are
+# 2% faster than one; measured, they were 8% slower on one machine and 8% faster on another. So each
+# bucket must save this share.
 WORTH_PACKED = 0.05
 
-# The multiples that lengths may be of where none is given. A smaller one must save this share.
+# The values tried for `length_multiple=None`. A smaller one must save this share of the cost.
 MULTIPLES, WORTH_FINER = (128, 64, 32, 16), 0.02
 
 # Rows may be longer than the longest example by these factors, if that saves this share.
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
-# Estimates for pairs use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets
+# Estimates for pairs use a grid of lengths, of which up to CELLS cells have pairs. Sets of buckets
 # are then compared by packing about SAMPLE evenly spaced pairs.
 CELLS, SAMPLE = 256, 5_000
 
-# Other buckets than those of a plan that follows a corpus are worth a word if they save this share,
-# beside what each further bucket must save: a change ends a chapter, and compiles the step again.
+# A plan that follows a corpus should change to other buckets if they save this share, and
+# WORTH_PACKED for each further bucket: a change ends a chapter and compiles the step again.
 WORTH_REFIT = 0.02
 
 # The changes of a side of a bucket that the search tries, in multiples of `length_multiple`.
@@ -72,18 +73,18 @@ def fit_buckets(
 
     Dynamic programming over the histogram gives candidate sets, and each is packed. With packing
     "none", the smallest set within 0.1% of the cheapest is chosen. Packed rows have hardly any
-    padding to save, so each further bucket must save 5% of the cost, as much as the cost has been
-    seen to be off; `pipeline.tune` measures it. A row of `L` positions costs `L + L²/(6·width)`
-    with `attention="dense"`: scores grow with the square of the row, and cost `L/(6·width)` of the
-    rest of a Transformer layer whose MLP is four times as wide. With `attention="segment"`, which
-    skips other segments, and with packing "none", it costs `L`.
+    padding to save, so each further bucket must save 5% of the cost, as estimates of the cost were
+    seen to err by that much; `pipeline.tune` measures it. With `attention="dense"`, a row of `L`
+    positions costs `L + L²/(6·width)`: attention scores cost `L/(6·width)` times the rest of a
+    Transformer layer whose MLP is four times as wide. With `attention="segment"`, which skips other
+    segments, and with packing "none", it costs `L`.
 
     >>> lengths = np.repeat([120, 2000], [1000, 10])
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=64, length=128), Bucket(rows=4, length=2048))
 
-    For pairs, both lengths count, and the scores of targets by inputs too. Rows of packed pairs may
-    be longer than the longest pair, so that both sides can be full:
+    For pairs, both lengths count, and cross-attention too. Rows of packed pairs may be longer than
+    the longest pair, so that both sides can be full:
 
     >>> fit_buckets(np.array([[120, 40]] * 99), tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=16, length=(384, 128)),)
@@ -91,17 +92,17 @@ def fit_buckets(
     Args:
         lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]`, or a corpus.
             With `weights`, several of these by name, or `Corpora`.
-        tokens_per_batch: the most positions in a batch, for pairs of both sides. A bucket has as
-            many rows as fit.
+        tokens_per_batch: the most positions in a batch, for pairs on both sides together. A bucket
+            has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
-        max_length: the length of the longest bucket, at most; for pairs `(inputs, targets)`. The
-            plan's `overflow` applies to longer examples. Rows of short examples may be longer than
-            these, up to `max_length`, if that reduces padding. Default None: the longest bucket
-            holds the longest example.
-        length_multiple: bucket lengths are multiples of this; default 128. None: of 128, or of 64,
-            32 or 16 where that saves 2% of the cost, as with short examples.
-        row_multiple: numbers of rows are multiples of this, the number of devices that share the
-            rows of a batch; default 1.
+        max_length: the most positions in a row; for pairs `(inputs, targets)`. The plan's
+            `overflow` applies to longer examples. If all examples are shorter, rows may still be up
+            to `max_length` long if that reduces padding. Default None: the longest bucket holds the
+            longest example.
+        length_multiple: bucket lengths are multiples of this; default 128. None: 128, or 64, 32 or
+            16 if that saves 2% of the cost, as with short examples.
+        row_multiple: numbers of rows are multiples of this; give the number of devices that share
+            the rows of a batch; default 1.
         align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
             of it; default 1.
         packing: "best_fit" (default), "fill", "optimal" or "none", as for `Plan`. With
@@ -137,13 +138,13 @@ def fit_buckets(
 
 @dataclasses.dataclass(frozen=True)
 class Refit:
-    """Buckets fitted to some lengths, beside those that a plan has.
+    """A comparison of a plan's buckets with those that fit some lengths best.
 
     Attributes:
         present: the buckets of the plan.
-        fitted: the others.
-        costs: of a position, in those that are present and in the fitted ones.
-        padding: the share of padding in both.
+        fitted: the buckets that fit best.
+        costs: the cost per position with the present and with the fitted buckets.
+        padding: the share of padding with each.
     """
 
     present: tuple[Bucket, ...]
@@ -158,7 +159,7 @@ class Refit:
 
     @property
     def is_worth(self) -> bool:
-        """Whether they save enough to change the plan: 2%, and 5% more for each further bucket."""
+        """Whether to change the plan: `saves` is over 2%, and 5% more for each further bucket."""
         further = max(len(self.fitted) - len(self.present), 0)
         return self.saves > WORTH_REFIT + WORTH_PACKED * further
 
@@ -171,7 +172,7 @@ class Refit:
 
 
 def refit(buckets: Sequence[Bucket], lengths: AnyLengths, **options: Any) -> Refit:
-    """What `fit_buckets` would choose for lengths that `buckets` hold; options are its own."""
+    """A comparison of `buckets`, which hold `lengths`, with those that `fit_buckets` chooses."""
     if options["packing"] == "none":
         options["attention"] = "segment"
     search = make_search(lengths, **options)
@@ -197,9 +198,9 @@ def make_search(
     packing: Packing = "best_fit",
     **others: Any,
 ) -> "BucketSearch":
-    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`.
+    """The search for buckets for some lengths, after checking the arguments of `fit_buckets`.
 
-    `others` are further attributes of a `BucketSearch`.
+    `others` are further attributes of `BucketSearch`.
     """
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", others.get("attention", "dense"), ATTENTIONS)
@@ -268,7 +269,7 @@ def make_search(
 
 @dataclasses.dataclass
 class BucketSearch:
-    """A search for the cheapest buckets of examples, or of pairs.
+    """A search for the cheapest buckets for examples or pairs.
 
     First, all examples are sorted from short to long and cut into a few groups, each with a bucket
     that holds it. For pairs, the lengths of the buckets then change as long as the estimated cost
@@ -276,23 +277,23 @@ class BucketSearch:
     longest pair: its sides can then have the ratio of the group's totals, so that both can be full.
     """
 
-    lengths: np.ndarray  # int64 [n, sides], of examples; for pairs, of inputs and of targets
-    counts: np.ndarray  # int64 [n], the number of examples of each
+    lengths: np.ndarray  # int64 [n, sides], lengths of examples; for pairs, of inputs and targets
+    counts: np.ndarray  # int64 [n], the number of examples of each length
     multiple: int  # bucket lengths are multiples of this
-    most: int  # positions in a row, for pairs of both sides
+    most: int  # the most positions in a row, for pairs on both sides together
     packing: Packing
     tokens_per_batch: int
     row_multiple: int = 1
     max_segments: int | None = None
     attention: Attention = "dense"
     width: int = 1024
-    # Of the sets that were packed, the cost of an epoch per position; of pairs, that of a sample.
+    # For each set packed so far, the cost of an epoch per position; for pairs, of a sample.
     costs: dict[Shapes, float] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         lengths, counts = self.lengths, self.counts
         self._most_segments = 1 if self.packing == "none" else self.max_segments
-        self._scale = 1.0  # all pairs over those in the sample
+        self._scale = 1.0  # the number of pairs, divided by that in the sample
         self._make_cells(lengths, counts)
         if lengths.shape[1] == 1:
             self._counts = np.zeros(int(lengths.max()) + 1, np.int64)
@@ -308,7 +309,7 @@ class BucketSearch:
     def _make_cells(self, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Computes the examples, total positions and longest lengths of each cell with examples.
 
-        Cells ascend by their greater share of the longest lengths.
+        Cells ascend by their lengths as shares of the longest, for pairs by the greater share.
         """
         ends, step = -(-np.maximum(lengths, 1) // self.multiple), 1
         while True:
@@ -326,12 +327,12 @@ class BucketSearch:
         self._total = np.stack(total, axis=1)[order]
 
     def price(self, lengths: np.ndarray) -> np.ndarray:
-        """The cost of rows of some lengths [..., sides], in positions."""
+        """The cost of a row of each of some lengths [..., sides], in positions."""
         sides = np.moveaxis(lengths, -1, 0)
         return row_cost(*sides, attention=self.attention, width=self.width)
 
     def bucket(self, lengths: tuple[int, ...], rows: int | None = None) -> Bucket:
-        """The bucket with rows of some lengths, by default as many as fit the tokens of a batch."""
+        """The bucket of some lengths, by default with all rows that `tokens_per_batch` allows."""
         if rows is None:
             rows = self.tokens_per_batch // (sum(lengths) * self.row_multiple) * self.row_multiple
         return Bucket(rows, lengths if len(lengths) == 2 else lengths[0])
@@ -362,13 +363,13 @@ class BucketSearch:
         return best, cost
 
     def _full_rows(self, total: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The cost of rows that hold some positions, if the fuller side has no padding."""
+        """The cost of rows of some lengths for `total` positions, if the fuller side is full."""
         return (total * (self.price(lengths)[:, None] / lengths)).max(axis=1)
 
     def find(self, most: int) -> Shapes:
         """The smallest set of up to `most` buckets whose cost is nearly the least.
 
-        Rows of a few short examples are seldom full, so the set may have longer rows.
+        Rows with few examples are seldom full, so longer rows are tried too.
         """
         cheapest = self._choose(self.sets(most))
         if self.packing == "none" or len(cheapest[0]) == 2:
@@ -381,9 +382,9 @@ class BucketSearch:
         return self._choose(sets) if worth else cheapest
 
     def _choose(self, sets: Sequence[Shapes]) -> Shapes:
-        """The set to choose of some, of which those with fewer buckets come first.
+        """The best of some sets, which come in the order of their numbers of buckets.
 
-        A larger set must save a share of the cost, for packed rows one for each further bucket.
+        A larger set must save a share of the cost; with packed rows, one for each further bucket.
         """
         by_number: dict[int, list[Shapes]] = {}
         for each in sets:
@@ -397,7 +398,7 @@ class BucketSearch:
         return chosen
 
     def sets(self, most: int) -> list[Shapes]:
-        """Good sets of up to `most` buckets, small sets first; the last bucket holds all."""
+        """Good sets of up to `most` buckets, small sets first; their last bucket holds all."""
         found: dict[Shapes, None] = {}
         for buckets in self._cut_groups(most):
             for lengths in self._add_longest(buckets):
@@ -424,7 +425,7 @@ class BucketSearch:
                 np.repeat(longest[end - 1 : end], len(begin), axis=0),
             )
 
-        # The cost of the cells up to each one in each number of groups, and where the last begins.
+        # The cost of the first cells in each number of groups, and where the last group begins.
         least, begins = np.full((most + 1, count + 1), np.inf), np.zeros((most, count + 1), int)
         least[0, 0] = 0
         for end in range(1, count + 1):
@@ -439,7 +440,7 @@ class BucketSearch:
             yield np.array(buckets)
 
     def _add_longest(self, buckets: np.ndarray) -> Iterator[Shapes]:
-        """Sets with a bucket that holds all: in place of the last bucket, or after it."""
+        """Sets with a bucket that holds all examples: instead of the last bucket, or after it."""
         longest = buckets.max(axis=0)
         if longest.sum() > self.most:
             longest = self._longest.max(axis=0)
@@ -466,7 +467,7 @@ class BucketSearch:
         return tuple(map(tuple, best.tolist()))
 
     def _estimate(self, lengths: np.ndarray) -> float:
-        """The cost of all cells in buckets [k, sides], in full rows; infinite for a bad set."""
+        """The cost of all cells in buckets [k, sides], in full rows; infinite if invalid."""
         holds = np.all(self._longest[:, None] <= lengths, axis=-1)
         valid = (
             lengths.min() > 0
@@ -484,25 +485,25 @@ class BucketSearch:
         return float(self._full_rows(np.stack(totals, axis=1), lengths).sum())
 
     def cost(self, lengths: Shapes) -> float:
-        """The cost of an epoch per position; of pairs, that of a sample."""
+        """The cost of an epoch per position; for pairs, of a sample."""
         if lengths not in self.costs:
             cost = self._count_rows(lengths) @ self.price(np.array(lengths))
             self.costs[lengths] = float(cost / (self._counts @ self._table).sum())
         return self.costs[lengths]
 
     def padding(self, lengths: Shapes) -> float:
-        """The share of the positions of an epoch that hold nothing."""
+        """The share of padding in an epoch, from 0 to 1; for pairs, in a sample."""
         positions = self._count_rows(lengths) @ np.array(lengths).sum(axis=1)
         return float(1 - (self._counts @ self._table).sum() / positions)
 
     def _count_rows(self, lengths: Shapes) -> np.ndarray:
-        # Batches of one row: the last batch of each bucket, which is not full, must not count.
+        # Batches of one row, so that the empty rows of last batches do not count.
         return np.array(self._pack_rows([self.bucket(each, 1) for each in lengths]))
 
     def batches(self, buckets: Sequence[Bucket]) -> tuple[int, ...]:
-        """The batches of an epoch in each of some buckets; of many pairs, by those of a sample."""
+        """The batches of each of some buckets in an epoch; for many pairs, scaled from a sample."""
         packed = buckets
-        if self._scale > 1:  # a sample has fewer batches, and as many that are not full
+        if self._scale > 1:  # in a sample, more of the batches are not full
             packed = [dataclasses.replace(bucket, rows=1) for bucket in buckets]
         every = zip(buckets, self._pack_rows(packed), strict=True)
         return tuple(math.ceil(rows * self._scale / bucket.rows) for bucket, rows in every)
@@ -514,7 +515,7 @@ class BucketSearch:
 
     @property
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sizes of examples, int64 [sizes, sides], and how many examples have each, [sizes]."""
+        """Sizes of examples, int64 [sizes, sides], and the number of examples of each, [sizes]."""
         return self._table, self._counts * self._scale
 
 
@@ -538,14 +539,14 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndar
 
 
 def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
-    """About a million lengths in the proportions in which batches of several corpora have them.
+    """About a million lengths, in the same proportions as in batches of several corpora.
 
-    Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
-    times), and its longest examples.
+    Each corpus contributes its share over all phases, as examples spread evenly over it (perhaps
+    repeated), and its longest examples.
     """
     corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
     phases, counts = as_phases(weights, tuple(corpora)), {}
-    for name, each in corpora.items():  # its examples, in any unit
+    for name, each in corpora.items():  # relative numbers of examples
         mean = 1 if by == "examples" else each.array.sum(dtype=np.int64) / max(len(each), 1)
         mean *= float(each.loss_share) if by == "loss" else 1
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)

@@ -1,7 +1,6 @@
-"""Followed plans: plans in which corpora grow, whose stages become known in order.
+"""Followed plans: plans of corpora that still grow.
 
-A stage ends with a chapter of one of the corpora. Windows are waited for, and which of them are
-there already decides nothing. So a step is the same whoever asks for it, at any time.
+The stages become known in order; each ends with a chapter of one of the corpora.
 """
 
 import bisect
@@ -26,7 +25,7 @@ from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
 from pipeline.planning.stream import Stream
 
-# The pieces of windows that are kept, if no more are needed at a time.
+# The cache holds windows with this many pieces; more if needed at a time.
 HELD = 1 << 18
 
 
@@ -35,9 +34,9 @@ class Start:
     """Where a stage begins.
 
     Attributes:
-        places: of each corpus by name, where its chapter begins, or where its last one ended; None
-            if it never grew.
-        taken: what was taken since these chapters began.
+        places: by name of the corpus, where its chapter begins or its last chapter ended; None if
+            it never grew.
+        taken: the rows taken since these chapters began.
     """
 
     places: Mapping[str, Place | None]
@@ -49,7 +48,7 @@ class Start:
         return self.taken.step
 
     def after(self, stage: Stage) -> "Start":
-        """Where the next stage begins, after the one that began here has ended."""
+        """The start of the next stage; `stage` began here and has ended."""
         ended, taken = stage.schedule.ended
         rows, owed, windows = taken.rows.copy(), [[*each] for each in taken.owed], [*taken.windows]
         chapter = stage.streams[ended]
@@ -61,7 +60,7 @@ class Start:
         return Start(places, taken._replace(rows=rows, owed=owed, windows=windows))
 
     def entry(self, ends: Mapping[str, Place]) -> dict[str, Any]:
-        """Its part of the entry of a data state; `ends` are those of the windows in hand."""
+        """The start as JSON for an entry of a data state; `ends` has the ends of last windows."""
         places = dict[str, Any](self.places)
         for (name, place), number in zip(self.places.items(), self.taken.windows, strict=True):
             if place is not None:
@@ -73,7 +72,7 @@ class Start:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Start":
-        """The start of the entry of a data state."""
+        """The start from an entry of a data state."""
         places, windows = dict[str, Place | None](), []
         for name, given in entry["places"].items():
             kept = [given[each.name] for each in dataclasses.fields(Place)] if given else []
@@ -84,25 +83,25 @@ class Start:
 
 
 class FollowedPlan(Plan):
-    """All batches of a corpus that grows, or of a mixture: of what is sealed, and of what will be.
+    """All batches of a corpus that grows, or of a mixture with such corpora.
 
-    The batches are the same whenever they are asked for: a step whose rows are not yet sealed is
-    waited for. Examples are planned in windows, in the order in which they are sealed. Once a
-    corpus is finished, its later epochs are ordinary ones of all of it.
+    A step waits until its rows are sealed, so a batch is the same at any time and in any process.
+    Examples are planned in windows, in the order in which they are sealed. Once a corpus is
+    finished, its later epochs are ordinary epochs of the entire corpus.
 
-    In a mixture, the examples of corpus number `n` have numbers from `n * APART` on.
+    In a mixture, the examples of corpus number `n` are numbered from `n * APART` on.
 
     Args:
-        parts: the sealed parts; with `weights`, by name, those of each corpus that grows, and
-            lengths or a corpus, as for `Plan`, of others.
+        parts: the sealed parts. With `weights`, by name: the sealed parts of each corpus that
+            grows, and for others lengths or a corpus, as for `Plan`.
         buckets: as for `Plan`; with `weights`, one of each length.
         weights: the weight of each corpus by name, in tokens. Default None: one corpus.
-        **options: as for `Plan`. packing="optimal" and overflow="error" need the whole corpus.
+        **options: as for `Plan`. packing="optimal" and overflow="error" need a finished corpus.
 
     Attributes:
-        stages: one for each change of options, as `Plan.stages`: of their streams and schedules, no
-            step is asked. Those that have the steps are made when they are needed.
-        parts: of each corpus that grows or has grown, its sealed parts, by name.
+        stages: one for each change of options. Unlike those of `Plan`, they have no steps: the
+            stages with the steps are made when they are needed.
+        parts: the sealed parts of each corpus that grows or has grown, by name.
 
     Raises:
         ValueError: an argument is not as above.
@@ -121,7 +120,7 @@ class FollowedPlan(Plan):
         (_, shares), *later = [(0, None)] if weights is None else as_phases(weights, tuple(given))
         if later:
             raise InvalidValue(
-                "weights has phases, and some corpora grow; give the weights of all steps"
+                "weights has phases, and some corpora grow; give one weight for each corpus"
             )
         self._given, self.parts = given, {n: p for n, p in given.items() if hasattr(p, "digest")}
         self._cache = WindowCache(HELD)
@@ -133,14 +132,14 @@ class FollowedPlan(Plan):
     # ---- stages, which are made in order
 
     def _declare(self, step: int, options: Options, shares: Any, changes: Any) -> Stage:
-        """The stage of new options; none of its steps is asked for."""
+        """A stage that only declares new options; its steps are not used."""
         _check_options(options, several=shares is not None)
         streams = tuple(self._stream(n, Place(), options) for n in range(len(self._given)))
         schedule = Schedule(step, streams, options, shares)
         return Stage(options, streams, schedule, shares, self._given, changes)
 
     def _stream(self, number: int, place: Place | None, options: Options) -> Stream:
-        """The stream of a corpus: of a chapter, or of all of one that does not grow any more."""
+        """The stream of a corpus: a chapter, or the entire corpus if it does not grow."""
         name, given = list(self._given.items())[number]
         options = options_of_streams(options, self._given)
         own: Any = {"name": name, "first": number * APART}
@@ -151,9 +150,10 @@ class FollowedPlan(Plan):
         return Stream(lengths, options, self._cache, epoch=int(grew), **own)
 
     def _make(self, start: Start, before: Stage | None) -> tuple[Stage, ...]:
-        """The stage of a start, with those of later epochs; `before` is the one before, if at hand.
+        """The stage that begins at `start`, with the stages of later epochs.
 
-        Waits until it is known whether chapters follow.
+        Waits until it is known whether chapters follow. Streams of `before`, the stage before it,
+        are used again.
         """
         declared, streams = self.last_stage(start.step), list[Stream]()
         there: dict[tuple[str, Place | None], Stream] = {
@@ -162,7 +162,7 @@ class FollowedPlan(Plan):
         }
         for number, (name, place) in enumerate(start.places.items()):
             if place is not None and self.parts[name].lengths(place.part) is None:
-                place = None  # it is finished
+                place = None  # the corpus is finished
             found = there.get((name, place))
             streams.append(found or self._stream(number, place, declared.options))
         until = next((each.start for each in self.stages if each.start > start.step), None)
@@ -179,14 +179,14 @@ class FollowedPlan(Plan):
         return plan.stages
 
     def _stages_at(self, step: int) -> tuple[Start, tuple[Stage, ...]]:
-        """The last start up to a step, and its stages; waits until it is known."""
+        """The last start at or before a step, and its stages; waits until they are known."""
         before = None
         while True:
             begun = self._begun
             if step < begun[0].step:
                 raise OutOfRange(
-                    f"step is {step:,}, and this plan goes on from a state of which it knows steps "
-                    f"from {begun[0].step:,} on"
+                    f"step is {step:,}, and this plan was resumed from a state, so it has only the "
+                    f"steps from {begun[0].step:,} on"
                 )
             start = begun[bisect.bisect_right(begun, step, key=lambda each: each.step) - 1]
             stages = self._cache.get((self.stages, start), 0, self._make, start, before)
@@ -202,14 +202,14 @@ class FollowedPlan(Plan):
         return stages[bisect.bisect_right(stages, step, key=lambda each: each.start) - 1]
 
     def after(self, step: int, *, exclude: Any = (), **changes: Any) -> Plan:
-        """The plan that goes on with other options from the end of a window on.
+        """The plan with other options from the end of a window on.
 
-        A chapter ends with the window of step `step - 1`, and the next one has the new options. Of
-        later epochs, which are ordinary ones, they hold from `step` on, as in `Plan.after`.
+        A chapter ends with the window of step `step - 1`, and the next chapter has the new options.
+        In later epochs, which are ordinary, they apply from `step` on, as in `Plan.after`.
 
         Args:
             step: the first step that may differ; not before an earlier change.
-            exclude: not for a corpus that grows.
+            exclude: leave it out; an error while a corpus grows.
             **changes: `buckets`, and any other keyword of `Plan` except `ending`.
 
         Raises:
@@ -234,17 +234,17 @@ class FollowedPlan(Plan):
         return plan
 
     def plan_of(self, step: int) -> Plan:
-        """The plan of the stage of a step, and of those of whole epochs after it."""
+        """A plan of the stage of a step and of the stages of later epochs."""
         return Plan._from_stages(self._stages_at(step)[1])
 
     def refit(self, step: int, **options: Any) -> Refit | None:
-        """Buckets fitted to the latest windows that a step may have rows of; batches stay.
+        """Buckets fitted to the latest windows from which a step may take rows.
 
-        None where a step has no such window: in later epochs.
+        None in later epochs, which have no such windows. Batches do not change.
 
         Args:
-            step: from 0; it is waited for.
-            **options: of `fit_buckets`; by default as the present buckets say.
+            step: from 0; waits until its rows are sealed.
+            **options: keywords of `fit_buckets`; by default, derived from the present buckets.
         """
         if not (stage := self.stage_at(step)).grows:
             return None
@@ -277,7 +277,7 @@ class FollowedPlan(Plan):
         return refit(every, array, **{**present, **options})
 
     def parts_of(self, step: int) -> dict[str, range]:
-        """See `Plan.parts_of`; none stand for all of a corpus that is finished."""
+        """See `Plan.parts_of`; an empty range stands for all parts of a finished corpus."""
         stage = self.stage_at(step)
         found, ends = dict.fromkeys(self.parts, range(0)), _ends(stage, step + 1)
         for stream in stage.streams:
@@ -293,12 +293,12 @@ class FollowedPlan(Plan):
     # ---- the data state
 
     def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from the entries of a data state, as of `entries_at`.
+        """Continues from the entries of a data state, as `entries_at` returns them.
 
-        Steps before the first are then unknown. Nothing before it is planned again.
+        The plan then has only the steps from the first entry on; no earlier step is planned again.
 
         Raises:
-            ValueError: a corpus is not the one of the state, or shorter.
+            ValueError: a corpus is not the one of the state, or is shorter.
         """
         start = Start.of(entries[0])
         for name, place in entries[0]["places"].items():
@@ -309,11 +309,11 @@ class FollowedPlan(Plan):
             self._begun = (start,)
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """The entries of a data state after `step` batches: that of the stage of the last one.
+        """The entries of a data state after `step` batches, from the last chapter on.
 
-        Of each corpus that grows, "places" has where its chapter begins, the windows in hand there,
-        and the end of the last window in hand. "rows" and "owed" are those of `Start`. In later
-        epochs, entries of `Plan` follow.
+        For each corpus that grows, "places" has the place where its chapter begins, the number of
+        available windows, and the end of the last of them. "rows" and "owed" are those of
+        `Start.taken`. In later epochs, entries as of `Plan` follow.
         """
         start, stages, ends = self._begun[0], tuple[Stage, ...](), dict[str, Place]()
         if step > start.step:
@@ -327,12 +327,12 @@ class FollowedPlan(Plan):
     # ---- what is not known
 
     def first_step(self, epoch: int) -> int:
-        """0 for epoch 0; an error for another one: nobody knows how many batches there will be."""
+        """0 for epoch 0; an error for later ones, as the number of batches is not known."""
         if epoch == 0:
             return 0
         raise InvalidState(
-            "the corpus grows, so nobody knows how many batches it will have; once it is finished, "
-            "open it without follow=True for figures of the whole"
+            "the corpus grows, so its number of batches is not known yet; once it is finished, "
+            "open it without follow=True"
         )
 
     @property
@@ -347,7 +347,7 @@ class FollowedPlan(Plan):
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:
-        """1 for each bucket: how many batches it will have is unknown, and each may have some."""
+        """1 for each bucket: the number of batches is not known, and any bucket may have some."""
         return dict.fromkeys(self.buckets, 1)
 
     def most_segments(self) -> dict[Bucket, int]:
@@ -361,11 +361,11 @@ class FollowedPlan(Plan):
         return most
 
     def between(self, first: int, last: int | None = None) -> Plan:
-        """The plan itself: which steps it will have is not known."""
+        """The plan itself, as its last step is not known."""
         return self
 
     def next_block(self, step: int) -> int:
-        """`step`: options may change there, and chapters take them when they can."""
+        """`step`: options may change at any step; they apply once its window has ended."""
         return require_whole("step", step, 0)
 
     def __repr__(self) -> str:
@@ -380,7 +380,7 @@ class FollowedPlan(Plan):
 
 
 def _ends(stage: Stage, step: int) -> dict[str, Place]:
-    """The end of the last window in hand before a step, of each chapter of a stage, by name."""
+    """The end of the last available window of each chapter of a stage at a step, by name."""
     if not stage.grows:
         return {}
     windows = zip(stage.streams, stage.schedule.taken(step).windows, strict=True)
@@ -388,7 +388,7 @@ def _ends(stage: Stage, step: int) -> dict[str, Place]:
 
 
 def _require_past(parts: Parts, number: int, then: str) -> None:
-    """Refuses a corpus whose parts before a number do not have the digest `then`."""
+    """Raises an error if the first `number` parts of a corpus do not have the digest `then`."""
     if (now := parts.digest(number)) is None:
         raise InvalidValue(
             f"the state is of a corpus with {number:,} parts or more, and this one has fewer; it "
@@ -412,8 +412,8 @@ def _check_options(options: Options, *, several: bool) -> None:
         )
     if options.overflow == "error":
         raise InvalidValue(
-            "overflow is 'error', and nobody knows how long the examples of a corpus that grows "
-            "will be; give overflow='split' (of pairs 'truncate') or 'drop'"
+            "overflow is 'error', and the longest example of a corpus that grows is not known yet; "
+            "give overflow='split' (for pairs 'truncate') or 'drop'"
         )
     if options.by != "tokens" or options.ending != "repeat":
         raise InvalidValue(

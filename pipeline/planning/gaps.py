@@ -1,9 +1,9 @@
 """Rows without gaps: packing="fill" cuts documents, as few as it can.
 
-A *chain* is a few rows that follow each other: a document may begin at the end of one and go on at
-the beginning of the next. Rows that whole documents fill are chains of one row; a chain of `k` rows
-cuts `k − 1` documents. So the fewest documents are cut where chains are most (LeCun, Mautor,
-Quessette and Weisser, 2015, call it bin packing with fragmentable items).
+A *chain* is a sequence of rows: a document that begins at the end of one continues at the beginning
+of the next. A row of whole documents is a chain of one row; a chain of `k` rows cuts `k − 1`
+documents. So the more chains, the fewer cuts. (LeCun, Mautor, Quessette and Weisser, 2015, call
+this bin packing with fragmentable items.)
 """
 
 import bisect
@@ -16,19 +16,19 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.patterns import Pattern, best_fit, count_rows, count_segments
 
-# A piece has at least so many positions, or an eighth of a short row. A model predicts the first
-# positions of a piece from next to nothing, and every piece costs a segment.
+# A piece has at least this many positions, or an eighth of a short row. A model has hardly any
+# context for the first positions of a piece, and every piece is one more segment.
 LEAST_PIECE = 32
 
-# Rows may have gaps that add up to one row in so many, beside what the last row lacks: filling them
-# would cut many documents for a ten-thousandth of the positions.
+# Gaps may add up to one row in this many, not counting the last row: filling them would cut many
+# documents for a ten-thousandth of the positions.
 ROWS_PER_SPARE = 10_000
 
-# Documents are laid into about so many rows at a time, of which there are then many copies. Chains
-# that would not end are ended from so many copies on.
+# About ROWS_AT_ONCE rows are filled at a time, and then copied. If there are at least MANY copies,
+# a last chain that has not ended is cut off.
 ROWS_AT_ONCE, MANY = 128, 32
 
-# Of so many sizes the longest of two, and of three, documents that fill a room exactly is sought.
+# The number of sizes tried as the longest of two, and of three, documents that fill a room exactly.
 PAIRS, TRIPLES = 100, 10
 
 
@@ -46,7 +46,7 @@ def check_fill(*, pairs: bool = False, align: int = 1, groups: bool = False) -> 
 
 
 class Cuts:
-    """The ways to cut documents of a histogram, each by the number of sizes of its two pieces.
+    """The ways in which documents are cut; each has two numbers that act as sizes of its pieces.
 
     >>> cuts = Cuts(10)  # sizes 0 … 9 are those of whole documents
     >>> cuts.pieces(9, 5), cuts.pieces(8, 2), cuts.pieces(9, 5)
@@ -58,17 +58,17 @@ class Cuts:
     def __init__(self, sizes: int):
         self.sizes = sizes
         self._ways: dict[tuple[int, int], int] = {}
-        self._first: list[int] = []  # positions of the first piece of each
+        self._first: list[int] = []  # positions of the first piece of each way
 
     def pieces(self, size: int, first: int) -> tuple[int, int]:
-        """The sizes that stand for both pieces of a document, cut after its `first` positions."""
+        """The size numbers of both pieces of a document that is cut after `first` positions."""
         number = self._ways.setdefault((size, first), len(self._ways))
         if number == len(self._first):
             self._first.append(first)
         return self.sizes + 2 * number, self.sizes + 2 * number + 1
 
     def positions(self, piece: int) -> int:
-        """The positions of a first piece."""
+        """The positions of a first piece, by its size number."""
         return self._first[(piece - self.sizes) // 2]
 
     @property
@@ -79,7 +79,7 @@ class Cuts:
     def count_documents(self, patterns: Iterable[Pattern]) -> np.ndarray:
         """The documents of each size in the rows of some patterns: int64 [sizes].
 
-        One that is cut is counted where it begins.
+        A document that is cut counts where it begins.
         """
         counts = count_segments(patterns, self.sizes + 2 * len(self._ways))
         documents, table = counts[: self.sizes].copy(), self.table
@@ -88,22 +88,22 @@ class Cuts:
 
 
 class Chain(NamedTuple):
-    """The patterns of the rows of a chain; all have as many rows as there are such chains."""
+    """Equal chains: one pattern for each row of the chain; its `rows` is the number of chains."""
 
     patterns: Sequence[Pattern]
 
     @property
     def rows(self) -> int:
-        """The rows of all such chains."""
+        """The number of rows in all of the chains."""
         return count_rows(self.patterns)
 
     @property
     def num_cuts(self) -> int:
-        """The documents that are cut in all such chains."""
+        """The number of documents that the chains cut."""
         return self.rows - self.patterns[0].rows
 
     def repeat(self, times: int) -> "Chain":
-        """So many chains like this one."""
+        """`times` chains like these."""
         return Chain([pattern._replace(rows=times) for pattern in self.patterns])
 
 
@@ -117,14 +117,14 @@ def fill_rows(
     >>> [row.pieces for row in chain.patterns], cuts.table.tolist()
     ([((6, 1), (7, 1)), ((8, 1), (6, 1))], [[6, 3]])
 
-    Best fit packs whole documents. The rows with the least gaps stay, as long as that needs no more
-    rows; the documents of the others are laid into chains. If these save fewer positions for each
-    document that they cut than a piece must have, best fit stays as it is.
+    Best fit packs whole documents. The fullest rows stay, as long as that needs no more rows; the
+    documents of the others are packed into chains. If these save fewer positions for each cut than
+    a piece must have, the rows of best fit are returned.
 
     Args:
         counts: int64 [sizes], the documents of each size, none longer than a row; not changed.
         length: positions in a row.
-        cuts: gets the ways in which documents are cut.
+        cuts: the ways in which documents are cut; changed in place.
         max_segments: the most segments in one row; None for no limit.
     """
     sizes, tokens = np.arange(len(counts)), int(counts @ np.arange(len(counts)))
@@ -154,26 +154,26 @@ def fill_rows(
 
 
 def least_piece(length: int) -> int:
-    """The fewest positions of a piece in rows of `length`, and that a cut saves on average."""
+    """The fewest positions of a piece in rows of `length`; a cut must save as many on average."""
     return min(LEAST_PIECE, max(length // 8, 1))
 
 
 def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
-    """A number of documents that must be cut if those of a histogram are to fill so many rows.
+    """A lower bound on the documents to cut so that those of a histogram fit into `rows` rows.
 
     >>> fewest_cuts(np.bincount([6, 6, 6]), 9, rows=2)
     1
 
-    As whole documents need more rows, and each that is cut may save one, there are as many cuts as
-    rows are missing. The rows of whole documents are at least Martello and Toth's L2 (1990): for
-    every k, documents of more than half a row have a row each, and those from k to half a row are
-    in the room that the former leave, but for those above `length − k`, or in further rows.
+    A cut saves at most one row, so the bound is the number of rows that whole documents need beyond
+    `rows`. They need at least Martello and Toth's L2 (1990): for every k, each document of more
+    than half a row needs a row, and documents from k to half a row need further rows as far as they
+    exceed the room beside the former (none beside documents longer than `length − k`).
     """
     sizes = np.arange(length + 1)
     number = np.zeros(length + 2, np.int64)
-    number[: min(len(counts), length + 1)] = counts[: length + 1]  # none is longer
+    number[: min(len(counts), length + 1)] = counts[: length + 1]  # no document is longer
     positions = number[:-1] * sizes
-    # The documents of at least each size, and their positions.
+    # The number of documents of at least each size, and their positions.
     number, positions = (np.append(0, each[::-1]).cumsum()[::-1] for each in (number, positions))
     half = length // 2 + 1
     least = sizes[:half]
@@ -184,9 +184,9 @@ def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
 
 
 def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Chain], np.ndarray]:
-    """Chains with so many rows less, and how many documents of each size these had.
+    """The chains without `rows` of their rows, and the documents of each size in the removed rows.
 
-    The emptiest chains go; of one that has more rows than must go, the last rows.
+    The emptiest chains are removed; a chain with more rows than needed loses only its last rows.
     """
     stay, moved = list[Chain](), np.zeros(cuts.sizes, np.int64)
     for chain in sorted(chains, key=lambda each: each.patterns[-1].fill):
@@ -207,7 +207,7 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
 
 
 def _end(rows: Sequence[Pattern], cuts: Cuts) -> Chain:
-    """The chain of the first rows of a longer one; the last loses the first piece of a document."""
+    """A chain of the first rows of a longer one; its last row loses the piece that continues."""
     *first, last = rows
     *pieces, (piece, _) = last.pieces
     fill = last.fill - cuts.positions(piece)
@@ -217,15 +217,15 @@ def _end(rows: Sequence[Pattern], cuts: Cuts) -> Chain:
 def _lay(
     counts: np.ndarray, length: int, cuts: Cuts, max_segments: int | None, copies: int
 ) -> list[Chain]:
-    """Chains of the documents of a histogram, one of each, of which there will be some copies.
+    """Chains with the documents of a histogram; the caller makes `copies` of each chain.
 
-    With several copies, the documents of the last one are left over: they would not fill its rows.
-    If there are many, it is ended where that leaves the smallest gap, if that is a thousandth.
+    With several copies, the last chain is left out if its documents do not fill its rows. If there
+    are many, it is cut off after the row with the smallest gap, if that is at most a thousandth.
 
-    A row has what the row before left of a document, then whole documents, the longest first, and
-    at last the first piece of a document. If a document fills the row exactly, or none can be cut,
-    the chain ends there. A piece is shorter than its row has room for if otherwise the next row
-    could have neither a document nor a piece after it.
+    A row has the second piece of the document that was cut last, then whole documents, the longest
+    first, and last the first piece of a document. If documents fill the row exactly, or none can be
+    cut, the chain ends. A first piece is shorter than the room for it if otherwise neither a
+    document nor a piece could follow its second piece.
     """
     least, most = least_piece(length), max_segments or length
     stock, found, rows = _Stock(counts), list[Chain](), list[Pattern]()
@@ -274,11 +274,11 @@ def _lay(
 
 
 def _choose(stock: "_Stock", room: int, length: int, least: int) -> tuple[int, int] | None:
-    """The size of the document to cut at the end of a row, and how many positions the row takes.
+    """The size of the document to cut at the end of a row, and the positions of its first piece.
 
-    If possible, of one whose second piece fills the next row with one or two other documents;
-    otherwise of the longest after whose second piece a document can be put or cut. None: no
-    document can be cut.
+    If possible, its second piece and one or two other documents fill the next row. Otherwise, it is
+    the longest document after whose second piece another can be put or cut. None: no document can
+    be cut.
     """
     sizes, counts = stock.sizes, stock.counts
     able = sizes[bisect.bisect_left(sizes, room + least) :][::-1] if room >= least else []
@@ -302,7 +302,7 @@ def _choose(stock: "_Stock", room: int, length: int, least: int) -> tuple[int, i
 
 
 class _Stock:
-    """Documents by size, of which some are taken."""
+    """The documents that have no row yet, by size."""
 
     def __init__(self, counts: np.ndarray):
         self.sizes = np.flatnonzero(counts).tolist()  # ascending
@@ -316,7 +316,7 @@ class _Stock:
         return self.sizes[place - 1] if place else 0
 
     def find(self, room: int, most: int) -> list[int]:
-        """The sizes of up to `most` documents, three at most, that fill `room`; [] if none does."""
+        """The sizes of up to `most` documents, three at most, that fill `room`; [] if none do."""
         if room in self.counts:
             return [room]
         if most > 1:

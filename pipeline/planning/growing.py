@@ -1,10 +1,10 @@
 """Corpora that grow: sealed parts, whose lengths become known in order, in windows and chapters.
 
-A window is a run of sealed parts. It closes at `options.window` pieces or, in a corpus that has few
-yet, at fewer, so that the first one is there soon. `CHAPTER` windows are a chapter: a pass that
-gains windows. Rows run on from window to window, and end with the chapter.
+A window is a run of sealed parts. It closes at `options.window` pieces or, while the corpus is
+small, at fewer, so that training can begin soon. `CHAPTER` windows are a chapter: a pass that gains
+windows. Batches may span windows of a chapter, but not two chapters.
 
-Nothing depends on which parts are sealed by now: a window that is asked for is waited for.
+The plan never depends on which parts are sealed by now: a request for a window waits for its parts.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from pipeline.planning.stream import Pass, Stream
 # Windows in a chapter.
 CHAPTER = 64
 
-# In a mixture, numbers of the examples of one corpus and the next: nobody knows how many there are.
+# In a mixture, each corpus has this many example numbers, as its number of examples is not known.
 APART = 1 << 40
 
-# A window closes at this share of the pieces before it, if that is less than `options.window`.
+# A window closes at 1 / GROWTH of the pieces before it, within LEAST_WINDOW and `options.window`.
 GROWTH = 4
 
 
@@ -53,16 +53,16 @@ class Parts(Protocol):
 def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The lengths of the first window of a corpus that grows, to fit buckets to.
 
-    Of several by name, those of each, and others as they are. `options` may have a `window`, and
-    have a `max_length`, as for `fit_buckets`.
+    For several corpora, by name; those that do not grow are returned unchanged. `options` must have
+    `max_length`, as for `fit_buckets`, and may have `window`.
     """
     if isinstance(parts, Mapping):
         growing = {name: each for name, each in parts.items() if hasattr(each, "digest")}
         return {**parts, **{n: begin_lengths(each, options) for n, each in growing.items()}}
     if options.get("max_length") is None:
         raise InvalidValue(
-            "neither max_length nor buckets is given, and nobody knows how long the examples of a "
-            "corpus that grows will be; give one of them, such as max_length=1024"
+            "neither max_length nor buckets is given, and the longest example of a corpus that "
+            "grows is not known yet; give one of them, such as max_length=1024"
         )
     most = min(options.get("window", WINDOW), LEAST_WINDOW)
     room = tuple(np.ravel(options["max_length"]).tolist())
@@ -77,13 +77,13 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A place between two parts: what is before it.
+    """A place between two parts of a corpus.
 
     Attributes:
-        part: the number of parts.
-        example: the number of examples.
-        pieces: the number of pieces that these were cut into.
-        digest: that of `Parts`.
+        part: the number of parts before it.
+        example: the number of examples before it.
+        pieces: the number of pieces that these examples were cut into.
+        digest: a digest of the parts before it, by `Parts.digest`.
     """
 
     part: int = 0
@@ -94,14 +94,14 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """Some parts that are packed together, and their rows after the rows of a chapter before them.
+    """Parts of a chapter that are packed together, and their rows.
 
     Attributes:
-        begin, end: the places of its first and its last part.
+        begin, end: the places before its first part and after its last.
         ends: whether the chapter ends with it.
         rows_before: int64 [lengths], the rows of the chapter before it.
         rows: int64 [lengths], its rows.
-        size: the real positions in these, at least 1.
+        size: the real positions in its rows, at least 1.
     """
 
     begin: Place
@@ -113,21 +113,21 @@ class Window:
 
     @property
     def rows_after(self) -> np.ndarray:
-        """The rows of the chapter up to its end: int64 [lengths]."""
+        """The rows of the chapter up to the end of the window: int64 [lengths]."""
         return self.rows_before + self.rows
 
 
 class Chapter(Stream, Handles):
-    """The stream of some windows of a corpus that grows, which become known in order.
+    """The stream of up to `CHAPTER` windows of a corpus that grows, which become known in order.
 
     Attributes:
-        begin: where it begins.
-        windows: those that are known by now.
+        begin: the place where it begins.
+        windows: the windows that are known by now.
     """
 
     handles = ("windows",)
-    passes = ()  # those of its windows are made when they are needed
-    lengths = Lengths(NO_EXAMPLES)  # they are with the parts
+    passes = ()  # each window has a pass, made when it is needed
+    lengths = Lengths(NO_EXAMPLES)  # the parts have them
     epoch = 0
 
     def __init__(
@@ -151,18 +151,18 @@ class Chapter(Stream, Handles):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As `Stream.identity`; which examples there are is not known, and in no identity."""
+        """As `Stream.identity`, but without the examples, which are not known."""
         return {"window": self.options.window, "chapter": CHAPTER}
 
     @property
-    def max_position(self) -> int:  # type: ignore[override]  # others know theirs
-        """The largest position that there may be; of split examples there is none but int32."""
+    def max_position(self) -> int:  # type: ignore[override]  # an attribute of `Stream`
+        """An upper bound on positions; for split examples, which have no limit, that of int32."""
         if self.options.overflow == "split":
             return (1 << 31) - 1
         return max(max(bucket.lengths) for bucket in self.options.buckets) - 1
 
     def window(self, number: int) -> Window | None:
-        """A window, once its parts are sealed; None if there is none, as the chapter ends."""
+        """A window, once its parts are sealed; None if the chapter ends before it."""
         while number >= len(windows := self.windows):
             with self._lock:
                 if windows is self.windows:  # no other thread has planned it
@@ -172,7 +172,7 @@ class Chapter(Stream, Handles):
         return windows[number]
 
     def last(self, windows: int) -> Window:
-        """The last of some windows; of none, an empty one before the first."""
+        """The last of the first `windows` windows; for 0, an empty window before the first."""
         if windows and (found := self.window(windows - 1)):
             return found
         none = np.zeros(len(self.options.groups), np.int64)
@@ -214,7 +214,7 @@ class Chapter(Stream, Handles):
 
     def _pass(self, window: Window) -> Pass:
         pieces = window.end.pieces - window.begin.pieces
-        # Two windows of which batches take rows, the one to come, and their slots.
+        # Room for the two windows from which batches take rows, the next one, and their slots.
         self.cache.capacity = max(self.cache.capacity, 9 * pieces)
         return self.cache.get((self, window.begin), pieces, self._pack, window)
 

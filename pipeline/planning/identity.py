@@ -1,4 +1,4 @@
-"""Identities: what something depends on, as JSON, which is compared part by part."""
+"""Identities: everything that batches depend on, as JSON, to be compared part by part."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ def fingerprint_of(identity: Any) -> str:
 
 
 def flatten(identity: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in some JSON, each with its name: those of the parts that it is in, inside out.
+    """The values in some JSON, each with a name made of its keys, the innermost first.
 
     >>> dict(flatten({"seed": 3, "corpora": {"code": {"lengths": "5e1f"}}}))
     {'seed': 3, 'lengths of code': '5e1f'}

@@ -1,4 +1,4 @@
-"""Layouts: which pieces are packed together, in windows, and the rows that this gives."""
+"""Layouts: pieces divided into windows that are packed separately, and their rows."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,41 +12,41 @@ from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 from pipeline.planning.tails import count_surplus
 
-# The most pieces in a block. A window has at least so many blocks, so that it mixes pieces of all
-# parts of the corpus; or so many parts of files.
+# The most pieces in a block; and the fewest blocks, or parts of files, in a window, so that it
+# mixes pieces from all of the corpus.
 BLOCK, BLOCKS, FILE_PARTS = 4096, 512, 4
 
-# Sizes are summed up for about so many pieces at a time.
+# Sizes are summed for about this many pieces at a time.
 AT_ONCE = 1 << 18
 
-# Packed histograms that are kept; others are packed again when they are needed.
+# The packed histograms that a layout keeps; others are packed again when they are needed.
 KEPT = 8
 
 
 class Layout:
-    """Some pieces in windows of about `window` pieces, each packed for itself.
+    """Pieces divided into windows of about `window` pieces, each packed separately.
 
-    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into the buckets
-    of each length, `groups`.
+    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into rows of
+    `groups`, which has the buckets of each length.
 
-    Pieces that fit into one window are one. Others are cut into blocks: runs of consecutive pieces
-    or, where the corpus has files, which can be fetched one by one, files or large parts of these.
-    Blocks are sorted by the mean size of their pieces, and each window gets one of every few that
-    follow each other: so all windows have much the same lengths, and which blocks they have is
-    random. Without a key of random bits, blocks are in windows in their order.
+    If there are more pieces than one window holds, they are cut into blocks: runs of consecutive
+    pieces or, if the corpus has files that can be fetched one by one, files or large parts of
+    files. Blocks are sorted by the mean size of their pieces and divided into strata of as many
+    blocks as there are windows. Each window gets a random block of each stratum, so all windows
+    have about the same lengths. Without a key of random bits, blocks stay in order.
 
-    Rows of a length run on from window to window, so only the last batch of a length could lack
-    rows: rows that fill no batch move to longer buckets, up to the longest.
+    Batches of a length continue from window to window, so only the last one could lack rows: rows
+    that fill no batch move to longer buckets, up to the longest.
 
     Attributes:
         pieces: the pieces.
         counts: int64 [longest + 1], the pieces of each size.
         rows, real: int64 [lengths, windows], the rows of each window, and real positions in them.
-        rows_before: int64 [lengths], the rows of others before.
+        rows_before: int64 [lengths], the rows before the first window, in the same chapter.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each length; at least 1.
         most_continuations: the most continuations of groups in a row of each length.
-        cuts: int64 [2, windows], the pieces that are cut to fill rows, and how many must be.
+        cuts: int64 [2, windows], the pieces cut to fill rows, and a lower bound on them.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
 
@@ -61,7 +61,7 @@ class Layout:
         files: np.ndarray | None = None,
         chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        """`chapter`: it is a window of one, the rows before it, and whether it is the last one."""
+        """`chapter`, for a window of one: the rows before it, and whether the chapter ends."""
         self.pieces, self._pack = pieces, pack
         none: tuple[int, ...] = (0,) * len(groups)
         self.rows_before, ends = chapter or (np.zeros(len(groups), np.int64), True)
@@ -79,7 +79,7 @@ class Layout:
         measured = np.zeros((4, len(groups), len(self)), np.int64)
         self.rows, self.real, segments, continuations = measured
         self.cuts = np.zeros((2, len(self)), np.int64)
-        # A single window finds out itself how many rows fill no batch.
+        # For a single window, `pack` finds the surplus.
         single = chapter is None and len(self) == 1
         self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
@@ -111,10 +111,10 @@ class Layout:
         return len(self._blocks)
 
     def _deal_blocks(self, number: int, key: int | None) -> np.ndarray:
-        """The window of each block, of `number` windows: int64 [blocks]."""
+        """The window of each block, from 0 to `number - 1`: int64 [blocks]."""
         edges = self._edges
         blocks = len(edges) - 1
-        if key is None or number == 1:  # that in which its middle is
+        if key is None or number == 1:  # the window in which its middle is
             return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
         sums = np.empty(blocks, np.int64)
         chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
@@ -146,7 +146,7 @@ class Layout:
         return np.bincount(self.sizes(window), minlength=self.pieces.longest + 1)
 
     def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
-        """The packed histogram of a window; `counts` if they are known."""
+        """The packed histogram of a window; `counts` is the histogram, if known."""
         if (found := self._packed.get(window)) is None:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
@@ -157,7 +157,7 @@ class Layout:
 
 
 def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
-    """The numbers from each of `first` on, as many as `sizes` says, one range after another.
+    """The ranges of `sizes[i]` numbers from `first[i]` on, one after another.
 
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]
@@ -168,7 +168,7 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
 
 
 def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The sum of the counts before each one in the same row: int64, as `count`; rows are in order.
+    """The sum of the counts before each one in its row: int64, shaped as `count`; rows ascend.
 
     >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
     [0, 2, 5, 0, 5]
@@ -181,7 +181,7 @@ def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
 def _cut_blocks(
     pieces: Pieces, window: int, files: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """The first piece of each block and the end, the file of each, and the number of windows."""
+    """The first piece of each block, and their end; the file of each; and the number of windows."""
     count = len(pieces)
     if count <= window:
         return np.array([0, count]), None, 1
@@ -204,12 +204,12 @@ class Slots:
     A slot is a place for one piece in a row. Row `r` is copy `r − row_start[p]` of its pattern `p`;
     patterns ascend by their number of segments. The pieces of a window are sorted by size. The slot
     of the first copy takes piece number `piece` in that order, the slot of the next copy the next
-    piece. With packing="fill" a slot may take a part of its piece, from position `begin` on; both
-    parts of a piece have a slot, and of each size the last pieces are cut.
+    piece. With packing="fill", a slot may take a part of its piece, from position `begin` on. Both
+    parts of a piece have a slot; the last pieces of each size are those that are cut.
 
     Attributes:
         pattern: int32 [rows], the pattern of each row.
-        cost: for each pattern, what its segments cost.
+        cost: for each pattern, the cost of attention in a row.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Slots:
         begin: np.ndarray | None,
         pieces: Pieces,
     ):
-        """`rows` and `segments` are those of each pattern, and the others of each slot."""
+        """`rows` and `segments` are for each pattern; `piece`, `size`, `begin`, for each slot."""
         self._segments, self._piece, self._size, self._begin = segments, piece, size, begin
         self._row_start, self._slot_start = (np.cumsum(n) - n for n in (rows, segments))
         self._rows = rows
@@ -269,7 +269,7 @@ def make_slots(packed: Packed, pieces: Pieces) -> list[Slots]:
         begin = begin.repeat(times)
     piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
     size = size.repeat(times).astype(np.int32)
-    slot = segments.cumsum() - segments  # the first of each pattern
+    slot = segments.cumsum() - segments  # the first slot of each pattern
     ends = np.cumsum([len(patterns) for patterns in packed.patterns])
     found = []
     for low, high in itertools.pairwise([0, *ends.tolist()]):
@@ -284,9 +284,9 @@ def make_slots(packed: Packed, pieces: Pieces) -> list[Slots]:
 def _cut_entries(
     packed: Packed, size: np.ndarray, used: np.ndarray, first: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For entries, of which some are pieces: their begin and size, and the first piece.
+    """The begin, the size and the first piece of each entry, where some pieces are cut.
 
-    `size` and `first` are those of entries that count parts of pieces as pieces of other sizes.
+    In `size` and `first`, both parts of a piece count as pieces of sizes of their own; see `Cuts`.
     """
     sizes, table = len(packed.counts), packed.cuts
     number = np.bincount(size, used, sizes + 2 * len(table)).astype(np.int64)
@@ -295,8 +295,8 @@ def _cut_entries(
     whole[sizes::2] = whole[sizes + 1 :: 2] = table[:, 0]
     begins[sizes + 1 :: 2] = lengths[sizes::2] = table[:, 1]
     lengths[sizes + 1 :: 2] = table[:, 0] - table[:, 1]
-    # Pieces are counted where they begin, by their own size; second parts are those of the
-    # pieces that are counted with the first parts.
+    # A piece that is cut counts once, with its first part. Second parts take the same pieces, in
+    # the same order.
     counted = number.copy()
     counted[sizes + 1 :: 2] = 0
     order, base = whole.argsort(kind="stable"), np.empty(len(number), np.int64)
@@ -309,8 +309,9 @@ def _cut_entries(
 class WindowRows:
     """The rows of a length in a window, in the order in which batches take them.
 
-    `order` has the rows in `slots`, and `pieces` those of the window, sorted by size, of `every`.
-    If any number of rows are taken at a time (`flat`), all slots are looked up at once.
+    `order` has the numbers of the rows in `slots`; `pieces` has the numbers in `every` of the
+    window's pieces, sorted by size. With `flat`, for plans that take any number of rows at a time,
+    all slots are looked up at once.
     """
 
     def __init__(
@@ -330,10 +331,10 @@ class WindowRows:
     def take(
         self, begin: int, end: int, order: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """The segments of each of the rows `begin` to `end`; the piece, size and begin of each.
+        """The numbers of segments of the rows `begin` to `end`; their pieces, sizes and begins.
 
         A segment begins at a position of its piece; None: all begin at 0, as nothing is cut.
-        `order` has numbers of these rows, from 0; None takes them as they are.
+        `order` selects from these rows, which are numbered from 0; None takes all in order.
         """
         if self._flat is None:
             rows = self._order[begin:end]

@@ -12,10 +12,10 @@ import numpy as np
 from pipeline.errors import InvalidValue
 
 # Large arrays are read in chunks of this many examples: a memory-mapped array of a billion lengths
-# is never copied as a whole.
+# is never copied at once.
 CHUNK = 1 << 22
 
-# Lengths below this are counted in an array with a place for each, which is fast.
+# Lengths below this are counted in an array with an entry for each, which is fast.
 COUNTED = 1 << 20
 
 NO_EXAMPLES = np.zeros(0, np.int64)
@@ -27,15 +27,15 @@ class Corpus(Protocol):
 
     Plans use these too, if a corpus has them:
 
-    - `files`: int64, the examples in each of its files, which can be fetched one by one; or None.
-    - `trees`: int64 [examples, 3], where some examples are groups, which are never split: the
-      positions of the longest path of each, its continuations, and its cost in attention; or None.
-    - `num_learnt`: its positions that carry loss.
-    - `lengths_digest`: the `digest` of its lengths, which then are not hashed again.
+    - `files`: int64, the number of examples in each file, if files can be fetched one by one; or
+      None.
+    - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
+      the positions of its longest path, its continuations, and its cost in attention; or None.
+    - `num_learnt`: the number of positions that carry loss.
+    - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
-    - `corpora`, of several that act as one and number their examples consecutively: each by its
-      name; and `begin(examples)`: those with the first `examples` examples, or the one that has
-      these.
+    - `corpora`, if several act as one and number their examples consecutively: each by its name;
+      and `begin(examples)`: the corpora with the first `examples` examples, or the only one.
     """
 
     @property
@@ -94,7 +94,7 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
 
 
 def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The first of several corpora, up to the last of `names`, in the form of `given`."""
+    """The corpora called `names`, which come first in `given`, in the form of `given`."""
     every = as_corpora(given)
     found = {name: every[name] for name in names}
     if hasattr(given, "corpora") and len(found) > 1:
@@ -113,7 +113,7 @@ class Lengths:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
-        trees: of a corpus with groups, as `Corpus` says; else None.
+        trees: as for `Corpus`, if the corpus has groups; else None.
         array: the lengths; 0 for examples that are left out.
     """
 
@@ -129,7 +129,7 @@ class Lengths:
 
     @classmethod
     def of(cls, given: Any) -> "Lengths":
-        """`given` as `Lengths`; returned as it is if it is one, so that it is hashed once."""
+        """`given` as `Lengths`; returned unchanged if it is one, so that it is hashed once."""
         return given if isinstance(given, Lengths) else cls(given)
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Lengths:
         return self._digest_of(len(self))
 
     def _digest_of(self, count: int) -> str:
-        """That of the first `count` examples."""
+        """The digest of the first `count` examples."""
         if self.trees is not None and self.trees[:count, 1].any():
             trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
             return f"{digest(self._all[:count])} with groups ({trees})"
@@ -149,7 +149,7 @@ class Lengths:
 
     @property
     def digest(self) -> str:
-        """A short hash of the lengths and of the numbers that are left out."""
+        """A short hash of the lengths and of the numbers of the examples left out."""
         if not len(self.excluded):
             return self._digest
         ids = hashlib.sha256(self.excluded.astype("<i8").tobytes()).hexdigest()[:8]
@@ -157,13 +157,13 @@ class Lengths:
 
     @property
     def num_left_out(self) -> int:
-        """Examples that are left out, without those that have nothing to train on."""
+        """The number of examples left out that have something to train on."""
         targets = self._all if self._all.ndim == 1 else self._all[:, 1]
         return int(np.count_nonzero(targets[self.excluded]))
 
     @property
     def loss_share(self) -> Fraction:
-        """The share of the positions that carry loss; an error where nobody knows it."""
+        """The share of the positions that carry loss; an error if the corpus has no record."""
         learnt = getattr(self.given, "num_learnt", None)
         if not learnt:
             raise InvalidValue(
@@ -178,12 +178,12 @@ class Lengths:
         return getattr(self.given, "cached_file", lambda name, make: make())
 
     def exclude(self, examples: np.ndarray) -> "Lengths":
-        """The same lengths without some more examples: int64, ascending."""
+        """The same lengths without further `examples`: int64, ascending."""
         excluded = np.union1d(self.excluded, examples)
         return self if len(excluded) == len(self.excluded) else Lengths(self.given, excluded)
 
     def extend(self, given: Any) -> "Lengths":
-        """The lengths of `given`, which adds examples after these; the same ones are left out."""
+        """The lengths of `given`, which has new examples after these; leaves out the same ones."""
         more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
         if first.shape != self._all.shape or more._digest_of(len(self)) != self._digest:
@@ -210,7 +210,7 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     chosen = exclude(given) if callable(exclude) else exclude
     try:
         found = np.asarray(chosen)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of unequal lengths
         found = np.array([chosen], object)
     if found.shape == (0,):
         return NO_EXAMPLES
@@ -235,7 +235,7 @@ def as_lengths(lengths: Any) -> np.ndarray:
         array = np.asarray(lengths.lengths if isinstance(lengths, Corpus) else lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
-            f"lengths is {lengths!r:.80}, and no array: {error}; a plan takes an integer array"
+            f"lengths is {lengths!r:.80}, not an array: {error}; a plan takes an integer array"
         ) from error
     if array.ndim != 1 and array.shape[1:] != (2,):
         raise InvalidValue(
@@ -249,7 +249,7 @@ def as_lengths(lengths: Any) -> np.ndarray:
             f"lengths has dtype {array.dtype}; lengths are whole numbers of positions, so pass "
             "an integer array"
         )
-    # Most dtypes cannot hold a bad length, so that a billion numbers need not be read.
+    # Small unsigned dtypes cannot hold a bad length, so a billion numbers need not be read.
     safe = array.dtype.kind == "u" and array.dtype.itemsize <= 4
     for chunk in () if safe else chunks(array):
         low, high = int(chunk.min()), int(chunk.max())
@@ -278,9 +278,9 @@ def digest(lengths: np.ndarray) -> str:
 
 
 def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different lengths, ascending, and how many examples have each: two arrays, int64.
+    """The distinct lengths, ascending, and the number of examples of each: two arrays, int64.
 
-    The memory depends on how many different lengths there are, not on the longest.
+    The memory depends on the number of distinct lengths, not on the longest.
 
     >>> [each.tolist() for each in histogram(np.array([3, 1, 3, 1 << 31]))]
     [[1, 3, 2147483648], [1, 2, 1]]

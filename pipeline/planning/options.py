@@ -23,10 +23,10 @@ VERSION = 6
 
 WINDOW = 1 << 22
 
-# The windows of each of several corpora have at least so many pieces, or those of `window`.
+# With several corpora, each has windows of at least this many pieces, or of `window` if fewer.
 LEAST_WINDOW = 1 << 16
 
-LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
+LEAST = Fraction(1, 10**9)  # the least share above 0
 
 By = Literal["tokens", "examples", "loss"]
 BY: tuple[By, ...] = get_args(By)
@@ -47,7 +47,7 @@ def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str
 
 
 class PackingOptions(TypedDict, total=False):
-    """Options of `Plan` that leave examples in order, for editors and type checkers."""
+    """Options of `Plan` that do not reorder examples, for editors and type checkers."""
 
     packing: Packing
     overflow: Overflow | None
@@ -141,7 +141,7 @@ class Options:
         return len(self.buckets[-1].lengths) == 2
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
-        """The options with other values."""
+        """The options with some values replaced."""
         for name in changes:
             if name not in Changes.__annotations__:
                 names = [*Changes.__annotations__, "weights", "lengths", "exclude"]
@@ -214,9 +214,9 @@ def _is_phase(given: Any) -> bool:
 
 
 def _as_fraction(weight: Any) -> Fraction:
-    """A weight, exactly: from its text, 0.7 is 7/10; −1 if it is no finite number.
+    """The exact value of a weight, from its text: 7/10 for 0.7; −1 if it is no finite number.
 
-    A plan's `changes` have fractions as text, too.
+    It may be text itself, as fractions are in a plan's `changes`.
     """
     try:
         return Fraction(str(weight))

@@ -1,4 +1,4 @@
-"""Orders: seeded shuffles, the deal of rows to batches, and quotas.
+"""Orders: seeded shuffles, dealing rows to batches, and quotas.
 
 Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
 stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# The most rows of a batch that make up for its other rows; more of them change little.
+# The most rows of a batch that even out its number of segments; more of them change little.
 EVENING = 4
-# Rows that are alike together where a plan takes any number of rows. A batch that begins or ends
-# within such a group differs from its neighbour: with longer groups, by more.
+# Where a plan takes any number of rows at a time, groups of this many rows are evened out, not
+# batches. A batch that begins or ends within a group is less even: with longer groups, by more.
 GROUP = 4
 
 
@@ -95,21 +95,23 @@ def deal(
     draw: Callable[[Purpose, int], np.ndarray],
     first: int = 0,
 ) -> np.ndarray:
-    """An order of rows whose batches have about the same number of segments: int64 [rows].
+    """An order of rows in which batches have about the same number of segments: int64 [rows].
 
     Best fit puts segments of one length together: some rows have very many short segments, and
     others have a few long ones. In batches of random rows, the mean length of a segment then varies
     more than in batches of random segments.
 
-    The `first` rows complete a batch that others began, and are a sample of all, evenly spaced. The
-    others are divided into as many strata as a batch has rows, by their number of segments, and
-    each batch gets one row of each stratum. The three quarters with the fewest segments are one
-    stratum: these rows differ less in segments than in the cost of attention, and if each batch had
-    one of the costliest, all would take as long. Rows of a stratum are dealt at random, except in
-    the last ones: there the batch with the fewest segments so far gets the row with the most.
+    The `first` rows complete a batch that an earlier window began; they are an evenly spaced sample
+    of all. The others are divided by their number of segments into as many strata as a batch has
+    rows, and each batch gets one row of each stratum. The three quarters with the fewest segments
+    are one stratum: these rows differ less in segments than in the cost of attention, and if each
+    batch had one of the costliest, every batch would take as long as the slowest. Rows of a stratum
+    are dealt at random, except in the last strata: there the batch with the fewest segments so far
+    gets the row with the most.
 
-    `segments` has the number of segments of each row, ascending. Without `rows_per_batch`, a plan
-    takes any number of rows at a time: each `GROUP` rows are then a batch, in random order.
+    `segments` has the number of segments of each row, ascending. If `rows_per_batch` is None, a
+    plan takes any number of rows at a time: every `GROUP` rows then count as a batch, in random
+    order.
     `draw(purpose, n)` returns n random uint64.
     """
     if rows_per_batch is None:
@@ -155,15 +157,15 @@ class Quota:
 
     Among the first `n` places, each taker has its share of `n`, to within a place or two. Takers
     are the leaves of a Huffman tree (Huffman, 1952), and each node divides its places in two by
-    rounding. The count of places before any place is one walk down the tree. It uses integers only,
-    so it is exact for all shares and places. Shares are whole numbers of any unit.
+    rounding. One walk down the tree counts the places before any place. It uses integers only, so
+    it is exact for all shares and places. Shares are whole numbers of any unit.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
 
-    A quota may continue where others ended: `owed` has the places that each taker is owed, in
-    parts of `unit`, less those that it had too many. They are made up for as soon as possible.
+    A quota may continue where others ended: `owed` has the places that each taker is owed (below 0
+    if it had too many), in units of 1 / `unit`. They are made up for as soon as possible.
 
     >>> [Quota([1, 1], owed=[-2, 2], unit=1).before(place) for place in range(1, 5)]
     [[0, 1], [0, 2], [0, 3], [0, 4]]
@@ -172,11 +174,11 @@ class Quota:
     def __init__(self, shares: Sequence[int], owed: Sequence[int] | None = None, unit: int = 1):
         common = math.gcd(*shares)
         self._takers = len(shares)
-        # Nodes are numbered after the takers; a node has its two sides, the left one's share of its
-        # own, and what is added before rounding down.
+        # Nodes are numbered after the takers. A node has its left and right side, the share of the
+        # left side and of both, and what is added before rounding down.
         self._nodes: list[tuple[int, int, int, int, int]] = []
-        # An entry is a share, the least taker, a node, and what it is owed. Ties go by number, so
-        # that the tree is always the same.
+        # An entry is a share, the least taker below a node, the node, and what it is owed. Equal
+        # shares are ordered by taker, so that the tree is always the same.
         heap = [
             (share // common, taker, taker, owed[taker] if owed else 0)
             for taker, share in enumerate(shares)
@@ -186,18 +188,15 @@ class Quota:
         while len(heap) > 1:
             right, left = heapq.heappop(heap), heapq.heappop(heap)
             both, due = left[0] + right[0], left[3] + right[3]
-            # Of what the node is owed, which is in its places, the left side's share is known.
+            # The places of the node include what it is owed, of which the left side has its share.
             more = (left[3] * both - due * left[0]) // unit if due or left[3] else 0
             node = self._takers + len(self._nodes)
             self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
             heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
-        self._root = heap[0][2] if heap else 0  # without shares, no place is asked
+        self._root = heap[0][2] if heap else 0  # without shares, no place is looked up
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """The takers of the places `begin` to `end`, each with the places that it has before them.
-
-        A list of (taker, places before `begin`, places before `end`), without other takers.
-        """
+        """The takers of places `begin` to `end`: (taker, places before `begin`, before `end`)."""
         found, takers, nodes = [], self._takers, self._nodes
         todo = [(self._root, begin, end)]
         while todo:

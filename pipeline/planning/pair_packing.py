@@ -10,15 +10,16 @@ import numpy as np
 
 from pipeline.planning.patterns import Pattern
 
-# The most sizes among which the next segment of a row is chosen. A million pairs of different sizes
-# take 50 s; with half as many candidates 36 s, and the fuller side is half a point less full.
+# The most sizes that are tried for the next segment of a row. A million pairs of different sizes
+# take 50 s; with half as many candidates 36 s, and the fuller side has 0.5 percentage points more
+# padding.
 CANDIDATES = 1024
 
 # After ROWS rows, each group of sizes gets another candidate: further on by the golden ratio of the
 # group (633 of 1,024 parts), or one of the next PROBES sizes that has a pair.
 ROWS, GOLDEN, PARTS, PROBES = 8, 633, 1024, 4
 
-# The most exchanges of a segment in a full row, and the most of its segments that are tried.
+# The most exchanges of a segment in a full row, and the most segments that are tried for each.
 EXCHANGES, TRIED = 3, 8
 
 # A side that will have free room in a full row counts less: its weight is 1 / (1 + SLACK · share),
@@ -33,7 +34,7 @@ def best_fit_pairs(
     opens: np.ndarray,
     max_segments: int | None = None,
 ) -> list[Pattern]:
-    """Rows of one bucket of pairs; their segments leave `counts`. Arguments as for `best_fit`.
+    """Rows of one bucket of pairs, which are removed from `counts`. Arguments as for `best_fit`.
 
     Makes one row at a time. The largest remaining pair opens it. Each further pair is the one that
     leads furthest towards the full row, and least aside. The full row is a point: the filling of
@@ -111,7 +112,7 @@ class _RowFiller:
         self._rows, self._changes = 0, self._changes + 1
 
     def fill_row(self, number: int) -> dict[int, int]:
-        """The sizes in a row that a pair of size `number` opens, each with its number."""
+        """The sizes in a row that a pair of size `number` opens, each with its number of pairs."""
         room = self._limits - self._sizes[number]
         # The free share of each side in a full row, and the weight of a deviation from it.
         rows = self._total / self._limits
@@ -165,7 +166,7 @@ class _RowFiller:
         return True
 
     def remove(self, row: dict[int, int], rows: int) -> None:
-        """Removes the pairs of `rows` such rows from the remaining pairs."""
+        """Removes the pairs of `rows` rows like `row` from the remaining pairs."""
         for number, times in row.items():
             count = self._counts[number] = self._counts[number] - times * rows
             self._total = self._total - self._sizes[number] * (times * rows)

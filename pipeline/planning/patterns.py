@@ -36,10 +36,10 @@ class Pattern(NamedTuple):
 class Packed:
     """A histogram packed into rows of several lengths."""
 
-    patterns: tuple[tuple[Pattern, ...], ...]  # of each length
+    patterns: tuple[tuple[Pattern, ...], ...]  # for each length
     counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
-    # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and how many are,
-    # and at least must be.
+    # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and the number that
+    # are cut, and a lower bound on it.
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), np.int64))
     num_cuts: tuple[int, int] = (0, 0)
 
@@ -48,10 +48,10 @@ class Packed:
         return count_rows(self.patterns[index])
 
     def measure(self, index: int, continuations: np.ndarray | None) -> tuple[int, int, int, int]:
-        """The rows of length number `index`, and the real positions in them.
+        """The rows of length number `index`, real positions, most segments and continuations.
 
-        Then the most segments in one, at least 1, and the most `continuations` if a piece of each
-        size has so many; None: 0.
+        The last two are the most in one row. Segments are at least 1. `continuations` are those of
+        a piece of each size; None: 0.
         """
         patterns, most = self.patterns[index], 0
         if continuations is not None:
@@ -83,7 +83,7 @@ def best_fit(
     opens: np.ndarray,
     max_segments: int | None = None,
 ) -> list[Pattern]:
-    """Rows of one bucket, packed by best-fit decreasing; their segments leave `counts`.
+    """Rows of one bucket, packed by best-fit decreasing; removes their segments from `counts`.
 
     Takes the segments from the longest to the shortest and puts each into the open row with the
     least room that holds it (Johnson et al., 1974).
@@ -96,21 +96,21 @@ def best_fit(
     Args:
         counts: int64 [n], the segments of each size; changed in place.
         room: positions in a row; for pairs, of inputs and of targets.
-        sizes: the positions of each size (its own number); for pairs int64 [n, 2], ascending by the
-            share of a row.
+        sizes: not used, as a size is its number of positions; for pairs, the positions of each
+            size, int64 [n, 2], ascending by the share of a row.
         opens: bool [n], the sizes that may open a row; the others only fill rows already open.
         max_segments: the most segments in one row; None for no limit.
     """
     del sizes
     (length,) = room
     limit, may_open = max_segments or length, opens.tolist()
-    # An entry stands for rows with the same content: (pieces, segments, rows). `open_rows` maps the
-    # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
+    # An entry is a set of equal rows: (pieces, segments, rows). `open_rows` maps the free room of a
+    # row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
     open_rows: dict[int, list] = {}
     found: list[Pattern] = []
     rooms = 0
-    # Planning spends most of its time in this loop, which therefore calls little and makes patterns
-    # as the tuples that they are.
+    # Planning spends most of its time in this loop, so it calls few functions and makes patterns by
+    # `tuple.__new__`.
     there: list | None
     new = tuple.__new__
     some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1

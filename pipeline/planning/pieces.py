@@ -20,18 +20,18 @@ class Pieces:
     """The pieces of some examples, in the order of the examples; each has a size, a whole number.
 
     The size of a piece is its length; for pairs it is the number of a line in a table of lengths.
-    Later parts of split examples stand after their first part. Sizes of examples are not copied.
+    Later parts of split examples come after their first part. Sizes of examples are not copied.
 
     Args:
         stored: the size of each example.
         overlong: int64, the examples that the longest bucket does not hold, ascending.
         lost: positions of these examples that are in no piece.
-        clip: `(limit, replacement)`: examples of a greater size than `limit` have first pieces of
-            size `replacement`. None: every size stays.
+        clip: `(limit, replacement)`: first pieces of examples larger than `limit` have the size
+            `replacement`. None: sizes are unchanged.
         later: int64 [3, n], the example, the first position and the size of each later piece.
         longest: the largest size; computed if it is not given.
         table: for pairs int64 [longest + 1, 2], inputs and targets of each size.
-        trees: where some examples are groups, as for `lengths.Corpus`; their pieces are whole.
+        trees: as for `lengths.Corpus`, if some examples are groups, which are never cut.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Pieces:
         return found
 
     def count(self) -> np.ndarray:
-        """How many pieces have each size: int64 [longest + 1]; 0 of size 0, which is not packed."""
+        """The number of pieces of each size: int64 [longest + 1]; 0 for size 0, never packed."""
         counts = np.zeros(self.longest + 1, np.int64)
         for begin in range(0, len(self), lengths_lib.CHUNK):
             sizes = self.sizes(begin, min(begin + lengths_lib.CHUNK, len(self)))
@@ -118,11 +118,11 @@ class Pieces:
         return sizes[:, None] if self.table is None else self.table[sizes]
 
     def costs(self, sizes: np.ndarray) -> np.ndarray:
-        """What pieces of some sizes add to the cost of attention in a row: int64 [len(sizes)]."""
+        """The cost that pieces of some sizes add to the attention of a row: int64 [len(sizes)]."""
         return (self.positions(sizes).astype(np.int64) ** 2).sum(axis=1)
 
     def costs_of(self, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """As `costs`, of some pieces by their numbers, where some are groups."""
+        """As `costs`, for pieces by their numbers, if some examples are groups."""
         assert self.trees is not None, "without groups, sizes say what pieces cost"
         _, branches, costs = self.trees[self.locate(pieces)[0]].T
         return np.where(branches > 0, costs, self.costs(sizes))
@@ -167,8 +167,8 @@ def cut(
     [[0, 1, 1, 1], [0, 0, 4, 8]]
 
     "split" makes several pieces and loses nothing (not for pairs), "truncate" keeps the first
-    positions, "drop" loses the example, "error" raises an error. Examples that `trees` says are
-    groups are never cut, so that for these the first two are errors, too.
+    positions, "drop" loses the example, "error" raises an error. Groups (see `trees`) are never
+    cut: for these the first two raise an error, too.
     """
     if lengths.ndim == 2:
         return _cut_pairs(lengths, room, overflow)
@@ -254,7 +254,7 @@ def merge_spans(spans: np.ndarray) -> np.ndarray:
 
     A span is a range of consecutive positions in an example: epoch, example, first position, number
     of positions; for pairs, of inputs and of targets. The rest of an epoch is planned from spans.
-    Joined ones let longer buckets hold a whole example that shorter buckets had split.
+    Joined spans let longer buckets hold examples that shorter buckets had split.
 
     >>> merge_spans(np.array([[0, 7, 8, 2], [0, 3, 0, 5], [0, 7, 4, 4]])).tolist()
     [[0, 3, 0, 5], [0, 7, 4, 6]]

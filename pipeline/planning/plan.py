@@ -35,7 +35,7 @@ class Plan:
     """All batches of all epochs, decided from lengths alone.
 
     A plan is a pure function of its arguments: it is the same on every host and in every process.
-    Each epoch has every position once, except for positions that `exclude` or `overflow` exclude.
+    Each epoch has every position once, except those that `exclude` or `overflow` leave out.
     `batch(step)` is random access: no batch needs an earlier one.
 
     >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=2, length=8)], shuffle=False)
@@ -52,7 +52,7 @@ class Plan:
 
     With `weights`, batches mix several corpora, which have epochs of their own. Sampling is
     deterministic: over any range of steps, each corpus has its share of the rows to within a batch
-    or two, and so of its tokens where its rows are about equally full, as packed rows are.
+    or two; and also of the tokens, as packed rows are about equally full.
 
     >>> both = {"code": [5, 3, 4, 4], "prose": [9, 7]}
     >>> plan = Plan(both, [Bucket(rows=2, length=16)], weights={"code": 1, "prose": 1})
@@ -64,17 +64,18 @@ class Plan:
             targets), or a corpus. With `weights`, several of these by name, or `Corpora`; examples
             are numbered consecutively over all corpora.
         buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
-            lengths, and the last holds all others. After a bucket may come its tails, of equal
-            length and fewer rows (not with `weights`): whole batches take the bucket, and the last
-            rows of an epoch the tails, with the fewest empty rows and then the fewest batches.
+            lengths, and the last is the longest on both sides. After a bucket may come its tails,
+            of equal length and fewer rows (not with `weights`): full batches use the bucket; the
+            last rows of an epoch use those tails that leave the fewest empty rows, and then the
+            fewest batches.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
-            of first steps and weights, not in the middle of `tiers` steps. A corpus may join at a
-            later phase; it then comes after the others. Default None: one corpus, each example once
-            per epoch.
+            of first steps and weights, which do not begin within a block of `tiers` steps. A corpus
+            may join at a later phase; it then comes after the others. Default None: one corpus,
+            each example once per epoch.
         by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
             (positions that carry loss, for corpora that say how many do).
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
-            shuffled again; "stop" ends the plan before the first step that the corpus cannot fill.
+            reshuffled; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
@@ -90,21 +91,21 @@ class Plan:
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error". A group is never cut: where it is too
             long, "split" and "truncate" are errors.
-        window: about how many pieces (examples or their parts) are packed together; bounds memory
-            and the time to the first batch. Default 4,194,304. A larger corpus has windows of
-            blocks from all of it, or of whole files. Several corpora share the number, but each
-            has windows of at least 65,536 pieces, if that is less than `window`.
+        window: the approximate number of pieces (examples or their parts) that are packed together;
+            limits memory and the time to the first batch; default 4,194,304. A larger corpus has
+            several windows, each of blocks from all of it, or of files. Several corpora divide the
+            number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
-        align: every segment begins at a multiple of so many columns of its row, for kernels that
-            work on chunks or lanes (64, 128); default 1. Lengths of buckets are multiples of it.
-            Of pairs this holds on both sides. Columns between segments are padding.
+        align: every segment begins at a column that is a multiple of this, for kernels that work on
+            chunks or lanes (64, 128); default 1. Lengths of buckets must be multiples of it. For
+            pairs, it applies to both sides. Columns between segments are padding.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
-            the same; default 1. The steps together have the same rows for every number.
+            the same; default 1. Together, the steps have the same rows for every value.
         exclude: examples to leave out, as for `after`. Default: none.
 
     Attributes:
-        stages: how batches are made, from which step on; one stage more for each change.
+        stages: the options and the schedule, from a first step on; one more for each change.
         identity: everything that the batches depend on, as JSON; if the plan changes, a list with
             an entry for each stage.
         fingerprint: a short digest of `identity`; plans with the same one have the same batches.
@@ -114,7 +115,7 @@ class Plan:
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
-    # Of each corpus that grows, its sealed parts, by name; see `FollowedPlan`.
+    # The sealed parts of each corpus that grows, by name; see `FollowedPlan`.
     parts: Mapping[str, Any] = types.MappingProxyType({})
 
     def __init__(
@@ -177,9 +178,9 @@ class Plan:
         """The plan with other options from `step` on; it may change again.
 
         No position is lost or repeated: the positions that remain of the epochs in progress at
-        `step` are planned again, and whole epochs follow. The cost is that of planning an epoch,
-        whatever the step. Another `overflow` decides of whole epochs: what the present one has
-        truncated or dropped stays so until it ends.
+        `step` are planned again, and whole epochs follow. This takes as long as planning an epoch,
+        at any step. Another `overflow` brings back nothing in the epochs in progress: positions
+        that they truncated or dropped stay so until the next epoch.
 
         >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
         >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, exclude=[0])
@@ -274,7 +275,7 @@ class Plan:
         return self._from_stages(self.stages, first, last)
 
     def until(self, step: int) -> "Plan":
-        """The same plan without the changes that begin after `step`, from 0."""
+        """The same plan without the changes that begin after `step`."""
         step = require_whole("step", step, 0)
         stages = [stage for stage in self.stages if stage.start <= step]
         return self._from_stages(stages, self._first, self._last)
@@ -282,7 +283,7 @@ class Plan:
     # ---- stages
 
     def last_stage(self, step: int) -> Stage:
-        """The last of `stages` that begins up to a step."""
+        """The last of `stages` that begins at or before a step."""
         return self.stages[max(bisect_right(self._starts, step), 1) - 1]
 
     def stage_at(self, step: int) -> Stage:
@@ -291,7 +292,7 @@ class Plan:
         if step < self._first:
             raise OutOfRange(
                 f"step is {step:,}; steps count from 0 over all epochs"
-                + f", and this plan knows steps from {self._first:,} on" * (self._first > 0)
+                + f", and this plan has only steps from {self._first:,} on" * (self._first > 0)
             )
         if (end := stage.end if self._last is None else self._last) is not None and step >= end:
             raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
@@ -307,13 +308,13 @@ class Plan:
 
     @property
     def follows(self) -> bool:
-        """Whether the plan is of corpora of which some grow."""
+        """Whether some of the plan's corpora grow."""
         return bool(self.parts)
 
     def parts_of(self, step: int) -> dict[str, range]:
-        """Of each corpus that grows, the parts of which a step has rows, and their chapter before.
+        """The parts of each corpus that grows, from the start of a step's chapter to the step.
 
-        By name; they are numbered from 0.
+        By name; parts are numbered from 0.
         """
         return {}
 
@@ -342,7 +343,7 @@ class Plan:
 
         "from" is the first step. "identity" is everything that the batches of the stage depend on,
         and "fingerprint" a digest of it. "changes" (not in the first entry) are as in `changes`,
-        with a digest for many examples left out.
+        where a digest replaces a long list of examples left out.
         """
         return tuple(
             {name: value for name, value in stage.entry.items() if number or name != "changes"}
@@ -350,12 +351,12 @@ class Plan:
         )
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """The entries of a data state after `step` batches: those of stages before that step."""
+        """The entries of a data state after `step` batches: of stages that begin before `step`."""
         return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of examples in each stage, with those that are left out."""
+        """The number of examples in each stage, including those left out."""
         return tuple(stage.num_examples for stage in self.stages)
 
     @functools.cached_property
@@ -373,8 +374,8 @@ class Plan:
         """The files that batches need from a step on, for each corpus that has files, by name.
 
         Each array (int64) has the numbers of the files of one window. The list has the window of
-        the step, those after it, and all windows of the next epoch. A corpus that is planned as a
-        whole is one window. Later changes of the plan are not looked at.
+        the step, those after it, and all windows of the next epoch. A corpus that fits into one
+        window is one. Later changes of the plan are ignored.
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
@@ -394,9 +395,9 @@ class Plan:
 
     @functools.cached_property
     def _last_epoch(self) -> float:
-        """The last epoch of which batches are asked for, as far as it is known.
+        """The last epoch whose batches are used; infinity if it is not known.
 
-        Several corpora have epochs of their own, many more than the plan.
+        Also for several corpora, which have epochs of their own, many more than the plan.
         """
         if self._last is None or self.stages[-1].weights is not None:
             return math.inf
@@ -439,12 +440,12 @@ class Plan:
 
     @property
     def num_examples(self) -> int:
-        """Examples of all corpora in the last stage, with those that are left out."""
+        """Examples of all corpora in the last stage, including those left out."""
         return self.counts[-1]
 
     @functools.cached_property
     def trees(self) -> np.ndarray | None:
-        """Where some examples are groups, `trees` of all, as `lengths.Corpus` says; else None."""
+        """`trees` of all examples, as for `lengths.Corpus`, if some are groups; else None."""
         every = [stream.lengths for stream in self.stages[-1].streams]
         if all(each.trees is None for each in every):
             return None
@@ -485,7 +486,7 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. Of `between` with an end: in its steps.
+        and 1 for a bucket that only later steps have. After `between` with an end: in its steps.
         """
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
@@ -510,7 +511,8 @@ class Plan:
     def most_continuations(self) -> dict[Bucket, int]:
         """The most continuations of groups that a row of each bucket may have; at least 1.
 
-        Examples of one length take each other's places, so it counts the most that any of them has.
+        Examples of one length may take each other's places, so each counts with the most
+        continuations that any of them has.
         """
         return self._most_in_row("most_continuations")
 
@@ -527,23 +529,23 @@ class Plan:
     def num_tokens(self) -> int:
         """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets.
 
-        With several corpora, they are computed from the mean fill of the rows, and are of the epoch
-        in which the last stage begins, with the earlier stages of that epoch.
+        With several corpora, they are estimated from the mean fill of the rows, for the epoch in
+        which the last stage begins, including the earlier stages of that epoch.
         """
         return figures.count_epoch(self).num_tokens
 
     @property
     def padding(self) -> float:
-        """The share of padding in the epoch of `num_tokens`, from 0 to 1, with empty rows."""
+        """The share of padding in the epoch of `num_tokens`, from 0 to 1, including empty rows."""
         return figures.count_epoch(self).padding
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """How many examples an epoch cuts so that rows are full, and how many it must cut.
+        """The number of examples that an epoch cuts to fill rows, and a lower bound on it.
 
-        With packing "fill"; otherwise none. Counted are examples, and pieces of those that are
-        longer than the longest bucket, once for each epoch of each corpus. With fewer cuts, those
-        of a bucket and a window would need more rows.
+        Both are 0 unless packing is "fill". They count examples, and pieces of those that are
+        longer than the longest bucket, in one epoch of each corpus. With fewer cuts than the bound,
+        some bucket of a window would need more rows.
 
         >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
         (1, 1)
@@ -560,5 +562,5 @@ class Plan:
 
 
 def _earliest(*ends: int | None) -> int | None:
-    """The first of some ends, of which None is none."""
+    """The least of `ends` that is not None; None if there is none."""
     return min([end for end in ends if end is not None], default=None)

@@ -24,7 +24,7 @@ class PlannedBatch:
         epochs: with several corpora int64 [n], the epoch of each segment in its own corpus, from 0.
             None with one corpus, where all have `epoch`.
         sources: with several corpora, the real positions of each in the batch, by name.
-        align: every segment begins at a multiple of so many columns of its row.
+        align: every segment begins at a column that is a multiple of this.
     """
 
     bucket: Bucket

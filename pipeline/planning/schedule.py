@@ -1,14 +1,12 @@
-"""Schedules: the bucket of each step, and how many rows it takes of each stream.
+"""Schedules: the bucket of each step, and the rows it takes from each stream.
 
-A schedule is a list of intervals, which are made in order when a step of theirs is asked for. In an
-interval all shares are constant, so a quota gives any step without the steps before it. An interval
-ends where a pass of the only stream ends, whose last batches may be short, or where one of several
-streams ends the rest of an epoch. At the end of a pass, the batches of each tail are an interval of
-their own. Where a corpus grows, an interval ends before the first step that needs a row that is not
-in hand.
+A schedule is a list of intervals, made in order when their steps are needed. Shares are constant in
+an interval, so a quota gives any step without the steps before it. With one stream, a pass is one
+interval of full batches, then one for each tail; the last batches may be short. With several
+streams, an interval ends where one of them ends the rest of an epoch. If a corpus grows, an
+interval ends before the first step that needs a further window.
 
-An interval is a pure function of what was taken before it. So any number of threads may make it,
-and which windows of a corpus that grows are sealed by now decides nothing.
+An interval is a pure function of the rows taken before it, so any number of threads may make it.
 """
 
 import bisect
@@ -29,25 +27,26 @@ from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Pass, Stream
 from pipeline.planning.tails import count_batches
 
-# So many steps after one, it is looked whether their epoch is still the same.
+# The epoch of a step is kept for this many steps, if the last of them has the same epoch.
 KEEPS = 64
 
-# What streams are owed is counted in parts of a row, and the pace of a stream in parts of a pass.
+# What streams are owed is counted in units of 1 / UNIT row; their pace, in units of 1 / PACE pass.
 UNIT, PACE = 1 << 64, 1 << 160
 
-# More rows than any step has before it.
+# More rows than are ever taken.
 NEVER = 1 << 62
 
 
 class Taken(NamedTuple):
-    """What was taken before a step.
+    """The batches and rows taken before a step.
 
     Attributes:
         step: the step.
         batches: int64 [buckets], the batches of each bucket.
         rows: int64 [lengths, streams], the rows of each stream.
-        owed: for each length, the rows owed to each of several streams, in `UNIT`s.
-        windows: of each stream, the windows that are in hand; 0 of one that does not grow.
+        owed: for each length, the rows owed to each of several streams, times `UNIT`.
+        windows: for each stream that grows, the number of *available* windows, from which rows may
+            have been taken; 0 for other streams.
     """
 
     step: int
@@ -59,20 +58,20 @@ class Taken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Consecutive steps in constant shares.
+    """Consecutive steps with constant shares.
 
     Attributes:
-        begin: what was taken before it; its windows are in hand in all its steps.
+        begin: what was taken before it; the same windows are available to all its steps.
         buckets: int64 [lengths], the number of the bucket of each length; at the end of a pass,
             that of a tail.
-        rows_per_batch: int64 [lengths], their rows.
+        rows_per_batch: int64 [lengths], the rows of these buckets.
         length_quota: divides steps among lengths. The first step is its place number `rotation`.
         stream_quotas: for each length, divides its rows among streams.
-        most_rows: int64 [lengths, streams], the rows at the end of a pass, whose last batches are
-            short; or more rows than there can be.
+        most_rows: int64 [lengths, streams], the rows at the end of a pass, whose last batches may
+            be short; otherwise `NEVER`.
         rotation: the places of `length_quota` before the first step.
-        shares: for each length, the rows of each of several streams in a step, of `per_step`.
-        end: one past the last step; None: the shares stay for ever.
+        shares: for each length, the rows of each of several streams in a step, times `per_step`.
+        end: one past the last step; None if the interval never ends.
     """
 
     begin: Taken
@@ -107,7 +106,7 @@ class Interval:
         return batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """As `Schedule.at`."""
+        """The bucket and the rows of a step; see `Schedule.at`."""
         place = self.rotation + step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
@@ -119,7 +118,7 @@ class Interval:
         ]
 
     def taken(self, step: int) -> Taken:
-        """What was taken before a step."""
+        """The batches and rows taken before a step."""
         (batches, rows), owed = self.before(step), self.begin.owed
         if self.shares:
             steps, taken = (step - self.start) * UNIT, (rows - self.begin.rows).tolist()
@@ -134,19 +133,20 @@ class Interval:
 
 
 class Schedule:
-    """Steps from `start` on; with several streams, each has its share of the batches of any few.
+    """Steps from `start` on; with several streams, each has its share of the rows of any few steps.
 
-    Rows of a length are numbered over the whole stream. The epoch of a step is the least of the
-    epochs of all streams that have a weight; one that gets one later counts its epochs from that of
-    the step.
+    Rows of a length are numbered from the beginning of the stream. The epoch of a step is the least
+    of the epochs of all streams with a weight; a stream that gets a weight later counts its epochs
+    from the epoch of that step.
 
-    Where a corpus grows, the schedule ends with a chapter, whose last batches may be short.
+    If a corpus grows, the schedule ends with a chapter, whose last batches may be short.
 
     Attributes:
         start: the first step.
         end: one past the last step; None if steps never end, or while their end is not known.
-        offsets: for each stream, how many more its epochs are in the plan; None without a weight.
-        ended: the number of the stream whose chapter ends it, and what is taken then.
+        offsets: for each stream, the number to add to its epochs for those of the plan; None if it
+            has no weight.
+        ended: the number of the stream whose chapter ends the schedule, and what was taken by then.
     """
 
     def __init__(
@@ -160,27 +160,26 @@ class Schedule:
         taken: Taken | None = None,
         until: int | None = None,
     ):
-        """`before` has the steps up to `start`.
+        """`before` is the schedule of the steps before `start`.
 
-        `taken` are the rows before `start`, where streams do not begin there. At step `until`, or
-        in the window of the step before, the chapter of a single corpus ends.
+        `taken` is what was taken before `start`, if streams began earlier. The chapter of a single
+        corpus ends at step `until`, or at the end of the window of the step before it.
         """
         self.start, self._streams, self._options, self._until = start, streams, options, until
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
-        self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # each length
+        self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # the first of each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._intervals: tuple[Interval, ...] = ()
-        # Of one stream, what is taken before whole epochs; and the intervals of the latest pass.
+        # With one stream, what is taken before whole epochs; and the intervals of the latest pass.
         self._before_epochs: Taken | None = None
         self._intervals_of_pass: list[Interval] = []
         self.end: int | None = None
-        self._latest_epoch = 0, range(0)  # with steps that have it
+        self._latest_epoch = 0, range(0)  # and some steps in it
         self._around = range(0)
         self.offsets: tuple[int | None, ...] = (0,)
-        # The rows before whole epochs and those of one, of each stream; of one that grows, which is
-        # in its first epoch, more than there can be. Then the epoch of its first row, and the first
-        # whole epoch.
+        # For each stream, the rows before whole epochs and in one of them, or NEVER if it grows and
+        # so is in its first epoch. Then the epoch of its first row, and the first whole epoch.
         rows = np.zeros((len(self._groups), len(streams)), np.int64)
         self._rest, self._whole = rows.copy(), np.full_like(rows, NEVER)
         self._first_epochs = np.zeros((2, len(streams)), np.int64)
@@ -216,7 +215,7 @@ class Schedule:
             for (weight, begun), had in itertools.zip_longest(each, offsets)
         )
         if options.ending == "stop":
-            # Each stream has the rest of an epoch and, from the start of the plan, one whole.
+            # A stream ends with its epoch in progress; one without any, with its first epoch.
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
@@ -226,7 +225,7 @@ class Schedule:
     # ---- one stream: intervals of each pass, and of each whole epoch
 
     def _count_batches(self, rows: np.ndarray) -> np.ndarray:
-        """The batches of each bucket that hold so many rows of each length: int64 [buckets]."""
+        """The batches of each bucket that hold `rows` of each length: int64 [buckets]."""
         each = zip(rows.tolist(), self._groups, strict=True)
         return np.concatenate([count_batches(count, group) for count, group in each])
 
@@ -239,15 +238,15 @@ class Schedule:
         quotas: Sequence[Quota] = (),
         due: Sequence[Sequence[int]] = (),
     ) -> Iterator[Interval]:
-        """The intervals of some batches: those of all lengths, which rotate; then those of tails.
+        """The intervals of some batches: one of full batches of all lengths, then one of each tail.
 
         Args:
             counts: the batches of each bucket.
             taken: what was taken before them.
             most: as `most_rows` of an interval: their last batches may be short.
-            of_rotation: the name of the random bits that rotate them, and an epoch.
-            quotas: of several streams, as `stream_quotas`.
-            due: of several streams, what each is newly due in all of them, in `UNIT`s.
+            of_rotation: the name of the random bits that give the first place, and an epoch.
+            quotas: with several streams, `stream_quotas` of the intervals.
+            due: with several streams, the rows newly due to each in all intervals, times `UNIT`.
         """
         whole, rotation, (name, epoch) = counts[self._bucket_of], 0, of_rotation
         if self._options.shuffle and whole.any():
@@ -289,7 +288,7 @@ class Schedule:
             found, begin = (stream.whole, before) if whole else (stream.passes[0], self._begin)
             counts, rows = self._count_batches(found.rows), found.rows[:, None]
             steps = int(counts.sum())
-            times = (step - begin.step) // steps  # that it is over
+            times = (step - begin.step) // steps  # passes that are over
             begin = begin._replace(
                 step=begin.step + times * steps,
                 batches=begin.batches + times * counts,
@@ -305,11 +304,12 @@ class Schedule:
     def _find_shares(
         self, taken: Taken, windows: Sequence[int]
     ) -> tuple[list[list[int]], dict[int, np.ndarray]]:
-        """For each length, the rows of each stream in some time, in their present passes.
+        """For each length, the rows of each stream in a unit of time; and where shares change.
 
-        Weights give the pace of a pass, and its pace the rows of each bucket. The present pass of a
-        corpus that grows is the last of its `windows` in hand. Of each stream with another pass
-        that does not repeat, also the rows after which shares change.
+        The weight of a stream gives the pace of its present pass, and the pace gives the rows of
+        each length. The present pass of a corpus that grows is the last of its available `windows`.
+        Shares change when a stream has taken the rows of a pass that does not repeat; these rows
+        are returned by the number of the stream.
         """
         shares: list[list[int]] = [[] for _ in self._groups]
         waiting = {}
@@ -330,8 +330,8 @@ class Schedule:
     def _interval_in_shares(self, taken: Taken) -> Interval:
         """The interval in which the present passes of all streams continue.
 
-        What streams are owed is kept from interval to interval: a small share of a short one would
-        never have a row.
+        Rows owed to streams are carried over to the next interval: otherwise, a small share would
+        never have a row in short intervals.
         """
         shares, waiting = self._find_shares(taken, taken.windows)
         in_batches = [
@@ -353,9 +353,9 @@ class Schedule:
     # ---- corpora that grow
 
     def _run_out(self, taken: Taken, windows: Sequence[int]) -> tuple[int, list[list[int]]]:
-        """The stream whose rows in hand are all due first; and what all streams are due then.
+        """The stream that runs out of available rows first; and the rows due to all streams then.
 
-        The first stream by name, if there are several; the rows of each length, in `UNIT`s.
+        If several do, the first by name. The rows due are for each length, times `UNIT`.
         """
         shares, _ = self._find_shares(taken, windows)
         left, times = {}, {}
@@ -375,16 +375,16 @@ class Schedule:
             for each in zip(taken.owed, shares, strict=True)
         ]
         for number, time in times.items():
-            if time == times[first]:  # all of it, and not a part of a row less
+            if time == times[first]:  # all its rows, despite rounding
                 for of_length, count in zip(due, left[number], strict=True):
                     of_length[number] = count * UNIT
         return first, due
 
     def _intervals_in_hand(self, taken: Taken) -> Iterator[Interval]:
-        """The intervals of what streams are due when one that grows has no more rows in hand.
+        """The intervals until a corpus that grows runs out of available rows.
 
-        They have whole batches. If that is none, the stream gains a window; at the end of its
-        chapter, they have its last rows, with rows that others are due, and may be short.
+        They have full batches. If the rows do not fill one, the corpus gains a window. At the end
+        of its chapter, they have its last rows, with rows due to other streams, and may be short.
         """
         windows, per_batch = [*taken.windows], self._rows[self._bucket_of].tolist()
         stops = self._until is not None and taken.step >= self._until
@@ -445,21 +445,21 @@ class Schedule:
         return _at(self._reach(step), step)
 
     def taken(self, step: int) -> Taken:
-        """What was taken before a step."""
+        """The batches and rows taken before a step."""
         return self._begin if step == self.start else self._interval(step - 1).taken(step)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
 
-        Rows are those of the bucket's length. A batch with fewer rows than its bucket is filled up
-        with empty rows.
+        Rows are numbered by length, over all buckets of it. If a batch has fewer rows than its
+        bucket, the others are empty.
         """
         return self._interval(step).at(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
 
-        Where a corpus grows, all of them: nobody knows.
+        While a corpus grows, all buckets, as later steps are not known.
         """
         if self._growing:
             return np.ones(len(self._rows), bool)
@@ -489,15 +489,15 @@ class Schedule:
         return epoch
 
     def interval_around(self, step: int) -> range:
-        """The steps of the interval of a step, as far as they are steps of the schedule."""
+        """The steps of the interval of a step, within the schedule."""
         interval = self._interval(step)
         ends = [end for end in (interval.end, self.end) if end is not None]
         return range(interval.start, min(ends, default=sys.maxsize))
 
     def epoch_around(self, step: int) -> range:
-        """The steps of the epoch of a step, as far as they are steps of the schedule.
+        """The steps of the epoch of a step, within the schedule.
 
-        Where a corpus grows, those of the interval: rows of later ones may not be there yet.
+        While a corpus grows, those of the interval: rows of later steps may not be sealed yet.
         """
         if self._growing:
             return self.interval_around(step)
@@ -509,7 +509,7 @@ class Schedule:
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""
-        _, rows = self._interval(max(step - 1, self.start)).before(step)  # what is owed takes time
+        _, rows = self._interval(max(step - 1, self.start)).before(step)  # faster than `taken`
         return self._epochs_after(rows)
 
     def _epochs_after(self, rows: np.ndarray) -> list[int]:
@@ -520,7 +520,7 @@ class Schedule:
         return np.where((rows >= self._rest).all(axis=0), whole + times, first).tolist()
 
     def _epoch_at(self, step: int) -> int:
-        if self.end is not None or self._growing:  # it is one epoch
+        if self.end is not None or self._growing:  # there is only one epoch
             return 0
         pairs = zip(self.epochs(step), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in pairs if offset is not None)
@@ -533,7 +533,9 @@ class Schedule:
 
 
 def _share_out(due: Sequence[int], places: int) -> list[int]:
-    """Places for rows that are due, of which there are at least as many: by largest remainders.
+    """`places` divided in proportion to the rows `due`, which are at least as many.
+
+    Divides by the method of largest remainders.
 
     >>> _share_out([7, 9], 3)
     [1, 2]
@@ -553,7 +555,7 @@ def _at(intervals: Sequence[Interval], step: int) -> Interval:
 
 
 def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
-    """The first step after `after` at which a condition holds, which then holds for ever."""
+    """The first step after `after` at which a condition holds; it must then hold for ever."""
     low, high, far = after, max(near, after + 1), 1
     while not holds(high):
         low, high, far = high, high + far, 2 * far
@@ -564,9 +566,9 @@ def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
 
 
 def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | None:
-    """The first step before which one of the `waiting` streams has had so many rows.
+    """The first step before which one of the `waiting` streams has taken its rows; else None.
 
-    The quota is close to the shares, so only steps nearby are tried.
+    Quotas stay close to the shares, so only steps near the estimate are tried.
     """
     if not waiting:
         return None

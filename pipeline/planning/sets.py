@@ -1,7 +1,7 @@
 """The search for the set of shapes with which all steps of a job take the fewest seconds.
 
-Seconds of a step of each shape are given, by a measurement or by anything else. Each set that could
-be the best is packed; whether it could is told by a lower bound, so that few are.
+The caller gives the seconds of a step of each shape, measured or estimated. A set is packed only if
+a lower bound of its seconds is below the best so far, so few sets are packed.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ import numpy as np
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import BucketSearch
 
-# Of each number of shapes, the sets that are extended by one more; and those that are packed.
+# For each number of shapes, the most sets that are extended by a shape, and that are packed.
 EXTENDED, PACKED = 300, 64
 
-# Of one length, the most lengths of which sets are made, beside those that `fit_buckets` tries.
+# Except for pairs, the most lengths of candidates, beside those that `fit_buckets` tries.
 LENGTHS = 16
 
-# With rows that are a multiple of this, steps of devices that work on tiles may be faster.
+# Devices that work on tiles may be faster if the number of rows is a multiple of this.
 TILE = 8
 
 # Tokens of a step stay within this share of `tokens_per_batch`.
@@ -29,14 +29,14 @@ WITHIN = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class BucketSet:
-    """Some shapes, and what an epoch in batches of them is.
+    """A set of shapes, and the cost of an epoch in batches of them.
 
     Attributes:
-        buckets: ascending by length.
-        batches: of an epoch, of each.
+        buckets: the shapes, ascending by length.
+        batches: the number of batches of each in an epoch.
         padding: the share of all positions that hold no token.
-        seconds: of the steps of an epoch.
-        compiling: seconds, once.
+        seconds: the seconds of all steps of an epoch.
+        compiling: the seconds to compile all shapes, once.
     """
 
     buckets: tuple[Bucket, ...]
@@ -47,7 +47,7 @@ class BucketSet:
 
 
 class SetSearch:
-    """Sets of some shapes for lengths of examples.
+    """A search for the best sets of some shapes, for the lengths of examples.
 
     >>> from pipeline.planning.fit import make_search
     >>> search = make_search(np.repeat([100, 250], [80, 10]), tokens_per_batch=1024)
@@ -57,11 +57,11 @@ class SetSearch:
     [((13,), 19.5, 3.0), ((10, 3), 14.5, 6.0)]
 
     Args:
-        search: of `make_search`, which knows lengths and how they are packed.
+        search: the result of `make_search`, with the lengths and the packing.
         candidates: the shapes of which sets are made; None: those of `make_candidates`.
 
     Attributes:
-        candidates: ascending.
+        candidates: the shapes, ascending by length.
     """
 
     def __init__(self, search: BucketSearch, candidates: Iterable[Bucket] | None = None):
@@ -71,7 +71,7 @@ class SetSearch:
         self.candidates = tuple(sorted(candidates, key=lambda each: each.order))
         table, counts = search.histogram
         lengths = np.array([bucket.lengths for bucket in self.candidates])
-        self._below = np.all(lengths[:, None] <= lengths, axis=-1)  # [candidate, one as long]
+        self._below = np.all(lengths[:, None] <= lengths, axis=-1)  # [i, j]: j is as long as i
         holds = np.all(table[:, None] <= lengths, axis=-1)
         # Examples that the same candidates hold count together.
         holds, group = np.unique(holds[counts > 0], axis=0, return_inverse=True)
@@ -87,7 +87,7 @@ class SetSearch:
         return np.flatnonzero(self._holds.all(axis=0)).tolist()
 
     def bound(self, seconds: Sequence[float] | np.ndarray) -> float:
-        """The seconds of all tokens, each at the best rate of the candidates that hold it."""
+        """A lower bound on seconds: each token at the best rate of the candidates that hold it."""
         return float(self._full_rows(np.asarray(seconds)).min(axis=1) @ self._amount)
 
     def best(
@@ -101,10 +101,10 @@ class SetSearch:
         """The best set of each number of shapes up to `max_buckets`, by that number.
 
         Args:
-            seconds: of a step of each candidate; infinite where it cannot be used.
-            compiling: seconds to compile a step of each.
-            max_buckets: the most shapes of a set.
-            epochs: how often the data is seen, over which a compilation is paid.
+            seconds: the seconds of a step of each candidate; infinite if it cannot be used.
+            compiling: the seconds to compile a step of each candidate.
+            max_buckets: the most shapes in a set.
+            epochs: the epochs of the job, over which the seconds of compiling are spread.
         """
         took, costs = np.asarray(seconds, float), np.asarray(compiling, float)
         rate = self._full_rows(took)
@@ -116,24 +116,24 @@ class SetSearch:
                     break
                 tried = self._measure(numbers, took, costs)
                 if not all(tried.batches):
-                    continue  # it is a smaller set
+                    continue  # in effect a smaller set
                 if (total := tried.seconds + tried.compiling / epochs) < least:
                     least, found[count] = total, tried
         return found
 
     def _full_rows(self, seconds: np.ndarray) -> np.ndarray:
-        """Seconds of a token of each group in full rows of each candidate: [groups, candidates].
+        """Seconds per token of each group in full rows of each candidate: [groups, candidates].
 
-        With packing "none", of an example.
+        With packing "none", seconds per example.
         """
         none = self._search.packing == "none"
         each = [bucket.rows if none else bucket.positions for bucket in self.candidates]
         return np.where(self._holds, seconds / np.array(each), np.inf)
 
     def _extend(self, rate: np.ndarray, compiling: np.ndarray, most: int) -> Any:
-        """For each number of shapes, sets with lower bounds of their seconds, the lowest first."""
+        """For each number of shapes, sets with lower bounds on their seconds, lowest first."""
         usable = np.isfinite(rate).any(axis=0)
-        # A set begins with the shape that holds all. Of several rows of one length, one is used.
+        # A set begins with a shape that holds all, and has at most one shape of each length.
         holds_all = np.flatnonzero(np.isfinite(rate).all(axis=0))
         sets: list[tuple[tuple[int, ...], np.ndarray]]
         sets = [((int(last),), rate[:, last]) for last in holds_all]
@@ -172,10 +172,10 @@ class SetSearch:
 
 
 def make_candidates(search: BucketSearch) -> list[Bucket]:
-    """Shapes that are worth a try, from short rows to long ones.
+    """Shapes that are worth trying, from short rows to long ones.
 
-    Rows are as many as fit the tokens of a batch, or the next smaller multiple of `TILE`, if the
-    step then has nearly as many tokens.
+    A shape has as many rows as `tokens_per_batch` allows. A second one has the next smaller
+    multiple of `TILE`, if that is nearly as many tokens.
     """
     lengths = _candidate_lengths(search)
     found = []

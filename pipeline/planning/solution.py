@@ -1,4 +1,4 @@
-"""Solutions: the patterns that packing="optimal" found, stored and then an input of a plan."""
+"""Solutions: the patterns that packing="optimal" found, stored as an input of later plans."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from pipeline.planning.tails import group_tails
 VERSION = 4
 
 # With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
-# of the optimum. The search then takes best fit.
+# of the optimum. The search then uses best fit.
 SIZES = 2048
 
 
 class Solution:
-    """The patterns of a histogram, and a proven bound on the positions in use.
+    """The patterns of a histogram, and a proven upper bound on the share of real positions.
 
     The file is JSON: `{"of": DIGEST, "bound": 0.9988, "patterns": [[[3, [[120, 4], [32, 1]]]]]}`.
     Each bucket has a list of patterns: the number of rows, and each length in the row with its
@@ -60,7 +60,7 @@ class Solution:
         max_segments: int | None = None,
         surplus: Sequence[int] | None = None,
     ) -> Packed:
-        """Packs a part of the histogram by its share of each pattern, and best fit the rest."""
+        """Packs a part of the histogram by its share of each pattern, and the rest by best fit."""
         share, left = int(counts.sum()), counts.tolist()
         patterns: list[list[Pattern]] = []
         for of_bucket in self._patterns:
@@ -87,9 +87,9 @@ def load_solution(
     buckets: Sequence[Bucket],
     max_segments: int | None,
 ) -> Solution:
-    """The stored solution for some buckets and a histogram; searched if it is missing.
+    """The stored solution for some buckets and a histogram; computed if it is missing.
 
-    It has rows for each length, and does not depend on tails.
+    It does not depend on tails.
     """
     buckets = [bucket for bucket, *_ in group_tails(buckets)]
     shapes = [bucket.as_json for bucket in buckets]

@@ -33,36 +33,36 @@ from pipeline.planning.options import (
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Stream
 
-# The pieces of windows that are kept, and as many of their slots, if no more are needed at a time.
+# The cache holds windows with this many pieces, and as many slots; more if needed at a time.
 CACHED = 1 << 22
 
-# The data state names up to this many examples that are left out; of more it has a digest.
+# The data state lists up to this many examples that are left out; of more, it has a digest.
 MAX_NAMED = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """From a step on: options, streams and a schedule."""
+    """The options, streams and schedule of a plan from a step on."""
 
     options: Options
-    streams: tuple[Stream, ...]  # of each corpus, in order
+    streams: tuple[Stream, ...]  # one for each corpus, in order
     schedule: Schedule
     weights: Mapping[str, Fraction] | None  # the share of each of several corpora
     given: Any  # the lengths or corpora of the plan, with corpora that have joined
-    # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
+    # The changes of this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
     # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
         if not self.grows:
-            needed = max(needed, 2 * CACHED)  # chapters of corpora that grow see to it themselves
-        cache = self.streams[0].cache  # of all stages of a plan
+            needed = max(needed, 2 * CACHED)  # chapters raise it themselves
+        cache = self.streams[0].cache  # shared by all stages of a plan
         cache.capacity = max(cache.capacity, needed)
 
     @property
     def num_examples(self) -> int:
-        """Examples of all corpora, with those that are left out."""
+        """Examples of all corpora, including those left out."""
         return self.streams[-1].first + len(self.streams[-1].lengths)
 
     @property
@@ -95,8 +95,8 @@ class Stage:
         """Everything that the batches depend on, as JSON."""
         found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
         found["buckets"] = "+".join(map(str, self.options.buckets))
-        del found["window"]  # streams have theirs
-        if self.options.align == 1:  # places are positions
+        del found["window"]  # each stream has its own
+        if self.options.align == 1:  # it has no effect
             del found["align"]
         if self.weights is None:
             del found["by"], found["ending"]
@@ -109,7 +109,7 @@ class Stage:
 
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:
-        """The stage's entry in the data state; a digest stands for many examples left out."""
+        """The stage's entry in the data state; a digest replaces a long list of examples."""
         changes = dict(self.changes)
         numbers: Sequence[int] = changes.get("exclude", ())
         if len(numbers) > MAX_NAMED:
@@ -172,7 +172,7 @@ class Stage:
         more = np.setdiff1d(more, np.concatenate(excluded))
         new = options.as_json(changes)
         new |= {"exclude": more.tolist()} if len(more) else {}
-        # With other weights and new corpora alone, the streams stay as they are.
+        # If only weights and corpora are new, the present streams continue.
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
@@ -247,8 +247,8 @@ def _make_streams(
         options: the options of the plan.
         excluded: the examples to leave out in addition, numbered over all corpora.
         before: the streams of the first corpora, which continue.
-        rows: int64 [lengths, streams], the rows that were taken of them, if the rest of their
-            epochs is to be planned again.
+        rows: int64 [lengths, streams], the rows taken from `before`, to plan the rest of their
+            epochs again; None: these streams do not change.
     """
     own = options_of_streams(options, members)
     cache = before[0].cache if before else WindowCache(CACHED)
@@ -279,7 +279,7 @@ def _make_streams(
 
 
 def options_of_streams(options: Options, names: Collection[str]) -> Options:
-    """The options of the stream of each corpus; several share the window, and have single rows."""
+    """The options of each corpus's stream; several divide `window` and have buckets of one row."""
     if "" in names:
         return options
     window = min(options.window, max(options.window // len(names), LEAST_WINDOW))
@@ -288,7 +288,7 @@ def options_of_streams(options: Options, names: Collection[str]) -> Options:
 
 
 def check_options(options: Options, *, several: bool) -> None:
-    """Refuses options that a plan of one corpus, or of several, does not have."""
+    """Raises an error for options that a plan of one corpus, or of several, does not have."""
     if several and len(options.groups) < len(options.buckets):
         raise InvalidValue(
             f"buckets are {', '.join(map(str, options.buckets))}; a second one of a length is for "
@@ -315,7 +315,7 @@ def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fra
 
 
 def options_as_json(options: Options, weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
-    """All options of a plan as JSON, and the weights; of one corpus, those that it has."""
+    """The options of a plan and its weights, as JSON; one corpus has no `by` and `ending`."""
     changes = options.as_json() | _weights_as_json(weights)
     if weights is None:
         del changes["by"], changes["ending"]

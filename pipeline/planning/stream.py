@@ -1,9 +1,9 @@
 """Streams: a stream is one corpus under given options, as endless rows of each length.
 
 A stream is a list of passes. A pass takes the rows of a layout window by window, in a seeded order:
-once for the rest of an epoch when options change, and for ever for whole epochs.
+once for the rest of an epoch after options change, or repeatedly for whole epochs.
 
-A length goes by its number here; its bucket and the tails of that take the same rows.
+Here, `length` is the number of a length, whose bucket and tails take the same rows.
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ from pipeline.planning.pieces import (
 )
 from pipeline.planning.solution import Solution, load_solution
 
-# The orders of windows that are kept: readers are in two epochs at a time.
+# The orders of windows that a pass keeps: readers are in up to two epochs at a time.
 ORDERS = 4
 
 
 @dataclasses.dataclass
 class Rows:
-    """Some rows of a stream: of one length, which follow each other in one window."""
+    """Consecutive rows of a stream, of one length and in one window."""
 
     of_pass: "Pass"
     epoch: int
@@ -60,11 +60,11 @@ class Rows:
 
     @property
     def costs(self) -> np.ndarray:
-        """What the segments of each row cost: int64 [rows]."""
+        """The cost of attention in each row: int64 [rows]."""
         return self.in_window.costs[self.begin : self.end]
 
     def spans(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of each row; and their spans, of examples as the plan counts them.
+        """The number of segments of each row; and their spans, with example numbers of the plan.
 
         `order` has numbers of rows, from 0; None takes all.
         """
@@ -81,11 +81,11 @@ class Pass:
     Attributes:
         layout: the windows and their rows.
         first_epoch: the epoch of its first rows.
-        spans: what the pieces are cut from, as for `merge_spans`; None: from whole examples.
+        spans: the spans that the pieces are cut from, as for `merge_spans`; None: whole examples.
         first: the number in the plan of the first of these examples.
         repeats: whether whole epochs follow each other for ever.
-        rows: int64 [lengths], the rows of one time.
-        size: the tokens, examples or positions with loss in these, as weights count them.
+        rows: int64 [lengths], the rows of one repetition.
+        size: the tokens, examples or positions with loss in these rows, by the unit of weights.
         solution: the patterns of its rows with packing="optimal"; else None.
     """
 
@@ -99,9 +99,9 @@ class Pass:
         spans: np.ndarray | None = None,
         chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        """`names` are those of its random bits; `first` is its first example in the stream.
+        """`names` select its random bits; `first` is its first example in the stream.
 
-        `buckets` are those that have rows, by default all; `chapter` is as for `Layout`.
+        `buckets` are those that may have rows, by default all; `chapter` is as for `Layout`.
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
@@ -135,14 +135,14 @@ class Pass:
 
     @functools.cached_property
     def needs(self) -> int:
-        """The pieces for which a cache has room if no window is to be made twice in an epoch."""
+        """The cache capacity, in pieces, with which no window is made twice in an epoch."""
         _, edges = self.order(self.first_epoch)
         edges = edges[edges[:, -1] > 0]
         share = edges / edges[:, -1:]
         begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
         begun = np.searchsorted(np.sort(begins), ends, side="left")
         live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
-        # Those of which batches take rows at a time, the next one and the last one; and slots.
+        # The windows that batches take rows from at a time, the next and the last; all with slots.
         return 2 * (live + 2) * self.layout.most_pieces
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -179,14 +179,14 @@ class Pass:
         return Rows(self, epoch, filled, first - begin, last - begin)
 
     def _window(self, get: Callable, epoch: int, place: int) -> Any:
-        """The rows of each length in the window at `place` in an epoch's order, by the cache."""
+        """The rows of each length in the window at `place` in an epoch's order, from the cache."""
         epoch = epoch if self._shuffle else 0
-        # The key is not the pass, which has the cache: a plan is freed as soon as it is dropped.
+        # The key has no pass, as that refers to the cache: so an unused plan is freed at once.
         key = self.layout, epoch, place
         return get(key, self.layout.most_pieces, self._fill, epoch, place)
 
     def _fill(self, epoch: int, place: int) -> list[WindowRows]:
-        """The rows of each length in the window at `place` in an epoch's order."""
+        """The value that `_window` caches."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
         every: list[Slots] = self._cache.get(
@@ -218,7 +218,7 @@ class Pass:
     def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each length.
 
-        Fills only windows of which some rows, but not all, are before.
+        Fills only windows of which some rows, but not all, were taken.
         """
         windows, edges = self.order(epoch)
         begins, ends = edges[:, :-1], edges[:, 1:]
@@ -250,7 +250,7 @@ class Pass:
     def as_spans(
         self, epoch: int, pieces: np.ndarray, begins: np.ndarray | int, sizes: np.ndarray
     ) -> np.ndarray:
-        """The spans of some positions of pieces, from `begins` on."""
+        """The spans of `sizes` positions of pieces, from `begins` on."""
         numbers, starts = self.layout.pieces.locate(pieces)
         starts = starts + begins
         if self.spans is None:
@@ -270,15 +270,15 @@ class Stream:
     """The rows of one corpus, pass after pass, by random access.
 
     A plan of several streams, which have names, takes single rows: their `options` have buckets of
-    one row. Otherwise it takes whole batches, and rows that make none move to a longer bucket.
+    one row. Otherwise it takes full batches, and rows that fill none move to a longer bucket.
 
     Attributes:
         name: the name of the corpus; empty if it is the only one.
         first: the number of its first example in the plan.
         whole: the pass of whole epochs.
-        passes: first that of the rest of epochs in progress, if any; then `whole`.
+        passes: first the pass of the rest of epochs in progress, if any; then `whole`.
         epoch: the number of the first whole epoch.
-        open_epochs: the epochs before it of which positions remained.
+        open_epochs: the earlier epochs of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
         starts: int64 [passes, lengths], the rows before each pass.
     """
@@ -295,7 +295,7 @@ class Stream:
         epoch: int = 0,
         rest: np.ndarray | None = None,
     ):
-        """`number` counts the streams of this corpus before; `rest` are spans of open epochs."""
+        """`number` counts earlier streams of the corpus; `rest` has spans of open epochs."""
         self.lengths, self.options, self.cache = lengths, options, cache
         self.name, self.first = name, first
         self._number, self.epoch = number, epoch
@@ -326,7 +326,7 @@ class Stream:
         self.starts = rows.cumsum(axis=0)[:-1]
 
     def _plan_rest(self, spans: np.ndarray) -> None:
-        """Puts the pass of the rest of open epochs first, if that has a position."""
+        """Puts a pass of the rest of open epochs first, if the rest has a position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
@@ -340,7 +340,7 @@ class Stream:
         lost[:, 3:] -= sizes
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         there = sizes > 0
-        if trees is not None:  # those of groups are not counted along their columns
+        if trees is not None:  # positions in a group are not columns
             there &= trees[:, 1:2] == 0
         last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
         self.max_position = max(self.max_position, last, pieces.max_position)
@@ -355,8 +355,8 @@ class Stream:
         pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow, trees)
         if not self.name:
             return pieces, self.options.buckets
-        # Only buckets with rows in whole epochs, which follow in every bucket. A span that these do
-        # not hold is split; a pair or a group cannot be split and is dropped.
+        # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
+        # split; a pair or a group cannot be split and is dropped.
         buckets = tuple(self.options.buckets[n] for n in np.flatnonzero(self.whole.rows))
         sizes = pieces.positions_per_example()
         holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
@@ -428,7 +428,7 @@ class Stream:
         return merge_spans(np.concatenate(spans)), self.epoch + begun
 
     def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
-        """How many whole epochs are over after some of their rows, and how many have begun."""
+        """The number of whole epochs that are over after some rows, and that have begun."""
         used = self.whole.rows > 0
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
@@ -456,8 +456,8 @@ class Stream:
         )
 
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The files of each window after some rows, and of those of the next epoch."""
-        assert self.lengths.files is not None, "only a corpus of files is asked"
+        """The files of each window after some rows, and of each window of the next epoch."""
+        assert self.lengths.files is not None, "the corpus has files"
         found = list[np.ndarray | None]()
         for part, start in zip(self.passes[:-1], self.starts, strict=False):
             found += part.files_from(part.first_epoch, rows - start)
@@ -472,9 +472,9 @@ class Stream:
 def _make_packer(
     stream: Stream, pieces: Pieces, buckets: tuple[Bucket, ...]
 ) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function with which a `Layout` of some pieces packs histograms into some of the buckets.
+    """The function by which a `Layout` packs histograms into some buckets, and its solution.
 
-    With packing="optimal", it uses the solution of all pieces, which is stored beside the corpus.
+    With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
     """
     options = stream.options
     solution, aligned = None, None
@@ -504,7 +504,7 @@ def _pack_into(
     *,
     surplus: Sequence[int] | None,
 ) -> Packed:
-    """Packs a histogram into those of all buckets that are `used`; see `cascade.pack`."""
+    """Packs a histogram into the buckets `used`, which are some or all; see `cascade.pack`."""
     most = 1 if options.packing == "none" else options.max_segments
     if used == options.buckets:
         return search(counts, used, max_segments=most, surplus=surplus)
@@ -515,7 +515,7 @@ def _pack_into(
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
-    """The positions of each example that batches of an epoch have: int64 [examples, 1 or 2].
+    """The positions of each example in the batches of an epoch: int64 [examples, 1 or 2].
 
     This is the only definition of coverage. Positions lost to overflow and examples left out do not
     count. New examples count from the epoch that they join. `streams` are those of one corpus in

@@ -1,11 +1,10 @@
-"""What a step of any shape takes, interpolated between shapes that were measured.
+"""Seconds of a step of any shape, interpolated between measured shapes.
 
-No formula is assumed: on one machine the best `a + b·positions + c·positions·length` was off by
-17%, because caches make jumps. The logarithm of the seconds per position is interpolated over the
-logarithms of lengths and positions: between two measured lengths along a straight line, in more
-dimensions by ordinary kriging with a linear variogram (Matheron, 1963), which is its generalisation
-to points anywhere. Kriging also says how uncertain each value is: 0 at a measured shape, and more
-the farther the next one is.
+No formula is assumed: on one machine the best fit of `a + b·positions + c·positions·length` was off
+by 17%, because times jump where data outgrow a cache. The logarithm of the seconds per position is
+interpolated over the logarithms of lengths and positions, by ordinary kriging with a linear
+variogram (Matheron, 1963); in one dimension, this is linear interpolation. Kriging also gives the
+variance of each value: 0 at a measured shape, and more the farther away the nearest one is.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 
-# The least that seconds per position are taken to vary over a factor of two in length, and the
-# standard deviations within which a value is expected. Of 60 drawn costs with jumps of up to 35%,
-# and 5% at random for each shape, no choice was then worse than its certificate, after 6.9 of 12
-# shapes in the mean. With 0.1 and one standard deviation ten choices were, after 5.3 shapes.
+# The least `roughness` of a surface, and the number of standard deviations within which a value is
+# expected. In 60 simulations (costs with jumps of up to 35%, and 5% noise for each shape), no
+# choice was worse than its certificate, with 6.9 of 12 shapes measured on average. With 0.1 and one
+# standard deviation, ten choices were, with 5.3 shapes measured.
 LEAST_ROUGHNESS, DEVIATIONS = 0.2, 2
 
 # The median of the square of a standard normal variable.
@@ -29,8 +28,8 @@ class Estimate(NamedTuple):
     """Seconds of a step of each of some shapes: float64 arrays `[shapes]`."""
 
     seconds: np.ndarray
-    low: np.ndarray  # they may be as few as this
-    high: np.ndarray  # or as many as this
+    low: np.ndarray  # the least that are expected
+    high: np.ndarray  # the most that are expected
 
 
 class Surface:
@@ -42,13 +41,13 @@ class Surface:
 
     Args:
         shapes: the measured shapes, all different.
-        seconds: of a step of each.
-        low: what a step of each takes at least, as far as noise can be told; None: `seconds`.
-        high: and at most.
+        seconds: the seconds of a step of each shape.
+        low: lower bounds on these seconds, which are noisy; None: `seconds`.
+        high: upper bounds on them; None: `seconds`.
 
     Attributes:
         roughness: the standard deviation of the logarithm of seconds per position over a factor
-            of two in length, beside what straight lines between measured shapes explain.
+            of two in length, around straight lines between measured shapes.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Surface:
         return Estimate(*(np.where(measured, known[which], other) for known, other in values))
 
     def _measure_roughness(self) -> float:
-        """From the errors of the estimates of each measured shape from all others."""
+        """The roughness, from the errors of estimating each measured shape from all others."""
         squares, every = [], np.arange(len(self._values))
         for one in every if len(every) > 2 else ():
             others = every != one
@@ -91,10 +90,10 @@ class Surface:
 
 
 def spread_out(shapes: Sequence[Bucket], first: int, most: int) -> list[int]:
-    """Numbers of shapes from which a surface may begin: each far from those before it.
+    """The numbers of up to `most` shapes to measure first, each far from those before it.
 
-    The first is `first`. There are up to `most`, and from no other shape is it farther to one of
-    them than a factor of two.
+    The first is `first`. There are fewer than `most` if every other shape is already within a
+    factor of two of one of them.
 
     >>> spread_out([Bucket(1, length) for length in (64, 128, 256, 512)], first=3, most=3)
     [3, 0, 1]
@@ -110,7 +109,7 @@ def spread_out(shapes: Sequence[Bucket], first: int, most: int) -> list[int]:
 def _krige(
     places: np.ndarray, values: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values at the places that are wanted, and their variances where a unit of distance has 1."""
+    """Values at `wanted`, and their variances, if differences over distance 1 have variance 1."""
     count = len(places)
     system = np.ones((count + 1, count + 1))
     system[:count, :count], system[count, count] = -_distances(places, places) / 2, 0

@@ -60,7 +60,7 @@ def heading(before: Stage, stage: Stage) -> str:
 
 
 def _tabulate(plan: "Plan") -> list[str]:
-    """An epoch of the last stage: its buckets, its corpora if they are several, and losses."""
+    """An epoch of the last stage: its buckets, its corpora if there are several, and losses."""
     counts, found = figures.count_epoch(plan), {}
     for bucket, each in counts.buckets.items():
         found[str(bucket)] = np.append(each.round().astype(int), int(each[0]) * bucket.positions)
@@ -78,7 +78,7 @@ def _tabulate(plan: "Plan") -> list[str]:
     if plan.options.packing == "fill":
         cuts, least = plan.cuts
         some = counted(cuts, "example")
-        lines.append(f"cut to fill rows: {some}; with fewer than {least:,}, rows would be more")
+        lines.append(f"cut to fill rows: {some}; fewer than {least:,} would need more rows")
     if losses["excluded"]:
         lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
     if losses["empty"]:

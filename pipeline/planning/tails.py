@@ -1,7 +1,7 @@
 """Tails: buckets of equal length with fewer rows, for the last rows of a pass.
 
-Whole batches take the bucket with the most rows. The rows that make no whole batch are fewer; a
-batch of them would have empty rows, which cost as much as others. Tails hold them.
+Full batches use the bucket with the most rows. The last rows would fill only a part of such a
+batch, and its empty rows would cost as much as others. Tails hold them.
 """
 
 import functools
@@ -21,11 +21,10 @@ def group_tails(buckets: Sequence[Bucket]) -> tuple[tuple[Bucket, ...], ...]:
 
 
 def count_batches(rows: int, group: Sequence[Bucket]) -> list[int]:
-    """How many batches of each bucket of a group hold some rows.
+    """The number of batches of each bucket of a group that hold `rows` rows.
 
-    All but the last rows are in whole batches of the first bucket. For the last ones, too few for
-    another, the buckets are chosen that leave the fewest rows empty, and of such choices one of the
-    fewest batches.
+    All but the last rows are in full batches of the first bucket. The last ones, too few for
+    another, use the buckets that leave the fewest rows empty, and then the fewest batches.
 
     >>> count_batches(77, [Bucket(32, 9), Bucket(8, 9), Bucket(4, 9)])  # 13 as 8 + 8
     [2, 2, 0]
@@ -51,7 +50,7 @@ def count_batches(rows: int, group: Sequence[Bucket]) -> list[int]:
 
 
 def count_surplus(rows: int, group: Sequence[Bucket]) -> int:
-    """How many of some rows are too many for batches of a group that have no empty row.
+    """The number of rows to remove from `rows` so that batches of a group have no empty row.
 
     >>> count_surplus(77, [Bucket(32, 9)]), count_surplus(77, [Bucket(32, 9), Bucket(8, 9)])
     (13, 5)
@@ -63,7 +62,7 @@ def count_surplus(rows: int, group: Sequence[Bucket]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _fewest_batches(sizes: tuple[int, ...]) -> list[int | None]:
-    """For each number of rows up to the first size, the fewest batches that these fill."""
+    """For each number of rows up to the first size, the fewest batches that they fill, or None."""
     found: list[int | None] = [0]
     for rows in range(1, sizes[0] + 1):
         before = [found[rows - size] for size in sizes if size <= rows]

@@ -1,10 +1,10 @@
-"""Tables as text: of a plan, of compiled steps, and of a report."""
+"""Tables as text, for plans, compiled steps and reports."""
 
 from collections.abc import Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells under each other, the first column aligned left and all others right.
+    """Lines of cells in columns, the first aligned left and all others right.
 
     >>> print("\\n".join(text_table([["bucket", "rows"], ["8x64", "1,024"], ["all", ""]])))
     bucket   rows

@@ -19,10 +19,10 @@ from pipeline.errors import (
 
 Of = Literal["inputs", "targets", "continuation", "example"]
 
-# The columns of examples that are not features of the user.
+# The columns of examples that are not features.
 TOKENS, WEIGHTS = "tokens", "weights"
 
-# The number of each example, which a batch has on request.
+# The field with the number of each example, which a batch has on request.
 EXAMPLE_ID = "example_id"
 
 # Names of fields of batches, which features may not have.
@@ -61,9 +61,9 @@ class Feature:
             the entry of a token lies where the token is an input, or where it is predicted, as
             `loss_weights` do. "example": one value, of `shape`, for an example. "continuation", for
             groups: a value for each continuation of an example, `[continuations, *shape]`.
-        dtype: of the batch, boolean or a number of at most 32 bits. Default None: that of the first
+        dtype: in the batch, boolean or a number of at most 32 bits. Default None: that of the first
             example's data, with 32 bits in place of 64.
-        shape: of the value of one token, or of one example; default a number.
+        shape: that of the value of one token, or of one example; default a number.
         fill: the value for a corpus of a mixture that lacks the feature; default None: refused.
 
     Raises:
@@ -95,7 +95,7 @@ class Feature:
 
     @property
     def per_example(self) -> bool:
-        """Whether an example has one value, and not one for each of its tokens.
+        """Whether an example has one value, rather than one for each of its tokens.
 
         Nodes of groups are stored as examples, each with one value of "continuation".
         """
@@ -103,7 +103,7 @@ class Feature:
 
     @property
     def size(self) -> int:
-        """Numbers in one value."""
+        """The count of numbers in one value."""
         return math.prod(self.shape)
 
     @property
@@ -143,8 +143,8 @@ class Feature:
         for array, tokens in zip(arrays, counts, strict=True):
             shape = self.shape if self.per_example else (tokens, *self.shape)
             if array.shape != shape:
-                each = "" if self.per_example else f", one value for each of {tokens} tokens"
-                raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
+                each = "" if self.per_example else ", one value for each token"
+                raise InvalidValue(f"{what} must have shape {shape}{each}, not {array.shape}")
         return self.cast(np.stack(arrays) if self.per_example else concatenate(arrays), what)
 
     def cast(self, array: np.ndarray, what: str) -> np.ndarray:
@@ -156,8 +156,8 @@ class Feature:
         kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]
         if array.dtype.kind not in kinds:
             raise InvalidValue(
-                f"{what} has dtype {array.dtype}, and the feature {self.dtype}; convert it, or "
-                "give the feature another dtype="
+                f"{what} cannot be cast from {array.dtype} to {self.dtype}; convert it, or give "
+                "the feature another dtype="
             )
         if self.dtype.kind in "iu":
             allowed, least, most = np.iinfo(self.dtype), int(array.min()), int(array.max())
@@ -167,12 +167,14 @@ class Feature:
                     f"{what} holds {wrong}; {self.dtype} holds {allowed.min} to {allowed.max}"
                 )
         if array.dtype.kind == "f" and np.isnan(array).any():
-            raise InvalidValue(f"{what} holds NaN; give a number, and a mask as another feature")
+            raise InvalidValue(
+                f"{what} cannot hold NaN; give a number, and a mask as another feature"
+            )
         with np.errstate(over="ignore"):
             return array.astype(self.dtype, copy=False)
 
 
-# Tokens and loss weights are such features with names of their own: the columns "tokens" and
+# Tokens and loss weights are features with names of their own: the columns "tokens" and
 # "weights" of examples, and fields of the task and "loss_weights" of batches.
 TOKEN_IDS = Feature("inputs", dtype=np.int32)
 LOSS_WEIGHTS = Feature("targets", dtype=np.float32, fill=1.0)
@@ -183,7 +185,7 @@ class Column(NamedTuple):
     """The values of a feature of some examples, one example after another.
 
     Attributes:
-        feature: their schema.
+        feature: the schema of the values.
         values: `[tokens, *shape]` over all examples; for a feature of examples,
             `[examples, *shape]`.
     """

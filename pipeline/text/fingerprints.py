@@ -1,4 +1,4 @@
-"""Fingerprints of functions and objects: they change if the text that these make may change.
+"""Fingerprints of functions and objects: they change if the results may change.
 
 The fingerprint of a function covers its source, its defaults, the values it captures, and the
 functions, classes and values of its own module that it names; names from other modules count by
@@ -71,20 +71,20 @@ def _name(value: Any) -> str:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether the name of a function or class is enough: it is compiled, or Python's or ours."""
+    """Whether the name of a function or class is enough: it is compiled, Python's or Lockstep's."""
     if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
-        return False  # a method with its object
+        return False  # a bound method, which depends on its object
     if isinstance(value, types.FunctionType | type):
         return str(value.__module__).partition(".")[0] in {*sys.stdlib_module_names, "pipeline"}
     return inspect.isroutine(value) and not hasattr(value, "__wrapped__")
 
 
 class _Description:
-    """Describes values in tuples of texts and numbers; errors name `root`, which cannot be."""
+    """Describes values in tuples of strings and numbers; errors name `root`, which holds them."""
 
     def __init__(self, root: str):
         self._root = root
-        # Functions and classes, which may name each other, by their numbers.
+        # The numbers of functions and classes, which may name each other, by their ids.
         self._found: dict[int, tuple[int, Any]] = {}
 
     def _refusal(self, value: Any, place: str, why: str) -> InvalidValue:
@@ -97,7 +97,7 @@ class _Description:
         )
 
     def of(self, value: Any, place: str) -> Any:
-        """Describes a value that was found at `place`."""
+        """The description of a value that was found at `place`."""
         kind = type(value)
         if isinstance(value, enum.Enum):
             return _name(kind), value.name, self.of(value.value, place)
@@ -139,7 +139,7 @@ class _Description:
         if isinstance(value, Mapping):
             entries = [*value.items(), getattr(value, "default_factory", None)]
             return [self.of(entry, place) for entry in entries]
-        if isinstance(value, set | frozenset):  # whose order differs between processes
+        if isinstance(value, set | frozenset):  # their order differs between processes
             return sorted(repr(_Description(self._root).of(entry, place)) for entry in value)
         if not dataclasses.is_dataclass(value):
             raise self._refusal(value, place, f"an instance of {type(value).__name__}")
@@ -150,7 +150,7 @@ class _Description:
         return self.of(type(value), place), described
 
     def _of_class(self, kind: type, place: str) -> Any:
-        """A class by what its body defines, and by its bases."""
+        """The description of a class: its bases, and what its body defines."""
         described = [self.of(kind.__bases__, place)]
         fields = getattr(kind, "__dataclass_fields__", {})
         for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):
@@ -170,7 +170,7 @@ class _Description:
         defaults = [function.__defaults__, function.__kwdefaults__]
         described = [self._of_code(code, place), self.of(defaults, f"the defaults of {place}")]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if cell != types.CellType():  # which is not set yet
+            if cell != types.CellType():  # not set yet
                 content = self.of(cell.cell_contents, f"{name}, which {place} captured,")
                 described.append((name, content))
         for name in sorted(set(_find_globals(code)) & set(function.__globals__)):

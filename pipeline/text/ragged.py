@@ -23,11 +23,11 @@ from pipeline.text.features import (
 )
 
 # A part ends with the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
-# offsets. Nothing else decides it, so every number of workers makes the same parts.
+# offsets. Nothing else decides it, so any number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
-# The examples of arrays that are converted at once. This changes no result.
+# The number of examples of arrays that are converted at once. This changes no result.
 BLOCK = 1 << 12
 
 
@@ -49,7 +49,7 @@ class Ragged:
 
     @classmethod
     def of(cls, flat: np.ndarray, counts: np.ndarray, **options: Any) -> "Ragged":
-        """Examples without weights and features, of flat tokens."""
+        """Examples of flat tokens, without weights or features."""
         return cls(counts, {TOKENS: Column(TOKEN_IDS, flat)}, **options)
 
     @property
@@ -70,7 +70,7 @@ class Ragged:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens, the weights and the features, as far as present."""
+        """SHA-256 of the counts, tokens, weights and features, as far as there are any."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
             raise InvalidValue(
@@ -101,7 +101,7 @@ class Ragged:
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
-        """All examples of chunks with the same columns, of which all or none have `text_bytes`."""
+        """The examples of chunks with the same columns; all or none of them have `text_bytes`."""
         first, *others = chunks
         if not others:
             return first
@@ -149,7 +149,7 @@ def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]
 def divide_arrays(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> Iterator[Ragged]:
-    """Examples of arrays, part by part, each entry checked; see `Corpus.from_arrays`."""
+    """Examples from arrays, part by part, each entry checked; see `Corpus.from_arrays`."""
     columns, known = split_columns(columns, features)
     # An iterator may reuse the memory of an entry for the next one.
     lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
@@ -193,7 +193,7 @@ class Buffer:
         return is_full(self._examples, self._tokens)
 
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
-        """Holds an example, an entry for each name; refused as `Corpus.from_arrays` says.
+        """Adds an example, an entry for each name; errors are those of `Corpus.from_arrays`.
 
         `tokens` is the number of its tokens if these are stored already.
         """
@@ -236,7 +236,7 @@ class Buffer:
         return made
 
     def take(self) -> Ragged:
-        """The examples that were held, at least one; empties the buffer."""
+        """All examples in the buffer, at least one; empties it."""
         if self._rows:
             self._check()
         checked = self._checked
@@ -245,17 +245,17 @@ class Buffer:
 
 
 def require_weights(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns weights; refuses those below 0 or not finite, which `what` names in errors."""
+    """The weights; refuses those below 0 or not finite, which `what` names in errors."""
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise InvalidValue(
-            f"{what} hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight must be "
+            f"{what} cannot hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight must be "
             "finite and at least 0"
         )
     return array
 
 
 def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | None) -> np.ndarray:
-    """Token ids of examples, one after another; refuses others, which `what` names in errors."""
+    """The token ids of examples, one after another; refuses others. `what` names them in errors."""
     for array in arrays:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise InvalidValue(

@@ -35,7 +35,7 @@ __all__ = [
     "fingerprint",
 ]
 
-# A piece of text, the loss weight of each of its tokens (0: only read), and optionally the value of
+# A piece of text, the loss weight of each of its tokens (0: no loss), and optionally the value of
 # each token for features, by name.
 Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
 
@@ -155,13 +155,13 @@ class Preference:
 
     The two sides are format strings of the record's fields, like those of `Answer`, or templates,
     such as `Chat`. The spans that both sides begin with are the prefix, whose tokens have weight 0,
-    since they cancel in every loss of pairs.
+    since they cancel in every pairwise loss.
 
     >>> record = {"question": "2+2", "right": "4", "wrong": "5"}
     >>> Preference(prompt="Q: {question}\nA: ", chosen="{right}", rejected="{wrong}")(record)
     [[('Q: 2+2\nA: ', 0.0)], [('4', 1.0)], [('5', 1.0)]]
 
-    In two chats, which a record lists turn by turn, the prefix is the common turns:
+    If a record has two chats, as lists of turns, the prefix is the turns that they share:
 
     >>> chats = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
     >>> question = {"role": "user", "content": "2+2"}
@@ -193,7 +193,7 @@ class Preference:
         if shared == max(map(len, sides)):
             raise InvalidValue("its two sides are equal, so neither is preferred; remove it")
         prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
-        # A side without more text ends with an empty one, whose end mark may carry loss.
+        # A side without more text gets an empty span, whose end mark may carry loss.
         ends = [side[shared:] or [("", *side[-1][1:])] for side in sides]
         return [prefix or [("", 0.0)], *ends]
 
@@ -306,11 +306,11 @@ def encode(
     tokenizer: Tokenizer,
     features: Mapping[str, Feature] | None = None,
 ) -> Ragged:
-    """The tokens, weights and features of tokens of some records.
+    """The tokens of records, with their weights and features.
 
-    Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks stand
-    around the whole: the begin mark weighs 0, the end mark as much as the last span. For features,
-    the begin mark has the value of the first span. A span without a value has the feature's `fill`.
+    Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks enclose
+    each record: the begin mark weighs 0, the end mark as much as the last span. For features, the
+    begin mark has the value of the first span. A span without a value has the feature's `fill`.
 
     For groups, `source` is from `source_of_nodes`. Prefixes have the begin marks, and continuations
     the end marks.

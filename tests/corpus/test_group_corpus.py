@@ -225,13 +225,13 @@ def test_what_a_group_cannot_be_is_refused():
     assert "logprob of group 0 is [1, 2, 3]; nest it like the tokens" in refused(
         make, {"tokens": GROUPS, "logprob": [[1, 2, 3]]}, features=logprob
     )
-    assert "continuation 1 of logprob of group 0 has shape (2,); it must be (1,)" in refused(
+    assert "continuation 1 of logprob of group 0 must have shape (1,), one value" in refused(
         make, {"tokens": GROUPS, "logprob": [([1, 2, 3], [[4, 5], [6, 7]])]}, features=logprob
     )
     assert "the shape of the weights of group 0 is (3,); for a group of 2 continuations" in refused(
         make, {"tokens": GROUPS, "weights": [[1, 2, 3]]}
     )
-    assert "continuation 1 of the weights of group 0 hold -1.0; a weight must be" in refused(
+    assert "continuation 1 of the weights of group 0 cannot hold -1.0; a weight must be" in refused(
         make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
     )
     assert "a feature is named '_above'" in refused(

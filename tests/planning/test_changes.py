@@ -284,5 +284,5 @@ def test_some_steps_of_a_plan_have_their_buckets_and_batches_alone():
     later = plan.between(12)
     assert later.buckets == (Bucket(4, 16),)
     assert later.fingerprint == plan.fingerprint
-    with pytest.raises(IndexError, match="knows steps from 12 on"):
+    with pytest.raises(IndexError, match="has only steps from 12 on"):
         later.batch(11)

@@ -246,7 +246,7 @@ def test_a_change_ends_the_chapter_with_its_window():
         assert [again.batch(at + n).digest for n in range(30)] == [
             changed.batch(at + n).digest for n in range(30)
         ]
-    with pytest.raises(IndexError, match="goes on from a state of which it knows steps from"):
+    with pytest.raises(IndexError, match="was resumed from a state, so it has only the steps"):
         again.batch(3)
 
 

@@ -60,7 +60,7 @@ def test_a_plan_by_hand():
     ]
     assert plan.padding == 0
     assert plan.cuts == (1, 1)
-    assert "cut to fill rows: 1 example; with fewer than 1, rows would be more" in str(plan)
+    assert "cut to fill rows: 1 example; fewer than 1 would need more rows" in str(plan)
     whole = Plan([6, 6, 6], [Bucket(2, 9)], shuffle=False)
     assert whole.num_batches() == 2
     assert whole.cuts == (0, 0)

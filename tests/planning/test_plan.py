@@ -229,7 +229,7 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"lengths": [0, 0]}, "none of the examples has a position"),
         (ONE | {"lengths": []}, "none of the examples has a position"),
         (ONE | {"lengths": [[1], [2]]}, "has shape (2, 1)"),
-        (ONE | {"lengths": [[1, 2], [3]]}, "and no array"),
+        (ONE | {"lengths": [[1, 2], [3]]}, "not an array"),
         (ONE | {"lengths": [1.5]}, "dtype float64"),
         (ONE | {"lengths": [3, -2]}, "holds -2"),
         (ONE | {"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),

@@ -27,7 +27,7 @@ def test_hostile_input_keeps_the_contract_or_is_refused(name):
         (lambda place: Corpus.from_arrays([[[1], [2, 3]]], place), "example 0 cannot be an array"),
         (
             lambda place: Corpus.from_arrays({"tokens": [[1]], "weights": [{}]}, place),
-            "the weights of example 0 has shape",
+            "the weights of example 0 must have shape",
         ),
         (
             lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),

@@ -50,13 +50,13 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
 
 
 def open_files(names: Sequence[str], kind: str = "") -> Source:
-    """The source of files, whose extensions decide its kind.
+    """A source of files; their extensions decide its kind.
 
     Args:
         names: names or globs: `.txt` (a record a line), `.jsonl`, `.parquet`, `.array_record`,
             `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`.
-        kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; empty:
-            by the extensions.
+        kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; default
+            "": by the extensions.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -1,4 +1,4 @@
-"""Files of a source: found by name or glob, decompressed while read, told apart by content."""
+"""Files of a source: found by name or glob, decompressed while read, with a fingerprint."""
 
 import gzip
 import hashlib
@@ -132,7 +132,7 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
             yield stream
     except (OSError, EOFError, zlib.error) as error:
         if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
-            raise  # of the system, not of the content
+            raise  # from the system, not from the content
         raise InvalidValue(
             f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
             "fetch it again"
@@ -151,7 +151,7 @@ def open_indexed(path: epath.Path) -> IO[bytes] | None:
 
 
 def digest(files: Iterable[epath.Path]) -> str:
-    """A short hash of the names, sizes and content samples of files, as they are stored.
+    """A short hash of the names, sizes and samples of the content of files, as they are stored.
 
     Times and directories do not count. An edit goes unnoticed if it keeps the size of a file above
     1 MiB and misses all 16 samples of 64 KiB.

@@ -51,7 +51,7 @@ class LineSource(files.FileSource):
     """Records from lines; the base of `TextFiles` and `JsonLines`."""
 
     handles = ("_cursor", "_indexed")
-    keep_blank = False  # whether a blank line is a record, too
+    keep_blank = False  # whether a blank line is a record
     # The place where reading stopped: a file, the number of its next line, and an iterator from it.
     _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
 
@@ -171,7 +171,7 @@ class JsonLines(LineSource):
                 f"{line} is not valid JSON: {error.msg} at column {error.colno}. Each line must "
                 "hold one whole JSON object; correct or remove that line"
             ) from None
-        except (RecursionError, ValueError) as error:  # as Python limits both
+        except (RecursionError, ValueError) as error:  # Python limits both
             raise InvalidValue(
                 f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
                 f"many digits ({error}). Correct or remove that line"
@@ -187,7 +187,7 @@ class JsonLines(LineSource):
 class ParallelText(PartedSource):
     """Records `{"inputs": …, "targets": …}`: line i of one text and line i of another.
 
-    A blank line is an empty text, so that the lines after it stay beside each other.
+    A blank line is an empty text, so that the lines after it stay aligned.
 
     Args:
         inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
@@ -220,8 +220,8 @@ class ParallelText(PartedSource):
             if of_inputs != of_targets:
                 raise InvalidValue(
                     f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
-                    f"{os.fspath(targets.files[number])} has {of_targets:,}, with blank ones; give "
-                    "parallel texts with equally many lines"
+                    f"{os.fspath(targets.files[number])} has {of_targets:,}, counting blank ones; "
+                    "give parallel texts with equally many lines"
                 )
         return [len(inputs)]
 
@@ -253,4 +253,4 @@ def _scan(
             offset += len(content)
             number += 1
             del content, text
-            yield line.pop()  # a line may be huge, and this generator keeps nothing of it
+            yield line.pop()  # popped, so that the generator does not keep a huge line

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import InvalidValue, OutOfRange
 
-# The default fingerprint of `Records` reads this many, spread evenly.
+# The default fingerprint of `Records` reads this many records, spread evenly.
 SAMPLES = 1024
 
 
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 def read_records(source: Source, indices: Sequence[int]) -> list[Mapping[str, Any]]:
-    """The records with these numbers, in one request if the source can."""
+    """The records with these numbers, in one request if the source has `__getitems__`."""
     if batched := getattr(source, "__getitems__", None):
         return batched(indices)
     return [source[index] for index in indices]
@@ -294,7 +294,7 @@ def _as_record(index: int, entry: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """JSON for a value that it cannot hold: arrays and sets become lists, bytes become text."""
+    """JSON for a value that has none: arrays and sets become lists, bytes become text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes):

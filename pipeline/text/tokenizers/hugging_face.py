@@ -57,7 +57,7 @@ class HuggingFace(FileTokenizer):
         self._set_marks([*special, *others] if parse_special else others)
         if self._marks is not None:
             self._parser.encode_special_tokens = not parse_special
-            for token in described["added_tokens"]:  # so that these marks are text, too
+            for token in described["added_tokens"]:  # so that these marks become text, too
                 token["special"] |= token["content"] in others
             self._tokenizer = self._open(json.dumps(described).encode())
         # Some models have special tokens in their own vocabulary, and find them in text.
@@ -77,11 +77,11 @@ class HuggingFace(FileTokenizer):
         self._options = {"begin": first, "end": last, "parse_special": parse_special}
 
     def _open(self, content: bytes) -> Any:
-        """A tokenizer of the library, which takes special tokens for text."""
+        """A tokenizer of the library, which encodes special tokens as text."""
         library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
         try:
             tokenizer = library.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises nothing more specific
             raise InvalidValue(f"{self._name} is not a tokenizer.json: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()

@@ -13,7 +13,7 @@ class MarkError(InvalidValue):
 
 
 class Markup(str):
-    r"""Text of a template's own, in which marks such as `<|end|>` become their tokens.
+    r"""A template's own text, in which marks such as `<|end|>` become their tokens.
 
     Marks in any other text stay text. `+` keeps the two kinds of text apart:
 

@@ -19,7 +19,7 @@ from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
 
 SPACE = "\u2581"  # how a model spells a space
 
-# Trained on no more text than this, read in batches of records.
+# The most bytes of text to train on, and the number of records read at once.
 SAMPLE_BYTES, BATCH = 1 << 25, 1024
 
 
@@ -69,7 +69,7 @@ class SentencePiece(FileTokenizer):
         self.end_id = self._mark("end", end, self._processor.eos_id())
         self.vocab_size = self._processor.vocab_size()
         # A model spells a space as U+2581, and so cannot tell it from that character itself.
-        # If it falls back to bytes and adds no space of its own, text is cut at that character,
+        # If it falls back to bytes and adds no space of its own, text is split at that character,
         # which is spelled in bytes.
         pieces = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         adds_space = self._processor.encode("x", out_type=str)[0].startswith(SPACE)
@@ -117,7 +117,7 @@ def train_sentencepiece(
     Args:
         source: the text to train on; if it has more than 32 MiB, a sample spread over all of it,
             drawn by `seed`.
-        vocab_size: the number of all ids.
+        vocab_size: the number of ids, all kinds together.
         model: the file to write. If it exists, and was trained on the same source with the same
             options, it is loaded; it is never overwritten.
         seed: draws the sample.
@@ -210,7 +210,7 @@ def _train(texts: Iterator[str], vocab_size: int) -> bytes:
 
 
 def _sample(source: Source, fields: Sequence[str], seed: int) -> Iterator[str]:
-    """Texts with `SAMPLE_BYTES` or so in total, in order, spread evenly over the source."""
+    """Texts of about `SAMPLE_BYTES` in total, in order, spread evenly over the source."""
     total = len(source)
     probe = np.unique(np.linspace(0, total - 1, num=min(total, 256)).astype(np.int64))
     texts = (text for field in fields for text in read_texts(source, probe.tolist(), field))

@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A string that is equal for two tokenizers exactly if their ids are."""
+        """A string that is equal for two tokenizers exactly if they give the same ids."""
         ...
 
     @property
@@ -44,8 +44,8 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all texts, one after another (int32), and their number in each text (int64).
 
-        Special tokens, such as the end of a turn, may be parsed in `Markup` alone: anybody can
-        spell them in other text.
+        Special tokens, such as the end of a turn, may be parsed in `Markup` alone: any other text
+        may spell them.
         """
         ...
 
@@ -97,7 +97,7 @@ class Bytes:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`."""
-        # Any byte stands in for each mark: one array of ids is made, and none is copied.
+        # A zero byte holds the place of each mark, so that only one array of ids is made.
         begin, end = b"\0" * self.begin, b"\0" * self.end
         encoded = [begin + text.encode() + end for text in texts]
         counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
