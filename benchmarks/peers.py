@@ -28,13 +28,14 @@ from pipeline.text.tokenizers import Bytes
 
 POSITIONS = 8_192  # of a batch
 DOCUMENTS = 3_000
-STEPS, ROUNDS = 12, 6  # different batches, and how often each is a step
+STEPS, ROUNDS = 12, 6  # different batches, and how often each is a step; of long rows, half
 
 COLUMNS = (
     "input path",
     "trained tokens/s",
     "makes tokens/s",
     "padding",
+    "mean context",
     "steps",
     "shapes",
     "predict another",
@@ -56,6 +57,8 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             attention.
     """
     rows = max(POSITIONS // length, 2)
+    fewer = 1 if length <= 512 else 2
+    steps, rounds = STEPS // fewer, ROUNDS // fewer
     model = model_for(length)
     pythons = dict(each.split("=", 1) for each in interpreters)
     if unknown := pythons.keys() - {library for library, *_ in PATHS.values()}:
@@ -74,13 +77,13 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     runs, whole = {}, {}
     for name, result in there.items():
         every = result["batches"]
-        some = [every[int(step)] for step in (np.arange(STEPS) + 0.5) * len(every) / STEPS]
+        some = [every[int(step)] for step in (np.arange(steps) + 0.5) * len(every) / steps]
         # A step takes as long whatever its rows hold, and an epoch's last batch may be half empty.
         whole[name] = _trained_share(every) / _trained_share(some)
         runs[name] = Run(itertools.cycle(_readable(each, ids) for each in some), model)
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(STEPS)] for name in runs}
-    for _ in range(ROUNDS):
-        for step in range(STEPS):
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(steps)] for name in runs}
+    for _ in range(rounds):
+        for step in range(steps):
             for name, run in runs.items():
                 if spent := run.step():  # None where it compiled
                     seconds[name][step].append(spent)
@@ -92,16 +95,18 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
         f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
         "positions. Tokens of which a step trains the prediction, in a second of steps of a "
         f"decoder of {MODEL.num_layers} layers of width {MODEL.width} without compilation, all "
-        f"paths in turns, each of {STEPS} batches at the median of its {ROUNDS} steps; and of "
-        "making batches alone, each in its own process. Documents with a "
-        "token that is trained to predict another document's, and that attend to another. "
+        f"paths in turns, each of {steps} batches at the median of its {rounds} steps; and of "
+        "making batches alone, each in its own process. Mean context is the number of tokens from "
+        "which a token is predicted; paths that cut documents have less of it, and less work. "
+        "Documents with a token that is trained to predict another document's, and that attend to "
+        "another. "
         "In an epoch of two hosts, which ends with the host that ends first, and in one that two "
         "hosts begin and one ends: documents of which nothing is trained on, not all, or "
         f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
     rates = {
-        name: run.tokens / ROUNDS / sum(map(np.median, seconds[name])) * whole[name]
+        name: run.tokens / rounds / sum(map(np.median, seconds[name])) * whole[name]
         for name, run in runs.items()
     }
     lines = []
@@ -154,6 +159,19 @@ def _trained_share(batches: list[Batch]) -> float:
     return trained / sum(batch["inputs"].size for batch in batches)
 
 
+def _mean_context(batches: list[Batch]) -> float:
+    """The mean number of tokens from which a token is predicted."""
+    seen = trained = 0
+    for batch in batches:
+        segments, trains = batch["inputs_segment_ids"], batch["loss_weights"] > 0
+        columns = np.arange(segments.shape[1])
+        begins = np.diff(segments, axis=1, prepend=-1) != 0
+        first = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+        seen += int((columns - first + 1)[trains].sum())
+        trained += int(trains.sum())
+    return seen / trained
+
+
 def _readable(batch: Batch, ids: np.ndarray) -> Batch:
     """A batch of the ids of bytes, for the model."""
     integers = {name: np.asarray(field, np.int32) for name, field in batch.items()}
@@ -191,6 +209,7 @@ def _line(name: str, result: dict[str, Any], ratio: float, sizes: np.ndarray) ->
         f"{ratio:.2f}× Lockstep's",
         f"{tokens / result['seconds'] / 1e6:.2f} M",
         f"{1 - real / positions:.2%}",
+        f"{_mean_context(batches):.0f}",
         f"{len(batches):,}",
         f"{result['shapes']}",
         f"{epoch.crossing:,}",
