@@ -339,11 +339,6 @@ class Stream:
         lost = spans.copy()
         lost[:, 3:] -= sizes
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
-        there = sizes > 0
-        if trees is not None:  # positions in a group are not columns
-            there &= trees[:, 1:2] == 0
-        last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
-        self.max_position = max(self.max_position, last, pieces.max_position)
         if pieces.longest:
             planned = Pass(self, pieces, self._number, False, buckets=buckets, spans=spans)
             self.passes = planned, self.whole

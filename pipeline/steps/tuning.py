@@ -23,7 +23,7 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Packing
-from pipeline.planning.fit import make_search
+from pipeline.planning.fit import BucketSearch, make_search
 from pipeline.planning.plan import Plan
 from pipeline.planning.sets import BucketSet, SetSearch
 from pipeline.planning.surface import Estimate, Surface, spread_out
@@ -65,9 +65,10 @@ class Tuned:
     Attributes:
         buckets: the buckets, for `load` or `Plan`.
         choice: the best of `choices`, for `make_step`.
-        seconds: predicted seconds of the steps of an epoch.
+        seconds: predicted seconds of the steps of an epoch: those of their shapes, and what the
+            check run took beside, which is the same for any shapes.
         bound: seconds of an epoch that no set of shapes can beat: all tokens at the best rate that
-            was measured for their length, without padding.
+            was measured for their length, without padding, and the same beside.
         gap: another set of shapes is better by at most this share, as far as noise and
             interpolation between measured shapes can tell.
         compiling: seconds to compile the buckets once.
@@ -77,8 +78,8 @@ class Tuned:
         shapes: all shapes that were measured.
         choices: all choices that were tried.
         left_out: shapes whose step failed, with the number of their choice and the reason.
-        checked: the number of steps of a short run of the plan, their predicted seconds, and their
-            real seconds.
+        checked: the number of steps of a short run of the plan, the seconds of their shapes, and
+            the seconds that they took.
     """
 
     buckets: tuple[Bucket, ...]
@@ -102,8 +103,8 @@ class Tuned:
             f"epoch, and {self.compiling:,.3g} s to compile",
             f"at least {self.bound:,.4g} s with any shapes; another set is better by at most "
             f"{self.gap:.1%}",
-            f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, "
-            f"{took / predicted - 1:+.1%} of the {predicted:,.3g} s predicted",
+            f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, and their shapes "
+            f"{predicted:,.3g} s: {took / predicted - 1:+.1%}, which the epoch has too",
             "",
             *text_table(self._rows_of_sets()),
             "",
@@ -273,11 +274,16 @@ def tune(
     if length_multiple is None and found.multiple > FINE and jax.default_backend() != "tpu":
         found = search_of(length_multiple=FINE)
     search = SetSearch(found)
+    short = _shortest(found, search.candidates).lengths
 
     def load_batch(bucket: Bucket) -> Any:
-        """A batch of examples that fit the rows of a bucket."""
+        """A batch of short examples, which are the same for most shapes.
+
+        If attention skips other segments, long examples take longer, but in rows of any shape.
+        """
         lengths = np.asarray(corpus.lengths)
-        plan = Plan(corpus, [bucket], exclude=_too_long(lengths, bucket), **options)
+        room = tuple(map(min, bucket.lengths, short))
+        plan = Plan(corpus, [bucket], exclude=_too_long(lengths, room), **options)
         with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
             return next(loader)
 
@@ -290,11 +296,16 @@ def tune(
     plan = Plan(corpus, best.buckets, **options)
     batches = Batches(corpus, plan, sharding=sharding)
     with Loader(batches, prefetch=1) as loader:
-        taken, predicted, took = 0, 0.0, 0.0
+        taken, positions, predicted, took = 0, 0, 0.0, 0.0
         for batch in itertools.islice(loader, CHECKED):
             took += stopwatch.run(choice, batch)
             predicted += mine[loader.planned.bucket].seconds
+            positions += loader.planned.bucket.positions
             taken += 1
+    epoch = plan.batches_per_bucket
+    of_shapes = sum(n * mine[bucket].seconds for bucket, n in epoch.items())
+    of_examples = sum(n * bucket.positions for bucket, n in epoch.items()) / positions
+    of_examples *= took - predicted
     estimate = estimate_all(search, timings, stopwatch.failures, choice)
     compiling = _compiling(search, mine)
     sets = search.best(
@@ -304,12 +315,14 @@ def tune(
     return Tuned(
         buckets=best.buckets,
         choice=every[choice],
-        seconds=sum(n * mine[bucket].seconds for bucket, n in plan.batches_per_bucket.items()),
-        bound=search.bound(_best_seen(search, timings)),
+        seconds=of_shapes + of_examples,
+        bound=search.bound(_best_seen(search, timings)) + of_examples,
         gap=gap,
         compiling=best.compiling,
         epochs=epochs,
-        sets=tuple(sets.values()),
+        sets=tuple(
+            dataclasses.replace(each, seconds=each.seconds + of_examples) for each in sets.values()
+        ),
         shapes=tuple(Measured(each.bucket, each.choice, t) for each, t in timings.items()),
         choices=every,
         left_out=tuple(
@@ -441,9 +454,19 @@ def _best_seen(search: SetSearch, timings: Mapping[Trial, Timing]) -> np.ndarray
     return np.array([best.get(shape, np.inf) for shape in search.candidates])
 
 
-def _too_long(lengths: np.ndarray, bucket: Bucket) -> np.ndarray:
-    """The numbers of examples that fit no row of a bucket; none, if those would be all."""
-    long = (lengths.reshape(len(lengths), -1) > bucket.lengths).any(axis=1)
+def _shortest(search: BucketSearch, candidates: Sequence[Bucket]) -> Bucket:
+    """The shortest candidate whose examples fill two batches; else the longest candidate."""
+    table, counts = search.histogram
+    for bucket in candidates:
+        holds = (table <= bucket.lengths).all(axis=1)
+        if counts[holds] @ table[holds].sum(axis=1) >= 2 * search.tokens_per_batch:
+            return bucket
+    return candidates[-1]
+
+
+def _too_long(lengths: np.ndarray, room: tuple[int, ...]) -> np.ndarray:
+    """The numbers of examples that are longer than `room`; none, if those would be all."""
+    long = (lengths.reshape(len(lengths), -1) > room).any(axis=1)
     return np.zeros(0, np.int64) if long.all() else np.flatnonzero(long)
 
 

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 
@@ -136,6 +137,38 @@ def test_if_no_shape_for_the_longest_example_runs_its_error_is_raised():
     _, search = twelve_lengths(1)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         find_best(machine.stopwatch(), search, choices=1, max_buckets=2, epochs=1)
+
+
+def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
+    """Where attention skips other segments, its work is that of the examples, not of the shape."""
+    rng, now = np.random.default_rng(0), 0.0
+    sizes = np.clip(rng.lognormal(4.5, 1.2, 800), 2, 2000).astype(int)
+    corpus = Examples([np.ones(size + 1, np.int32) for size in sizes])
+
+    def cost(batch):
+        rows, length = batch["inputs"].shape
+        segments = [np.bincount(row)[1:] for row in np.asarray(batch["inputs_segment_ids"])]
+        attention = sum(float((each**2).sum()) for each in segments)
+        return (rows * length * (1 + length / 8000) + attention / 500) * 1e-5
+
+    def step(batch):
+        nonlocal now
+        now += cost(batch)
+
+    clock = functools.partial(Stopwatch, clock=lambda: now)
+    monkeypatch.setattr("pipeline.steps.tuning.Stopwatch", clock)
+    options = {"tokens_per_batch": 8192, "max_buckets": 2}
+    tuned = pipeline.tune(lambda: step, corpus, epochs=100, **options)
+
+    def epoch(buckets):
+        plan = Plan(corpus, buckets)
+        return sum(map(cost, pipeline.Batches(corpus, plan).to_iter_dataset()))
+
+    assert tuned.checked[0] == Plan(corpus, tuned.buckets).num_batches()
+    assert tuned.seconds == pytest.approx(epoch(tuned.buckets))
+    *shorter, longest = sorted((each.bucket for each in tuned.shapes), key=lambda each: each.order)
+    others = [epoch([each, longest]) for each in shorter]
+    assert tuned.seconds <= min(others) * (1 + tuned.gap)
 
 
 # ---- With real steps.
