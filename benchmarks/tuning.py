@@ -175,12 +175,16 @@ def _seconds(step: Step, corpus, buckets, rounds: int) -> dict[pipeline.Bucket, 
 def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
     """Seconds of an epoch, or of its first steps, over those predicted for them."""
     known = {each.bucket: each.timing.seconds for each in tuned.shapes}
+    epoch = plan.batches_per_bucket
+    beside = tuned.seconds - sum(count * known[bucket] for bucket, count in epoch.items())
+    beside /= sum(count * bucket.positions for bucket, count in epoch.items())
     predicted = 0.0
     with pipeline.Loader(pipeline.Batches(corpus, plan)) as loader:
         begin = time.perf_counter()
         for batch in itertools.islice(loader, STEPS):
             jax.block_until_ready(step(batch))
-            predicted += known[loader.planned.bucket]
+            bucket = loader.planned.bucket
+            predicted += known[bucket] + beside * bucket.positions
         return (time.perf_counter() - begin) / predicted
 
 
