@@ -8,7 +8,10 @@ from pipeline.text import ragged
 
 @pytest.fixture(autouse=True, scope="module")
 def _small(request):
-    """Sizes of parts and of shares of work that a module names in `SMALL`, for little text."""
+    """Sizes of parts and of shares of work that a module names in `SMALL`, for little text.
+
+    Such a module uses no corpus of the whole session, which would be made with these sizes.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, size in getattr(request.module, "SMALL", {}).items():
             patch.setattr(ranges if name == "RECORDS" else ragged, name, size)

@@ -20,12 +20,13 @@ from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_piec
 from tests.loading.definition import require_same
 
 WEIGHTS = {"few": 1, "many": 2}
-SMALL = {"TOKENS_PER_PART": 200}  # several parts
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def whole(request, tmp_path_factory):
-    return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "TOKENS_PER_PART", 200)  # several parts
+        return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
 
 
 @pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "on_read", "weighted"])
