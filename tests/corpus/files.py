@@ -1,8 +1,12 @@
-"""Files of corpora, waiting for them, and what two corpora have alike."""
+"""Files and memory of corpora, waiting for them, and what two corpora have alike."""
 
+import contextlib
+import mmap
 import time
+import tracemalloc
 
 import numpy as np
+import pyarrow
 
 from pipeline.fs import as_path
 from tests.loading.definition import require_same
@@ -27,8 +31,43 @@ def wait_for(condition, seconds=60):
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def few_bytes(most):
+    """What Python and NumPy hold at a time inside the block is less than so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def map_apart():
+    """Puts memory that nobody may read, which there may be anyway, between two maps."""
+    held, memory_map = [], pyarrow.memory_map
+
+    def apart(path):
+        held[:] = [*held[-20:], mmap.mmap(-1, 1 << 26, prot=0)]
+        return memory_map(path)
+
+    pyarrow.memory_map = apart
+
+
+def read_all(side, lengths, epoch=0):
+    """All examples of a corpus, or of one side of pairs, in one read."""
+    every = np.arange(len(lengths))
+    return side.read(every, 0 * every, lengths, epoch=epoch)
+
+
 def require_equal(corpus, other):
     """Both have the same examples, number by number."""
     np.testing.assert_array_equal(corpus.lengths, other.lengths)
     for one, two in zip(corpus, other, strict=True):
         require_same(one, two)
+
+
+def flip(path, at):
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)

@@ -1,21 +1,45 @@
-"""Corpora of every kind."""
+"""Corpora of every kind, and columns with every kind of feature."""
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import feather, parquet
 
 import pipeline
-from pipeline import Corpora, Corpus, InPlace, Masked, Pairs, SpanCorruption
+from pipeline import Corpora, Corpus, Feature, InPlace, Masked, Pairs, SpanCorruption
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
-STORED = ["arrays", "weighted", "ranges", "weighted ranges"]
-KINDS = [*STORED, *FORMATS, "on_read", "template", "masked", "corrupted", "pairs", "joined"]
-KINDS += ["groups", "groups ranges", "groups joined"]
+STORED = ["arrays", "weighted", "ranges", "weighted ranges", "groups", "groups ranges"]
+JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
+KINDS = [*STORED, *JOINED, *FORMATS, "on_read", "template", "masked", "corrupted", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
+FEATURES = {
+    "logprob": Feature("targets"),
+    "routing": Feature("inputs", dtype="uint8", shape=(2, 3)),
+    "seen": Feature("inputs", shape=3),
+    "half": Feature("targets", dtype="float16"),
+    "reward": Feature("example"),
+    "flags": Feature("example", dtype=bool, shape=5),
+}
+
+
+def draw_columns(sizes):
+    """Tokens, weights and features of examples of these sizes."""
+    rng = np.random.default_rng(0)
+    return {
+        "tokens": [rng.integers(1, 99, n, np.int32) for n in sizes],
+        # Of 0 and 1 in the first half, which are stored as bits, then any.
+        "weights": [(rng.random(n) < 0.5) * (1 if at < 8 else 0.25) for at, n in enumerate(sizes)],
+        "logprob": [rng.normal(size=n) for n in sizes],
+        "routing": [rng.integers(0, 256, (n, 2, 3)) for n in sizes],
+        "seen": [rng.random((n, 3)) < 0.5 for n in sizes],
+        "half": [rng.normal(size=n).astype(np.float16) for n in sizes],
+        "reward": [rng.normal() for _ in sizes],
+        "flags": [rng.random(5) < 0.5 for _ in sizes],
+    }
 
 
 def ids_of(sizes):
@@ -26,39 +50,27 @@ def ids_of(sizes):
 
 def make(kind, directory, sizes=SIZES):
     """A corpus of examples of about these sizes."""
+    if kind in JOINED:
+        shares = zip(JOINED[kind], (sizes[:30], sizes[30:]), strict=True)
+        return Corpora({one: make(one, directory / one, some) for one, some in shares})
     ids, options = ids_of(sizes), {"progress": False, "num_workers": 0}
-    texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
     if kind in FORMATS:
         directory.mkdir()
         return in_place(kind, directory, ids)
     if kind in STORED:
-        columns = {"tokens": ids}
-        if "weighted" in kind:
-            columns["weights"] = [each / 7 for each in ids]
-        Corpus.from_arrays(columns, directory, vocab_size=99)
+        if "groups" in kind:
+            Corpus.from_groups([*map(group_of, ids)], directory, vocab_size=99)
+        else:
+            weights = {"weights": [each / 7 for each in ids]} if "weighted" in kind else {}
+            Corpus.from_arrays({"tokens": ids, **weights}, directory, vocab_size=99)
         return Corpus.open(directory, memory_map="ranges" not in kind)
-    if kind in ("groups", "groups ranges"):
-        groups = [group_of(each) for each in ids]
-        Corpus.from_groups(groups, directory, vocab_size=99)
-        return Corpus.open(directory, memory_map="ranges" not in kind)
-    match kind:
-        case "groups joined":
-            return Corpora(
-                {"one": make("groups", directory / "1", sizes[:30]),
-                 "two": make("arrays", directory / "2", sizes[30:])}
-            )  # fmt: skip
-        case "on_read":
-            return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
-        case "template":
+    if kind == "pairs":
+        return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
+    texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
+    if kind in ("on_read", "template"):
+        if kind == "template":
             options["template"] = Answer(prompt="", answer="{text}")
-            return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
-        case "pairs":
-            return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
-        case "joined":
-            return Corpora(
-                {"one": make("arrays", directory / "1", sizes[:30]),
-                 "two": make("weighted", directory / "2", sizes[30:])}
-            )  # fmt: skip
+        return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
     corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
     return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
 
@@ -92,6 +104,20 @@ def in_place(kind, directory, examples, task=CAUSAL):
             feather.write_feather(table, path, compression=compression, chunksize=4)
     opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
     return opened(str(directory / f"*.{kind}"), task=task, vocab_size=99)
+
+
+def require_read(side, examples, starts, sizes, reach, wholes, **epoch):
+    """Pieces that are read together are those of `wholes`, the whole examples."""
+    read, at = side.read(examples, starts, sizes, reach, **epoch), 0
+    assert all(len(values) == sum(reach) for values in read.values())
+    for whole, start, size, end in zip(wholes, starts, sizes, reach, strict=True):
+        assert size == 0 or {*whole} <= {*read}
+        for name, values in read.items():
+            # Of a corpus without weights, beside one that has.
+            due = whole.get(name, np.ones(start + size, np.float32))[start : start + size]
+            np.testing.assert_array_equal(values[at : at + size], due, name)
+            assert values.dtype == due.dtype
+        at += end
 
 
 def require_pieces(corpus, planned, batch):

@@ -18,10 +18,11 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Plan
 from pipeline.corpus import cache as cache_module
 from pipeline.errors import UserError
 from pipeline.fs import objects
-from tests.corpus.files import wait_for
+from tests.corpus.files import flip, read_all, wait_for
 from tests.loading.definition import require_same
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
+SMALL = {"TOKENS_PER_PART": 5000}
 WINDOW = 400  # five parts or so
 
 
@@ -51,9 +52,7 @@ def _fetching_ends(monkeypatch):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A corpus of some thirty parts of about 20 kB."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 5000)
-        made = Corpus.from_arrays(examples(0), tmp_path_factory.mktemp("cache") / "corpus")
+    made = Corpus.from_arrays(examples(0), tmp_path_factory.mktemp("cache") / "corpus")
     assert 25 < len(made.files) < 60
     assert 4 * max(made.files) <= WINDOW
     return made
@@ -64,7 +63,10 @@ def size_of(corpus):
 
 
 def cached(corpus, directory, share=0.25):
-    return Corpus.open(corpus.directory, cache=directory, cache_bytes=int(share * size_of(corpus)))
+    """The corpus with a cache that has room for a share of it, and the cache."""
+    room = int(share * size_of(corpus))
+    opened = Corpus.open(corpus.directory, cache=directory, cache_bytes=room)
+    return opened, opened.caches[0][0]
 
 
 def used(directory):
@@ -80,8 +82,7 @@ def parts_in(directory):
 
 
 def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus, tmp_path):
-    mine = cached(corpus, tmp_path, 0.45)
-    ((cache, _),) = mine.caches
+    mine, cache = cached(corpus, tmp_path, 0.45)
     plan = Plan(mine, BUCKETS, window=WINDOW)
     whole, batches = Batches(corpus, plan), Batches(mine, plan)
     assert plan.fingerprint == Plan(corpus, BUCKETS, window=WINDOW).fingerprint
@@ -104,8 +105,7 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
 
 
 def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
-    mine = cached(corpus, tmp_path, 0.5)
-    ((cache, _),) = mine.caches
+    _, cache = cached(corpus, tmp_path, 0.5)
     order = np.random.default_rng(3).permutation(len(corpus.files))
     demand = [[each] for each in order]
     cache.follow(lambda: [np.array(each) for each in demand])
@@ -123,13 +123,13 @@ def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
 def test_a_window_larger_than_the_room_is_read_by_ranges_and_the_log_says_so(
     corpus, tmp_path, caplog
 ):
-    mine = cached(corpus, tmp_path, 0.08)
+    mine, cache = cached(corpus, tmp_path, 0.08)
     plan = Plan(mine, BUCKETS, window=WINDOW)
     whole, batches = Batches(corpus, plan), Batches(mine, plan)
     for step in range(40):
         require_same(batches[step], whole[step])
     wait_for(lambda: "give the plan a smaller window=" in caplog.text)
-    assert used(tmp_path) <= mine.caches[0][0].max_bytes
+    assert used(tmp_path) <= cache.max_bytes
 
 
 def follow(cache):
@@ -138,38 +138,31 @@ def follow(cache):
     return every.tolist()
 
 
-def everything(corpus):
-    numbers = np.arange(len(corpus))
-    return numbers, 0 * numbers, corpus.lengths
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "flipped at its source"])
 def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_path, caplog):
     place, name = tmp_path / "corpus", "part-00003.arrow"
     shutil.copytree(corpus.directory, place)
     mine = Corpus.open(place, cache=tmp_path / "cache")
-    ((cache, _),) = mine.caches
-    content = bytearray((place / name).read_bytes())
-    content[len(content) // 2] ^= damage != "cut"  # of a token
+    cache, content = mine.caches[0][0], (place / name).read_bytes()
     at = place if damage == "flipped at its source" else cache.directory
     (at / name).write_bytes(content[:-40] if damage == "cut" else content)
+    if damage != "cut":
+        flip(at / name, len(content) // 2)  # of a token
     follow(cache)
     wait_for((cache.directory / name).exists)
     if at == place:
         with pytest.raises(ValueError, match=r"damaged at .*corpus/part-00003\.arrow: its digest"):
-            mine.read(*everything(mine))
+            read_all(mine, mine.lengths)
     else:
-        require_same(mine.read(*everything(mine)), corpus.read(*everything(corpus)))
+        require_same(read_all(mine, mine.lengths), read_all(corpus, corpus.lengths))
         assert "part-00003.arrow is removed and fetched again" in caplog.text
         wait_for(lambda: cache.file(3) is not None)
 
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 5000)
-        second = Corpus.from_arrays(examples(7, 1500), tmp_path / "second")
-    plain = Corpora({"a": corpus, "b": second})
-    mine = Corpora({"a": cached(corpus, tmp_path / "c"), "b": cached(second, tmp_path / "c")})
+    both = {"a": corpus, "b": Corpus.from_arrays(examples(7, 1500), tmp_path / "second")}
+    plain = Corpora(both)
+    mine = Corpora({name: cached(each, tmp_path / "c")[0] for name, each in both.items()})
     assert [first for _, first in mine.caches] == [0, len(corpus.files)]
     for options in ({}, {"weights": {"a": 1, "b": 3}}):
         plan = Plan(mine, BUCKETS, window=2 * WINDOW, **options)
@@ -181,10 +174,10 @@ def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
 
 
 def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):
-    mine = cached(corpus, tmp_path)
+    mine, cache = cached(corpus, tmp_path)
     again = pickle.loads(pickle.dumps(mine))
-    assert again.caches[0][0].directory == mine.caches[0][0].directory
-    assert again.caches[0][0].max_bytes == mine.caches[0][0].max_bytes
+    assert again.caches[0][0].directory == cache.directory
+    assert again.caches[0][0].max_bytes == cache.max_bytes
     batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
     first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
     require_same(first, batches[0])
@@ -192,8 +185,6 @@ def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):
 
 READER = """
 import sys, time
-import numpy as np
-import pipeline
 from pipeline import Batches, Bucket, Corpus, Plan
 place, cache, room = sys.argv[1:]
 corpus = Corpus.open(place, cache=cache, cache_bytes=int(room))
@@ -223,13 +214,13 @@ def test_processes_share_a_cache_and_what_a_killed_one_leaves_is_no_part(corpus,
         other.send_signal(signal.SIGKILL)
         other.communicate()
         assert used(tmp_path) <= room
-    expected = corpus.read(*everything(corpus))["inputs"].sum()
+    expected = read_all(corpus, corpus.lengths)["inputs"].sum()
     for reader in readers:
         said, _ = reader.communicate(timeout=120)
         assert said.split("\n")[-2] == f"total {expected}"
     assert used(tmp_path) <= room
     mine = Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=room)
-    assert mine.read(*everything(corpus))["inputs"].sum() == expected
+    assert read_all(mine, mine.lengths)["inputs"].sum() == expected
 
 
 def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
@@ -246,14 +237,13 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
     ):
         with pytest.raises(UserError, match=sentence):
             Corpus.open(corpus.directory, **options)
-    assert pipeline.load(
-        Corpus.open(corpus.directory, cache=tmp_path), tokens_per_batch=4096
-    ).plan.num_batches()
+    opened = Corpus.open(corpus.directory, cache=tmp_path)
+    assert pipeline.load(opened, tokens_per_batch=4096).plan.num_batches()
 
 
 def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, tmp_path):
     for share in (2, 0.3):  # where parts must make way for others, too
-        ((cache, _),) = cached(corpus, tmp_path / str(share), share).caches
+        _, cache = cached(corpus, tmp_path / str(share), share)
         (cache.directory / "part-99999.arrow").write_bytes(b"mine")
         order = [*range(cache.num_parts)]
         cache.follow(lambda order=order: [np.array([each]) for each in order])
@@ -269,8 +259,7 @@ def test_what_only_a_person_can_remove_is_said_once(
     corpus, name, make, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
-    mine = cached(corpus, tmp_path, 2)
-    ((cache, _),) = mine.caches
+    _, cache = cached(corpus, tmp_path, 2)
     path = cache.directory / name
     path.mkdir() if make == "mkdir" else path.symlink_to(tmp_path / "elsewhere")
     every = follow(cache)
@@ -285,6 +274,8 @@ def test_what_only_a_person_can_remove_is_said_once(
 
 
 def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
+    for name in ("posix_fallocate", "fdatasync"):  # which macOS has not
+        monkeypatch.delattr(os, name)
     monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
     download, failed = objects.download, []
 
@@ -295,7 +286,7 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
         return download(*arguments, **options)
 
     monkeypatch.setattr(objects, "download", fail_first)
-    ((cache, _),) = cached(corpus, tmp_path, 2).caches
+    _, cache = cached(corpus, tmp_path, 2)
     every = follow(cache)
     wait_for(lambda: all(cache.file(part) for part in every))
     assert "is tried again every" in caplog.text
@@ -303,24 +294,16 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
 
 
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
-    ((cache, _),) = cached(corpus, tmp_path / "cache", 2).caches
+    _, cache = cached(corpus, tmp_path / "cache", 2)
     copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
     whole = copy.read_bytes()
     swapped = whole[:-8] + whole[-4:] + whole[-8:-4]  # with the same sum
     for content in (b"", whole[:-4], whole[:-4] + b"abcd", swapped):
         copy.write_bytes(content)
-        again = cached(corpus, tmp_path / "cache", 2)
+        again, _ = cached(corpus, tmp_path / "cache", 2)
         np.testing.assert_array_equal(again.lengths, corpus.lengths)
     shutil.copytree(corpus.directory, there)
     whole = (there / "lengths.npy").read_bytes()
     (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
     with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: its digest differs"):
         Corpus.open(there, cache=tmp_path / "other")
-
-
-def test_a_cache_needs_no_function_that_macos_has_not(corpus, tmp_path, monkeypatch):
-    for name in ("posix_fallocate", "fdatasync"):
-        monkeypatch.delattr(os, name)
-    ((cache, _),) = cached(corpus, tmp_path, 2).caches
-    every = follow(cache)
-    wait_for(lambda: all(cache.file(part) for part in every))

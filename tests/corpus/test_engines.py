@@ -5,23 +5,16 @@ import sys
 import numpy as np
 import pytest
 
-import pipeline
-from pipeline.corpus import ranges
+from pipeline import Corpus, prepare, prepare_pairs
+from pipeline.corpus import CAUSAL, INPUTS, prepare_share, ranges
 from pipeline.corpus.engines import Beam, Processes, Ray
-from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
-from pipeline.corpus.tasks import INPUTS
-from pipeline.text import ragged
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents
 from tests.properties.kills import write_documents
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1500)
-    monkeypatch.setattr(ranges, "RECORDS", 16)
+SMALL = {"TOKENS_PER_PART": 1500, "RECORDS": 16}
 
 
 @pytest.fixture
@@ -45,13 +38,11 @@ class Broken:
         self.left, self.error = after, error
 
     def run(self, function, tasks):
-        for task in tasks:
-            if not self.left:
-                if self.error:
-                    raise self.error
-                return
-            self.left -= 1
-            yield function(task)
+        done = tasks[: self.left]
+        self.left -= len(done)
+        yield from map(function, done)
+        if self.error and len(done) < len(tasks):
+            raise self.error
 
 
 class Untouchable(Bytes):
@@ -66,13 +57,16 @@ def many_ways(kind, source, directory, engine):
     if kind == "pairs":
         return prepare_pairs(source, Bytes(), directory, fields=("text", "back"), **options)
     template = Answer(prompt="{text}", answer="{back}") if kind == "weights" else None
-    task = INPUTS if kind == "inputs" else pipeline.corpus.CAUSAL
+    task = INPUTS if kind == "inputs" else CAUSAL
     return prepare(source, Bytes(), directory, template=template, task=task, **options)
 
 
 @pytest.mark.parametrize("kind", ["plain", "weights", "pairs", "inputs"])
-def test_tasks_may_run_in_any_order_and_more_than_once(kind, source, tmp_path):
+def test_tasks_may_run_in_any_order_more_than_once_under_any_defaults_of_arrow(
+    kind, source, tmp_path, monkeypatch
+):
     many_ways(kind, source, tmp_path / "one", Processes(0))
+    monkeypatch.setenv("ARROW_PRE_1_0_METADATA_VERSION", "1")
     many_ways(kind, source, tmp_path / "other", Twice())
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     assert sum("part-" in name for name in contents(tmp_path / "one")) > 3
@@ -100,35 +94,26 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "sentence"),
+    ("options", "sentence"),
     [
         (
-            prepare,
             {"engine": Broken(4)},
             "Broken ended without 6 of 10 ranges, first that of the records 64 to 79; run again",
         ),
         (
-            prepare,
             {"engine": Broken(10)},
             r"Broken ended without \d+ of \d+ parts, first part-\d+.arrow; run again to finish",
         ),
-        (prepare, {"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
-        (prepare, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),
-        (
-            prepare,
-            {"on_error": "skip", "field": "none"},
-            r"no record of .* has tokens; the log says why",
-        ),
-        (
-            prepare_share,
-            {"share": (4, 4)},
-            r"share is \(4, 4\); of 4 shares the numbers are 0 to 3",
-        ),
+        ({"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
+        ({"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),
+        ({"on_error": "skip", "field": "none"}, r"no record of .* has tokens; the log says why"),
+        ({"share": (4, 4)}, r"share is \(4, 4\); of 4 shares the numbers are 0 to 3"),
     ],
 )
 def test_an_engine_that_loses_tasks_and_wrong_options_are_refused(
-    make, options, sentence, source, tmp_path
+    options, sentence, source, tmp_path
 ):
+    make = prepare_share if "share" in options else prepare
     with pytest.raises((RuntimeError, ValueError), match=sentence):
         make(source, Bytes(), tmp_path / "corpus", **options, progress=False)
 
@@ -139,7 +124,7 @@ def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_assembled(sou
     for number in [*shares, shares[0]]:
         prepare_share(source, Bytes(), tmp_path / "corpus", (number, 4), progress=False)
     with pytest.raises(ValueError, match="half-written"):
-        pipeline.Corpus.open(tmp_path / "corpus")
+        Corpus.open(tmp_path / "corpus")
     prepare(source, Untouchable(), tmp_path / "corpus", progress=False)
     assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
     prepare_share(source, Untouchable(), tmp_path / "corpus", (0, 4))  # nothing is left to do
@@ -189,15 +174,6 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
     extra = module.removeprefix("apache_")
     with pytest.raises(ImportError, match=rf"pip install 'lockstep-pipeline\[{extra}\]'"):
         prepare(source, Bytes(), tmp_path / "corpus", engine=engine, progress=False)
-
-
-def test_the_bytes_of_a_corpus_do_not_depend_on_the_defaults_of_arrow(
-    source, tmp_path, monkeypatch
-):
-    prepare(source, Bytes(), tmp_path / "one", progress=False)
-    monkeypatch.setenv("ARROW_PRE_1_0_METADATA_VERSION", "1")
-    prepare(source, Bytes(), tmp_path / "other", progress=False)
-    assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
 
 def test_ranges_are_few_enough_and_large_enough(monkeypatch):

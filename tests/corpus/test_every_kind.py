@@ -16,7 +16,7 @@ from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
 from pipeline.history import read_history, write_history
 from pipeline.text import ragged
-from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_pieces
+from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_pieces, require_read
 from tests.loading.definition import require_same
 
 WEIGHTS = {"few": 1, "many": 2}
@@ -60,30 +60,21 @@ picks = st.lists(
 @settings(max_examples=40)
 def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks, epoch):
     for side, lengths in zip(whole.sides, columns_of(whole).T.astype(int).tolist(), strict=True):
-        examples = [each % len(whole) for each, *_ in picks]
-        sizes = [lengths[each] for each in examples]
-        starts = [int(at * size) for (_, at, *_), size in zip(picks, sizes, strict=True)]
-        wanted = [
-            int(share * (size - start))
-            for (*_, share, _), size, start in zip(picks, sizes, starts, strict=True)
-        ]
-        reach = [size and size + more for (*_, more), size in zip(picks, wanted, strict=True)]
+        found = []
+        for each, at, share, more in picks:
+            example = each % len(whole)
+            start = int(at * lengths[example])
+            size = int(share * (lengths[example] - start))
+            found.append((example, start, size, size and size + more))
+        pieces = np.array(found, int).reshape(-1, 4).T
         # Pieces of joined corpora may be of several epochs.
         several = isinstance(side, CorporaSide)
         epochs = [epoch + number % 2 * several for number in range(len(picks))]
-        read = side.read(examples, starts, wanted, reach, epoch=epochs if several else epoch)
-        assert all(len(values) == sum(reach) for values in read.values())
-        at = 0
-        for each, size, start, length, end, now in zip(
-            examples, sizes, starts, wanted, reach, epochs, strict=True
-        ):
-            alone = side.read([each], [0], [size], epoch=now)
-            ones = np.ones(size, np.float32)  # of a corpus without weights, beside one that has
-            for name, values in read.items():
-                expected = alone.get(name, ones)[start : start + length]
-                np.testing.assert_array_equal(values[at : at + length], expected, name)
-                assert values.dtype == expected.dtype
-            at += end
+        wholes = [
+            side.read([each], [0], [lengths[each]], epoch=now)
+            for each, now in zip(pieces[0], epochs, strict=True)
+        ]
+        require_read(side, *pieces, wholes, epoch=epochs if several else epoch)
 
 
 @pytest.mark.parametrize("kind", ["arrays", "ranges", "weighted", "weighted ranges", *FORMATS])
@@ -110,7 +101,7 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, None])
-def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
+def test_batches_of_several_corpora_are_what_each_gives_alone_also_one_of_nothing(joined, weights):
     plan = plan_of(joined, seed=1)
     if weights:
         plan = plan_of(joined, weights=weights, window=16).after(9, seed=3, exclude=[2])
@@ -124,12 +115,8 @@ def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
         assert batches[step]["inputs"].dtype == np.int32
     different = {batches[step]["inputs"].tobytes() for step in steps}
     assert len(different) >= len(steps) - 1  # a last batch of one row may come again
-
-
-def test_a_batch_of_nothing_has_the_fields_of_all_others(joined):
-    batches = Batches(joined, plan_of(joined, weights=WEIGHTS))
-    for bucket in batches.plan.buckets:
-        empty = batches.empty(bucket)
+    batches = Batches(joined, plan)
+    for empty in map(batches.empty, plan.buckets):
         assert list(empty) == list(batches[0])
         assert not any(values.any() for values in empty.values())
 

@@ -10,51 +10,25 @@ from pyarrow import feather, parquet
 import pipeline
 from pipeline import Corpora, Corpus, Examples, Feature, InPlace, sources, tokenizers
 from pipeline.corpus import INPUTS
-from pipeline.text import ragged
+from tests.corpus.files import flip
+from tests.corpus.kinds import FEATURES, draw_columns, require_read
 
 NO_TIME = np.datetime64("NaT", "s")  # with a unit, for which NumPy will ask
 SIZES = [3, 0, 7, 1, 2, 9, 5, 12, 4, 1, 8, 6, 2, 11, 3, 10]
-FEATURES = {
-    "logprob": Feature("targets"),
-    "routing": Feature("inputs", dtype="uint8", shape=(2, 3)),
-    "seen": Feature("inputs", shape=3),
-    "half": Feature("targets", dtype="float16"),
-    "reward": Feature("example"),
-    "flags": Feature("example", dtype=bool, shape=5),
-}
+SMALL = {"TOKENS_PER_PART": 30}
 
 
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch):
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 30)
-
-
-def draw(sizes=SIZES):
-    rng = np.random.default_rng(0)
-    return {
-        "tokens": [rng.integers(1, 99, n) for n in sizes],
-        # Of 0 and 1 in the first half, which are stored as bits, then any.
-        "weights": [(rng.random(n) < 0.5) * (1 if at < 8 else 0.25) for at, n in enumerate(sizes)],
-        "logprob": [rng.normal(size=n) for n in sizes],
-        "routing": [rng.integers(0, 256, (n, 2, 3)) for n in sizes],
-        "seen": [rng.random((n, 3)) < 0.5 for n in sizes],
-        "half": [rng.normal(size=n).astype(np.float16) for n in sizes],
-        "reward": [rng.normal() for _ in sizes],
-        "flags": [rng.random(5) < 0.5 for _ in sizes],
-    }
-
-
-def expected(columns, at, start, stop):
-    """The fields of a piece of an example of causal text, from the columns as they were given."""
-    later, now = slice(start + 1, stop + 1), slice(start, stop)
-    found = {"inputs": columns["tokens"][at][now], "targets": columns["tokens"][at][later]}
+def example_of(columns, at):
+    """The fields of an example of causal text, from the columns as they were given."""
+    tokens = columns["tokens"][at]
+    found = {"inputs": tokens[:-1], "targets": tokens[1:]}
     if "weights" in columns:
-        found["loss_weights"] = np.float32(columns["weights"][at][later])
+        found["loss_weights"] = np.float32(columns["weights"][at][1:])
     for name, feature in FEATURES.items():
         if name in columns and feature.of != "example":
-            of = later if feature.of == "targets" else now
             dtype = {"logprob": np.float32, "seen": bool}.get(name, feature.dtype)
-            found[name] = np.asarray(columns[name][at][of], dtype)
+            values = np.asarray(columns[name][at], dtype)
+            found[name] = values[1:] if feature.of == "targets" else values[:-1]
     return found
 
 
@@ -68,17 +42,7 @@ def assert_reads(corpus, columns, numbers=None):
         start = (rng.random(12) * (length + 1)).astype(int)
         size = ((length - start + 1) * rng.random(12)).astype(int)
         reach = size + (size > 0) * rng.integers(0, 3, 12)
-        read = corpus.read(at, start, size, reach)
-        begins = np.cumsum(reach) - reach
-        for piece in np.flatnonzero(size):
-            example = numbers[at[piece]]
-            due = expected(columns, example, start[piece], start[piece] + size[piece])
-            assert {*read} == {*due}
-            for name, values in due.items():
-                got = read[name][begins[piece] : begins[piece] + size[piece]]
-                np.testing.assert_array_equal(got, values, err_msg=name)
-                if name in FEATURES:
-                    assert got.dtype == values.dtype, name
+        require_read(corpus, at, start, size, reach, [example_of(columns, n) for n in numbers[at]])
     some = rng.integers(0, len(numbers), 20)
     for name, values in corpus.read_examples(some).items():
         due = np.asarray([columns[name][numbers[at]] for at in some], values.dtype)
@@ -86,7 +50,7 @@ def assert_reads(corpus, columns, numbers=None):
 
 
 def test_examples_in_memory_have_their_features():
-    columns = draw()
+    columns = draw_columns(SIZES)
     examples = Examples(columns, features=FEATURES)
     assert_reads(examples, columns)
     assert_reads(pickle.loads(pickle.dumps(examples)), columns)
@@ -94,13 +58,10 @@ def test_examples_in_memory_have_their_features():
     assert [*examples.read([2], [0], [3], features=["seen"])][2:] == ["loss_weights", "seen"]
 
 
-@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
 def test_a_stored_corpus_has_its_features(tmp_path, memory_map):
-    columns = draw()
+    columns = draw_columns(SIZES)
     made = Corpus.from_arrays(columns, tmp_path, features=FEATURES)
-    assert [part.columns["weights"].dtype for part in made._manifest.parts][:: len(SIZES)] == [
-        "bool"
-    ]
+    assert made._manifest.parts[0].columns["weights"].dtype == "bool"
     corpus = Corpus.open(tmp_path, memory_map=memory_map)
     corpus.verify()
     assert_reads(corpus, columns)
@@ -111,11 +72,9 @@ def test_a_stored_corpus_has_its_features(tmp_path, memory_map):
         Corpus.from_arrays(columns, tmp_path, features=FEATURES)
 
 
-@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
 def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
-    columns = draw()
-    names = ["tokens", "weights", "logprob"]
-    base = {name: columns[name] for name in names}
+    columns = draw_columns(SIZES)
+    base = {name: columns[name] for name in ("tokens", "weights", "logprob")}
     plain = Corpus.from_arrays(base, tmp_path, features={"logprob": FEATURES["logprob"]})
     added = {name: each for name, each in FEATURES.items() if name != "logprob"}
     values = {name: columns[name] for name in added}
@@ -133,71 +92,52 @@ def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
         plain.with_features(values, features=added)
     place, added_manifest = opened._stores[1]
     part = added_manifest.parts[0]
-    file = place / part.file
-    content = bytearray(file.read_bytes())
-    content[part.columns["routing"].at] ^= 1
-    file.write_bytes(content)
+    flip(place / part.file, part.columns["routing"].at)
     with pytest.raises(ValueError, match="damaged at"):
         Corpus.open(tmp_path, features=added).verify()
 
 
 def test_features_of_columns_in_place(tmp_path):
-    columns = draw([5, 3, 8, 2])
+    columns = draw_columns([5, 3, 8, 2])
     del columns["weights"], columns["half"]
 
     def nested(values, kind):
         rows = pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(np.concatenate(values))), kind)
         return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, values)]), rows)
 
-    table = pa.table(
-        {
-            "input_ids": columns["tokens"],
-            "logprob": columns["logprob"],
-            "routing": nested(columns["routing"], 6),
-            "seen": nested(columns["seen"], 3),
-            "reward": columns["reward"],
-            "flags": pa.FixedSizeListArray.from_arrays(
-                pa.array(np.concatenate(columns["flags"])), 5
-            ),
-        }
-    )
+    flags = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(columns["flags"])), 5)
+    stored = {"input_ids": columns["tokens"], "logprob": columns["logprob"], "flags": flags}
+    stored |= {name: nested(columns[name], size) for name, size in (("routing", 6), ("seen", 3))}
+    table = pa.table(stored | {"reward": columns["reward"]})
     feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
     parquet.write_table(table, tmp_path / "a.parquet")
     wanted = {name: each for name, each in FEATURES.items() if name in columns}
-    for corpus in (
-        InPlace.arrow(tmp_path / "a.arrow", features=wanted),
-        InPlace.parquet(tmp_path / "a.parquet", features=wanted),
-    ):
+    for kind in ("arrow", "parquet"):
+        corpus = getattr(InPlace, kind)(tmp_path / f"a.{kind}", features=wanted)
         assert_reads(corpus, columns)
         assert_reads(pickle.loads(pickle.dumps(corpus)), columns)
 
 
 def test_records_and_templates_give_features(tmp_path):
     records = [{"text": "ab" * (at % 4), "reward": at / 2} for at in range(20)]
-    reward = Feature("example", dtype="float32")
+    source = sources.Records(records), tokenizers.Bytes(), tmp_path
 
     def template(record):
         return [("Q", 0.0, {"turn": 1}), (record["text"] + "x", 1.0, {"turn": 2})]
 
-    options = {"progress": False, "num_workers": 0}
-    corpus = pipeline.prepare(
-        sources.Records(records),
-        tokenizers.Bytes(),
-        tmp_path,
-        template=template,
-        features={"reward": reward, "turn": Feature("targets", dtype="int8")},
-        **options,
-    )
+    reward = Feature("example", dtype="float32")
+    features = {"reward": reward, "turn": Feature("targets", dtype="int8")}
+    corpus = pipeline.prepare(*source, template=template, features=features, num_workers=0)
     corpus.verify()
     # Begin mark, Q, ab, x, end mark.
     assert corpus[1]["turn"].tolist() == [1, 2, 2, 2, 2]
     assert [float(each) for each in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
     with pytest.raises(ValueError, match="another features"):
-        pipeline.prepare(sources.Records(records), tokenizers.Bytes(), tmp_path, template=template)
+        pipeline.prepare(*source, template=template)
 
 
 def test_views_and_several_corpora_pass_features_on(tmp_path):
-    columns = draw()
+    columns = draw_columns(SIZES)
     examples = Examples(columns, features=FEATURES)
     for view in examples.split(0.3):
         assert_reads(view, columns, view.numbers)

@@ -8,17 +8,15 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.on_read import tokenize_on_read
-from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked
+from pipeline import InPlace, Masked
+from pipeline.corpus import INPUTS, tokenize_on_read
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.kinds import ids_of, in_place
+from tests.corpus.files import read_all, require_equal
+from tests.corpus.kinds import SIZES, ids_of, in_place
 from tests.loading.definition import require_same
 
-SIZES = [(7 * number) % 18 for number in range(40)]
 TEXTS = [f"text {number} " + "é" * (number % 9) for number in range(60)]
 CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "assistant")]}
          for text in TEXTS]  # fmt: skip
@@ -27,44 +25,45 @@ CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "ass
 def test_tokens_in_place_can_be_masked(tmp_path):
     plain = in_place("arrow", tmp_path, ids_of(SIZES), INPUTS)
     view = Masked(plain)
-    assert plain.lengths.tolist() == SIZES
+    assert plain.lengths.tolist() == SIZES.tolist()
     assert "InPlace" in str(plain)
-    everything = np.arange(40), np.zeros(40, np.int64), plain.lengths
-    assert np.array_equal(view.read(*everything)["targets"], np.concatenate(ids_of(SIZES)))
+    targets = read_all(view, plain.lengths)["targets"]
+    assert np.array_equal(targets, np.concatenate(ids_of(SIZES)))
     assert view.identity.items() > plain.identity.items()
 
 
 def test_what_is_no_list_of_ids_is_refused(tmp_path):
-    def write(**columns):
-        feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
-        return tmp_path / "a.arrow"
-
-    with pytest.raises(ValueError, match=r"row 0 on, input_ids holds list<.*double>; tokens"):
-        InPlace.arrow(write(input_ids=[[1.0]]))
     points = pa.array([[[1, 2], None, [3, 4]]], pa.list_(pa.list_(pa.int32(), 2)))
     of_tokens = {"points": pipeline.Feature("inputs", shape=(2,))}
-    with pytest.raises(ValueError, match="points has missing entries"):
-        InPlace.arrow(write(input_ids=[[1, 2, 3]], points=points), features=of_tokens)
-    with pytest.raises(ValueError, match="has missing entries"):
-        InPlace.arrow(write(input_ids=[[1], None]))
-    with pytest.raises(ValueError, match="has no column 'input_ids'"):
-        InPlace.arrow(write(text=["a"]))
-    with pytest.raises(ValueError, match=r"example 0 of .* holds the id 5; ids must be from 0"):
-        InPlace.arrow(write(input_ids=[[1, 5]]), vocab_size=5).verify()
-    negative = InPlace.arrow(write(input_ids=[[1, 2], [1, -100]]))
-    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids must be from 0"):
-        negative.verify()
-    np.save(tmp_path / "tokens.npy", np.arange(5))
-    for name, offsets in (("far", [0, 6]), ("back", [0, 3, 2]), ("none", [0])):
-        np.save(tmp_path / f"{name}.npy", np.array(offsets))
-        with pytest.raises(ValueError, match=f"{name}.npy does not hold offsets into 5 tokens"):
-            InPlace.npy(tmp_path / "tokens.npy", tmp_path / f"{name}.npy")
-    np.save(tmp_path / "floats.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"shape .3,. and dtype float64; it must be"):
-        InPlace.npy(tmp_path / "floats.npy", tmp_path / "far.npy")
-    (tmp_path / "text.npy").write_text("none")
-    with pytest.raises(ValueError, match=r"text.npy is not an .npy array"):
-        InPlace.npy(tmp_path / "text.npy", tmp_path / "far.npy")
+    for columns, options, sentence in (
+        ({"input_ids": [[1.0]]}, {}, "row 0 on, input_ids holds list<.*double>; tokens"),
+        ({"input_ids": [[1], None]}, {}, "input_ids has missing entries"),
+        ({"text": ["a"]}, {}, "has no column 'input_ids'"),
+        (
+            {"input_ids": [[1, 2, 3]], "points": points},
+            {"features": of_tokens},
+            "points has missing entries",
+        ),
+        ({"input_ids": [[1, 5]]}, {"vocab_size": 5}, "0 of .* holds the id 5; ids must be from 0"),
+        ({"input_ids": [[1, 2], [1, -100]]}, {}, "1 of .* holds the id -100; ids must be from 0"),
+    ):
+        feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.arrow(tmp_path / "a.arrow", **options).verify()
+    tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
+    for some, bounds, sentence in (
+        (np.arange(5), [0, 6], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.arange(5), [0, 3, 2], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.arange(5), [0], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.zeros(3), [0, 3], "shape .3,. and dtype float64; it must be"),
+    ):
+        np.save(tokens, some)
+        np.save(offsets, bounds)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.npy(tokens, offsets)
+    tokens.write_text("none")
+    with pytest.raises(ValueError, match=r"tokens.npy is not an .npy array"):
+        InPlace.npy(tokens, offsets)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +78,14 @@ def test_text_on_the_fly_is_what_was_prepared(source, more, tmp_path):
     options = {"progress": False, "num_workers": 0, **more}
     prepared = pipeline.prepare(source, Bytes(), tmp_path / "corpus", **options)
     fly = tokenize_on_read(source, Bytes(), tmp_path / "index", **options)
-    assert np.array_equal(fly.lengths, prepared.lengths)
-    for one, other in zip(fly, prepared, strict=True):
-        require_same(one, other)
+    require_equal(fly, prepared)
 
 
 def test_batches_are_tokenised_in_several_processes(tmp_path):
-    fly = tokenize_on_read(
-        Records(CHATS), Bytes(), tmp_path, template=Chat(), readers=2, progress=False
-    )
+    source = Records(CHATS), Bytes(), tmp_path
+    fly = tokenize_on_read(*source, template=Chat(), readers=2, progress=False)
     plan = pipeline.Plan(fly, [pipeline.Bucket(4, 128)])
-    alone = tokenize_on_read(Records(CHATS), Bytes(), tmp_path, template=Chat())
+    alone = tokenize_on_read(*source, template=Chat())
     for step in range(plan.num_batches()):
         require_same(pipeline.Batches(fly, plan)[step], pipeline.Batches(alone, plan)[step])
     assert pickle.loads(pickle.dumps(fly)).fingerprint == alone.fingerprint

@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Feature, templates
-from pipeline.corpus import ranges
-from pipeline.corpus.groups import Groups
-from pipeline.corpus.on_read import tokenize_on_read
-from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
-from pipeline.corpus.tasks import INPUTS
+from pipeline import Feature, prepare, prepare_pairs, templates
+from pipeline.corpus import INPUTS, Groups, prepare_share, ranges, tokenize_on_read
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.templates import Preference
@@ -17,6 +13,7 @@ from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
 
 TEMPLATE = Preference(prompt="{q} ", chosen="{good}", rejected="{bad}")
+LENGTHS = {"length": Feature("continuation", dtype="int32")}
 
 
 def make_records(count):
@@ -50,13 +47,11 @@ def test_it_is_the_corpus_of_its_groups(tokens_per_part, tmp_path, monkeypatch):
     monkeypatch.setattr(ragged, "TOKENS_PER_PART", tokens_per_part)
     monkeypatch.setattr(ranges, "RECORDS", 16)
     records = make_records(60)
-    features = {
-        "margin": Feature("example", dtype="float32"),
-        "length": Feature("continuation", dtype="int32"),
-    }
-    source = Records(records)
-    prepare_share(source, Bytes(), tmp_path / "a", (0, 2), template=TEMPLATE, features=features)
-    corpus = prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE, features=features)
+    features = {"margin": Feature("example", dtype="float32"), **LENGTHS}
+    place = Records(records), Bytes(), tmp_path / "a"
+    options = {"template": TEMPLATE, "features": features}
+    prepare_share(*place, (0, 2), **options)
+    corpus = prepare(*place, **options)
     assert isinstance(corpus, Groups)
     columns = {"tokens": [*map(group, records)], "weights": [group(r, True) for r in records]}
     columns |= {name: [record[name] for record in records] for name in features}
@@ -65,8 +60,7 @@ def test_it_is_the_corpus_of_its_groups(tokens_per_part, tmp_path, monkeypatch):
     np.testing.assert_array_equal(corpus.trees, expected.trees)
     assert corpus.tokenizer.fingerprint == Bytes().fingerprint
     assert corpus.num_learnt == sum(len(r["good"]) + len(r["bad"]) + 2 for r in records)
-    again = prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE, features=features)
-    assert again.fingerprint == corpus.fingerprint
+    assert prepare(*place, **options).fingerprint == corpus.fingerprint
     assert pipeline.Corpus.open(tmp_path / "a").fingerprint == corpus.fingerprint
 
 
@@ -91,26 +85,26 @@ def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
     ]
 
 
-def test_a_node_without_tokens_is_refused(tmp_path):
-    bare, records = Bytes(begin=False, end=False), make_records(3)
-    records[1]["good"] = ""
-    with pytest.raises(ValueError, match="record 1: its prefix or a continuation has no token"):
-        prepare(Records(records), bare, tmp_path, template=TEMPLATE)
-
-
-def test_values_for_another_number_of_continuations_are_refused(tmp_path):
-    records, features = make_records(3), {"length": Feature("continuation", dtype="int32")}
-    records[2]["length"] = [1, 2, 3]
-    with pytest.raises(ValueError, match=r"record 2: length .* for each of the 2 continuations"):
-        prepare(Records(records), Bytes(), tmp_path, template=TEMPLATE, features=features)
+def test_a_record_that_is_no_preference_is_refused(tmp_path):
+    bare = Bytes(begin=False, end=False)
+    for change, sentence in (
+        ({"good": ""}, "its prefix or a continuation has no token"),
+        ({"length": [1, 2, 3]}, "length .* for each of the 2 continuations"),
+    ):
+        records = make_records(3)
+        records[1].update(change)
+        source = Records(records), bare, tmp_path / next(iter(change))
+        with pytest.raises(ValueError, match=f"record 1: {sentence}"):
+            prepare(*source, template=TEMPLATE, features=LENGTHS)
 
 
 def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):
-    source = Records(make_records(3))
-    with pytest.raises(ValueError, match="makes groups, which are of the task 'causal', and the"):
-        prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE, task=INPUTS)
-    with pytest.raises(ValueError, match="makes groups, which are of the task 'causal', and the"):
-        prepare_pairs(source, Bytes(), tmp_path / "b", fields=("q", TEMPLATE))
-    with pytest.raises(ValueError, match=r"makes groups, which are stored as tokens; prepare\(\)"):
-        tokenize_on_read(source, Bytes(), tmp_path / "c", template=TEMPLATE)
+    source = Records(make_records(3)), Bytes()
+    for make, options, sentence in (
+        (prepare, {"template": TEMPLATE, "task": INPUTS}, "of the task 'causal', and the"),
+        (prepare_pairs, {"fields": ("q", TEMPLATE)}, "of the task 'causal', and the"),
+        (tokenize_on_read, {"template": TEMPLATE}, r"stored as tokens; prepare\(\)"),
+    ):
+        with pytest.raises(ValueError, match=f"makes groups, which are {sentence}"):
+            make(*source, tmp_path / make.__name__, **options)
     assert templates.count_nodes(TEMPLATE) == 3

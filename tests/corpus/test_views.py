@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.corpus import prng
-from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline import Examples, Masked, SpanCorruption
+from pipeline.corpus import INPUTS, prng
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.files import read_all
 
 TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
 
@@ -23,6 +22,10 @@ def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("encoder")
     records = Records(TEXTS)
     return pipeline.prepare(records, Bytes(), directory, task=INPUTS, progress=False)
+
+
+def read_pairs(view, epoch=0):
+    return [read_all(*side, epoch) for side in zip(view.sides, view.lengths.T, strict=True)]
 
 
 def test_random_bits_are_the_same_for_ever():
@@ -46,9 +49,8 @@ def test_an_encoder_reads_all_of_its_tokens(corpus):
 
 def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     view = Masked(corpus, rate=0.2)
-    examples, starts = np.arange(len(view)), np.zeros(len(view), np.int64)
-    read = view.read(examples, starts, view.lengths, epoch=2)
-    text, asked = corpus.read(examples, starts, view.lengths)["inputs"], read["loss_weights"] > 0
+    read, text = read_all(view, view.lengths, epoch=2), read_all(corpus, view.lengths)["inputs"]
+    asked = read["loss_weights"] > 0
     assert np.array_equal(read["targets"], text)
     assert np.array_equal(read["inputs"][~asked], text[~asked])
     assert not asked[np.isin(text, [1, 2])].any()
@@ -59,7 +61,7 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     assert (view.mask_id, view.vocab_size) == (259, 260)
     assert hidden.max() < 260
     own = Masked(corpus, mask_id=5, keep_ids=[3 + ord("w")])
-    fields = own.read(examples, starts, own.lengths, epoch=0)
+    fields = read_all(own, own.lengths)
     assert own.vocab_size == 259
     assert not fields["loss_weights"][text == 3 + ord("w")].any()
 
@@ -77,23 +79,14 @@ def test_masks_differ_between_epochs_and_seeds(corpus):
         iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(state)
 
 
-def spans_of(fields, sentinels):
-    """The sentinel before each run of other ids, and the run."""
-    found, last = {}, None
-    for token in fields:
-        if token in sentinels:
-            last = token
-            found[last] = []
-        elif last is not None:
-            found[last].append(token)
-    return found
-
-
 def restored(inputs, targets, view):
     """The text that a pair was made of."""
-    sentinels = view.sentinels.tolist()
-    spans = spans_of(targets, sentinels)
-    text = []
+    sentinels, spans, run, text = view.sentinels.tolist(), {}, [], []
+    for token in targets:
+        if token in sentinels:
+            run = spans[token] = []
+        else:
+            run.append(token)
     for token in inputs:
         text += spans.pop(token) if token in sentinels else [token]
     assert not spans
@@ -107,23 +100,14 @@ def restored(inputs, targets, view):
     st.floats(1, 6),
     st.integers(0, 3),
 )
-def test_text_and_gaps_together_are_each_token_once(
-    tmp_path_factory, sizes, max_length, density, mean_span, epoch
-):
-    directory = tmp_path_factory.mktemp("spans")
+def test_text_and_gaps_together_are_each_token_once(sizes, max_length, density, mean_span, epoch):
     examples = [np.arange(size) + 100 * number for number, size in enumerate(sizes)]
-    corpus = Corpus.from_arrays(examples, directory, vocab_size=1000, task=INPUTS)
+    corpus = Examples(examples, vocab_size=1000, task=INPUTS)
     view = SpanCorruption(
         corpus, max_length=max_length, density=density, mean_span=mean_span, end_id=999
     )
-    pairs = np.arange(len(view))
-    sides = [
-        side.read(pairs, 0 * pairs, view.lengths[:, number], epoch=epoch)
-        for number, side in enumerate((view.inputs, view.targets))
-    ]
-    ends = np.cumsum(view.lengths, axis=0)
-    seen = []
-    for pair in pairs:
+    sides, ends, seen = read_pairs(view, epoch), np.cumsum(view.lengths, axis=0), []
+    for pair in range(len(view)):
         here = [slice(end - n, end) for end, n in zip(ends[pair], view.lengths[pair], strict=True)]
         inputs, targets = sides[0]["inputs"][here[0]], sides[1]["targets"][here[1]]
         assert sides[1]["decoder_inputs"][here[1]].tolist() == [0, *targets[:-1]][: len(targets)]
@@ -143,24 +127,17 @@ def test_a_corrupted_text_by_eye(tmp_path):
         names = {1: "^", 2: "$"} | {id_: f"<{n}>" for n, id_ in enumerate(view.sentinels.tolist())}
         return "".join(names.get(id_) or chr(id_ - 3) for id_ in ids.tolist())
 
-    inputs, targets = (
-        side.read([0], [0], view.lengths[:, n], epoch=0)
-        for n, side in enumerate((view.inputs, view.targets))
-    )
+    inputs, targets = read_pairs(view)
     assert view.lengths.tolist() == [[39, 13]]
     assert text(inputs["inputs"]) == "The q<0>ick brown fox<1>over the lazy dog<2>$"
     assert text(targets["targets"]) == "<0>u<1> jumps <2>.$"
     assert text(targets["decoder_inputs"]) == "^" + text(targets["targets"])[:-1]
 
 
-def test_spans_differ_between_epochs_and_all_are_equally_likely(tmp_path):
-    corpus = Corpus.from_arrays([np.arange(10)] * 2000, tmp_path, vocab_size=10, task=INPUTS)
+def test_spans_differ_between_epochs_and_all_are_equally_likely():
+    corpus = Examples([np.arange(10)] * 2000, vocab_size=10, task=INPUTS)
     view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
-    pairs = np.arange(2000)
-    inputs = [
-        view.inputs.read(pairs, 0 * pairs, view.lengths[:, 0], epoch=epoch)["inputs"]
-        for epoch in (0, 1)
-    ]
+    inputs = [read_pairs(view, epoch)[0]["inputs"] for epoch in (0, 1)]
     assert not np.array_equal(*inputs)
     # 6 tokens that stay in two runs, 4 that go in two: 5 · 3 ways.
     ways, counts = np.unique(inputs[0].reshape(2000, -1), axis=0, return_counts=True)
@@ -180,26 +157,23 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("options", "sentence"),
     [
-        (lambda c: Masked(c, rate=1.0), r"rate is 1\.0; it must be a number above 0 and below 1"),
-        (lambda c: Masked(c, rate="0.1"), "rate is '0.1'; it must be a number above"),
-        (lambda c: Masked(c, mask_id=[]), r"mask_id is \[\]; it must be a whole number from 0 up"),
-        (lambda c: Masked(c, keep_ids=["a"]), "an id of keep_ids is 'a'; it must be a whole"),
-        (lambda c: Masked(c, seed=-1), "seed is -1; it must be a whole number from 0 up"),
-        (lambda c: SpanCorruption(c, max_length=2), "max_length is 2; it must be a whole number"),
-        (lambda c: SpanCorruption(c, max_length=9, mean_span=[]), r"mean_span is \[\]; it must be"),
-        (lambda c: SpanCorruption(c, max_length=9, end_id="e"), "end_id is 'e'; it must be a"),
-        (lambda c: SpanCorruption(c, max_length=9, density=0), "density is 0;"),
-        (
-            lambda c: SpanCorruption(c, max_length=99, sentinels=[7]),
-            "99 tokens have 5 spans, but .* 1 s",
-        ),
+        ({"rate": 1.0}, r"rate is 1\.0; it must be a number above 0 and below 1"),
+        ({"rate": "0.1"}, "rate is '0.1'; it must be a number above"),
+        ({"mask_id": []}, r"mask_id is \[\]; it must be a whole number from 0 up"),
+        ({"keep_ids": ["a"]}, "an id of keep_ids is 'a'; it must be a whole"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0 up"),
+        ({"max_length": 2}, "max_length is 2; it must be a whole number"),
+        ({"max_length": 9, "mean_span": []}, r"mean_span is \[\]; it must be"),
+        ({"max_length": 9, "end_id": "e"}, "end_id is 'e'; it must be a"),
+        ({"max_length": 9, "density": 0}, "density is 0;"),
+        ({"max_length": 99, "sentinels": [7]}, "99 tokens have 5 spans, but .* 1 s"),
     ],
 )
-def test_what_cannot_be_is_refused(corpus, make, sentence):
+def test_what_cannot_be_is_refused(corpus, options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        make(corpus)
+        (SpanCorruption if "max_length" in options else Masked)(corpus, **options)
 
 
 def test_a_piece_beyond_its_pair_is_refused(corpus):
@@ -210,11 +184,10 @@ def test_a_piece_beyond_its_pair_is_refused(corpus):
                 side.read([5], [start], [size])
 
 
-def test_views_want_tokens_as_they_are(tmp_path):
-    causal = Corpus.from_arrays([[1, 2, 3]], tmp_path / "a")
+def test_views_want_tokens_as_they_are():
     with pytest.raises(ValueError, match="has the task 'causal'; prepare it with"):
-        Masked(causal)
-    unknown = Corpus.from_arrays([[1, 2, 3]], tmp_path / "b", task=INPUTS)
+        Masked(Examples([[1, 2, 3]]))
+    unknown = Examples([[1, 2, 3]], task=INPUTS)
     with pytest.raises(ValueError, match="has no vocab_size; give mask_id="):
         Masked(unknown)
     assert Masked(unknown, mask_id=0).vocab_size == 1

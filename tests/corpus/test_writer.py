@@ -8,48 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Corpus, Feature, Writer
-from pipeline.corpus import ranges
+from pipeline import Corpus, Feature, Writer, prepare
+from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.log import Log
-from pipeline.corpus.preparation import prepare
-from pipeline.corpus.tasks import CAUSAL, INPUTS
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, require_equal, wait_for
+from tests.corpus.kinds import FEATURES, draw_columns
 
-FEATURES = {
-    "reward": Feature("example"),
-    "logprob": Feature("targets", dtype="float32"),
-    "seen": Feature("inputs", dtype=bool, shape=(2,)),
-}
+SMALL = {"TOKENS_PER_PART": 40, "RECORDS": 8}
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
-    monkeypatch.setattr(ranges, "RECORDS", 8)
-
-
-def make_examples(sizes, columns):
-    """Columns of so many examples, with numbers that tell them apart."""
-    rng = np.random.default_rng(len(sizes))
-    made = {
-        "tokens": [rng.integers(0, 1000, size) for size in sizes],
-        "weights": [rng.integers(0, 3, size) / 2 for size in sizes],
-        "reward": [float(number) for number in range(len(sizes))],
-        "logprob": [rng.standard_normal(size).astype(np.float32) for size in sizes],
-        "seen": [rng.integers(0, 2, (size, 2)).astype(bool) for size in sizes],
-    }
-    return {name: column for name, column in made.items() if name in columns}
-
-
-def rows(columns):
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data, tmp_path_factory):
     """Whenever it seals, stops and goes on, and a reader that followed it has read the same."""
@@ -60,10 +32,12 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
         names = data.draw(st.sets(st.sampled_from(["weights", *FEATURES])), "columns")
         task = data.draw(st.sampled_from([CAUSAL, INPUTS]), "task")
         if task == INPUTS:
-            names -= {"weights", "logprob"}
+            names -= {"weights", "logprob", "half"}
         features = {name: FEATURES[name] for name in FEATURES if name in names}
-        columns = make_examples(sizes, {"tokens", *names})
-        examples, reader = rows(columns), None
+        drawn = draw_columns(sizes)
+        columns = {name: drawn[name] for name in drawn if name in {"tokens", *names}}
+        rows, reader = zip(*columns.values(), strict=True), None
+        examples = [dict(zip(columns, row, strict=True)) for row in rows]
         options = {"features": features, "vocab_size": 1000, "task": task}
         acts = st.sampled_from(["append"] * 6 + ["seal", "stop", "kill"])
         writer, at, due = Writer(folder / "a", **options), 0, 0
@@ -105,22 +79,17 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
 
 def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     writer = Writer(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nothing is sealed yet"):
-        Corpus.open(tmp_path, follow=True)
-    for number in range(30):
-        writer.append([number] * 5)
-    with pytest.raises(FileNotFoundError, match="nothing is sealed yet"):
-        Corpus.open(tmp_path, follow=True)
+    for examples in ((), range(30)):
+        for number in examples:
+            writer.append([number] * 5)
+        with pytest.raises(FileNotFoundError, match="nothing is sealed yet"):
+            Corpus.open(tmp_path, follow=True)
     writer.seal(cursor="thirty")
     corpus, before = Corpus.open(tmp_path, follow=True), contents(tmp_path)
     assert [entry.examples for entry in corpus.log.entries()] == [8, 8, 8, 6]
     assert [entry.first for entry in corpus.log.entries()] == [0, 8, 16, 24]
-    # One record: a cursor is that of all parts or of none.
-    assert [entry.cursor for entry in corpus.log.entries()] == [None, None, None, "thirty"]
-    assert sorted(name for name in before if name.startswith("log/")) == [
-        "log/00000000.json",
-        "log/about.json",
-    ]
+    records = {name for name in before if name.startswith("log/")}
+    assert records == {"log/00000000.json", "log/about.json"}
     with pytest.raises(ValueError, match=r"half-written.*can be read with follow=True"):
         Corpus.open(tmp_path)
     for number in range(30, 33):
@@ -185,28 +154,37 @@ def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(corpus
         assert corpus.read([first], [0], [1])["inputs"].tolist() == [first]
 
 
+class Watched(Processes):
+    """Acts once, when ten of 19 ranges are done and a part of them is sealed."""
+
+    def __init__(self, workers, place, act):
+        super().__init__(workers)
+        self.place, self.act = place, act
+
+    def run(self, function, items):
+        for number, result in enumerate(super().run(function, items)):
+            yield result
+            if number == 9:
+                wait_for(lambda: Log(self.place).entries())
+                self.act()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prepare_seals_parts_while_it_tokenises(workers, tmp_path):
     texts = [f"text {number} " * (number % 5) for number in range(150)]
-    went_on, reader = threading.Event(), []
+    readers = []
 
-    class Watched(Processes):
-        def run(self, function, items):
-            for number, result in enumerate(super().run(function, items)):
-                yield result
-                if number == 9:  # of 19 ranges, when no more than these are done
-                    wait_for(lambda: Log(tmp_path / "a").entries())
-                    reader.append(Corpus.open(tmp_path / "a", follow=True))
-                    reader[0].refresh()
-                    assert 0 < len(reader[0]) <= 80 or workers
-                    went_on.set()
+    def look():
+        readers.append(Corpus.open(tmp_path / "a", follow=True))
+        readers[0].refresh()
+        assert 0 < len(readers[0]) <= 80 or workers
 
-    engine = Watched(workers)
+    engine = Watched(workers, tmp_path / "a", look)
     corpus = prepare(Records(texts), Bytes(), tmp_path / "a", engine=engine, progress=False)
-    assert went_on.is_set()
-    reader[0].refresh()
-    require_equal(reader[0], corpus)
-    assert reader[0].decode(7) == texts[7]
+    reader = readers[0]
+    reader.refresh()
+    require_equal(reader, corpus)
+    assert reader.decode(7) == texts[7]
     prepare(Records(texts), Bytes(), tmp_path / "b", num_workers=0, progress=False)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
@@ -214,22 +192,18 @@ def test_prepare_seals_parts_while_it_tokenises(workers, tmp_path):
 def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_path):
     texts = [f"text {number}" for number in range(150)]
 
-    class Dies(Processes):
-        def run(self, function, items):
-            for number, result in enumerate(super().run(function, items)):
-                yield result
-                if number == 9:  # once a part of ten ranges is sealed
-                    wait_for(lambda: Log(tmp_path).entries())
-                    raise KeyError("lost")
+    def die():
+        raise KeyError("lost")
 
+    engine = Watched(0, tmp_path, die)
     with pytest.raises(KeyError, match="lost"):
-        prepare(Records(texts), Bytes(), tmp_path, engine=Dies(0), progress=False)
+        prepare(Records(texts), Bytes(), tmp_path, engine=engine, progress=False)
     corpus = Corpus.open(tmp_path, follow=True)
     before = corpus.refresh()
-    with pytest.raises(ValueError, match="made with another source"):
-        prepare(Records(texts[1:]), Bytes(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="made with another source"):
-        Writer(tmp_path)
+    other = Records(texts[1:]), Bytes(), tmp_path
+    for act in (lambda: prepare(*other, progress=False), lambda: Writer(tmp_path)):
+        with pytest.raises(ValueError, match="made with another source"):
+            act()
     # A sealed part does not become another: readers may have trained on it.
     lost = (tmp_path / "part-00000.arrow").rename(tmp_path / "lost")
     with pytest.raises(ValueError, match=r"part-00000.arrow: it is missing. Restore that file"):
@@ -239,32 +213,27 @@ def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_pat
     (tmp_path / "log" / "00000001.json").write_bytes(b"{")
     done = prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
     corpus.refresh()
-    assert [entry.after for entry in corpus.entries[: len(before)]] == [
-        entry.after for entry in before
-    ]
+    assert [each.after for each in corpus.entries][: len(before)] == [each.after for each in before]
     require_equal(corpus, done)
 
 
 def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
-    features = {"reward": Feature("example")}
-    writer = Writer(tmp_path / "a", features=features, vocab_size=10)
+    options = {"features": {"reward": Feature("example")}, "vocab_size": 10}
+    writer = Writer(tmp_path / "a", **options)
     with pytest.raises(ValueError, match="example 0 holds the token id 99"):
         writer.append([99], [1.0], reward=1.0)  # which decides nothing
     writer.append([1, 2], reward=1.0)
-    for arguments, extra, sentence in (
-        (([3, 99],), {"reward": 1.0}, r"example 1 holds the token id 99; ids are 0 to 9"),
-        (([[1, 2]],), {"reward": 1.0}, r"example 1 has shape \(1, 2\)"),
-        (
-            ([1], [0.5]),
-            {"reward": 1.0},
-            "example 1 has tokens, reward, weights, and the examples of this writer have",
-        ),
-        (([1],), {}, "example 1 has tokens, and the examples of this writer have tokens, reward"),
-        (([1],), {"reward": 1.0, "x": 2}, "example 1 has tokens, reward, x, and the examples"),
-        (([1],), {"reward": "much"}, "reward of example 1"),
+    for example, sentence in (
+        ({"tokens": [3, 99]}, "example 1 holds the token id 99; ids are 0 to 9"),
+        ({"tokens": [[1, 2]]}, r"example 1 has shape \(1, 2\)"),
+        ({"weights": [0.5]}, "has tokens, reward, weights, and the examples of this writer have"),
+        ({"x": 2}, "example 1 has tokens, reward, x, and the examples"),
+        ({"reward": "much"}, "reward of example 1"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            writer.append(*arguments, **extra)
+            writer.append(**{"tokens": [1], "reward": 1.0} | example)
+    with pytest.raises(ValueError, match="has tokens, and the examples of this writer have"):
+        writer.append([1])
     for cursor in ((1, 2), {1: 2}, np.int64(3), float("nan"), object()):
         with pytest.raises(TypeError, match=r"cursor is .* which JSON does not give back"):
             writer.seal(cursor=cursor)
@@ -274,19 +243,19 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     for act in (writer.seal, writer.finish, lambda: writer.append([1], reward=1.0)):
         with pytest.raises(RuntimeError, match="is closed; begin another"):
             act()
-    for options, sentence in (
-        ({"vocab_size": 10}, "grows with the feature 'reward'"),
-        ({"features": {"reward": Feature("targets")}, "vocab_size": 10}, "the feature 'reward'"),
-        ({"features": features, "vocab_size": 11}, "grows with vocab_size 10, not 11"),
-        ({"features": features, "vocab_size": 10, "task": INPUTS}, "grows with task causal"),
+    for changed, sentence in (
+        ({"features": None}, "grows with the feature 'reward'"),
+        ({"features": {"reward": Feature("targets")}}, "the feature 'reward'"),
+        ({"vocab_size": 11}, "grows with vocab_size 10, not 11"),
+        ({"task": INPUTS}, "grows with task causal"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            Writer(tmp_path / "a", **options)
+            Writer(tmp_path / "a", **options | changed)
     with pytest.raises(ValueError, match="holds a corpus that grows; finish it"):
         Corpus.from_arrays([[1, 2]], tmp_path / "a", vocab_size=10)
 
     def leave(error=None):
-        with Writer(tmp_path / "a", features=features, vocab_size=10) as writer:
+        with Writer(tmp_path / "a", **options) as writer:
             writer.append([5], reward=3.0)
             if error:
                 raise error
@@ -295,7 +264,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
         leave()
     with pytest.raises(KeyError, match="of the block"):
         leave(KeyError("of the block"))
-    with Writer(tmp_path / "a", features=features, vocab_size=10) as writer:
+    with Writer(tmp_path / "a", **options) as writer:
         assert writer.examples == 2
         writer.append([5], reward=3.0)
         writer.finish()

@@ -71,18 +71,12 @@ def gcs(folder):
 
     del folder  # with its files on disk, it does not know the versions that conditions are about
     port = free_port()
-    options = {
-        "scheme": "http",
-        "host": "127.0.0.1",
-        "port": port,
-        "backend": "memory",
-        "public-host": f"127.0.0.1:{port}",
-        "external-url": f"http://127.0.0.1:{port}",
-    }
-    flags = [f"-{name}={value}" for name, value in options.items()]
-    with serving([str(_server._get_binary_path()), *flags], port):
-        address = f"http://127.0.0.1:{port}/storage/v1/b"
-        urllib.request.urlopen(address, json.dumps({"name": BUCKET}).encode()).close()
+    address = f"127.0.0.1:{port}"
+    flags = f"-scheme http -backend memory -host 127.0.0.1 -port {port}"
+    flags += f" -public-host {address} -external-url http://{address}"
+    with serving([str(_server._get_binary_path()), *flags.split()], port):
+        name = json.dumps({"name": BUCKET}).encode()
+        urllib.request.urlopen(f"http://{address}/storage/v1/b", name).close()
         yield port
 
 
@@ -123,14 +117,12 @@ class Proxy(http.server.ThreadingHTTPServer):
         fates: what becomes of the next requests: "answer", or "refuse", "cut", "half" or "slow".
     """
 
-    daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, port, *, share=0.0, seed=0, translate=False):
         super().__init__(("127.0.0.1", 0), Handler)
         self.target, self.share, self.translate = port, share, translate
-        self.failed, self.requests, self.refuse = 0, [], 0
-        self.fates = []
+        self.failed, self.requests, self.refuse, self.fates = 0, [], 0, []
         self.uploads = {}  # the parts of each object that comes in parts, by their numbers
         self._random, self.lock = random.Random(seed), threading.Lock()
 
@@ -160,11 +152,14 @@ class Proxy(http.server.ThreadingHTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    upstream = None  # a connection to the server behind
+
+    def setup(self):
+        super().setup()
+        self.upstream = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
 
     def finish(self):
         super().finish()
-        self.hang_up()
+        self.upstream.close()
 
     def log_message(self, *_):
         """Says nothing."""
@@ -202,14 +197,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.translate and ("?uploads" in path or "uploadId=" in path):
             return self.take_part(method, path, headers, body)
         if self.server.translate and method == "PUT" and "uploadType" not in path:
-            source = self.headers.get("x-goog-copy-source")
-            _, to, name = path.partition("?")[0].split("/", 2)
-            if source:
+            if source := self.headers.get("x-goog-copy-source"):
+                _, to, name = place.split("/", 2)
                 bucket, _, key = urllib.parse.unquote(source).lstrip("/").partition("/")
                 key = urllib.parse.quote(key, safe="")
                 path = f"/storage/v1/b/{bucket}/o/{key}/copyTo/b/{to}/o/{name}"
             else:
-                path = f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
+                path = upload_of(place)
             method = "POST"
         due = self.headers.get("x-goog-if-generation-match")
         if due is not None and self.command == "PUT":  # which the emulator forgets; "0" is none
@@ -231,26 +225,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if method == "PUT":
             parts[int(query["partNumber"])] = body
         elif "uploadId" in query:
-            _, to, name = place.split("/", 2)
-            path = f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
-            self.exchange("POST", path, headers, b"".join(parts[key] for key in sorted(parts)))
+            whole = b"".join(parts[key] for key in sorted(parts))
+            self.exchange("POST", upload_of(place), headers, whole)
         answer = f"<Answer><UploadId>{upload}</UploadId><ETag>none</ETag></Answer>"
         return 200, {"ETag": '"none"'}, answer.encode()
 
     def exchange(self, method, path, headers, body):
         """The server's answer: status, headers and content."""
-        if self.upstream is None:
-            self.upstream = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
-            self.upstream.connect()
-        upstream = self.upstream
-        upstream.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-        upstream.putheader("Host", f"127.0.0.1:{self.server.target}")
-        for name, value in headers.items():
-            upstream.putheader(name, value)
-        if body or method in ("PUT", "POST"):
-            upstream.putheader("Content-Length", str(len(body)))
-        upstream.endheaders(body or None)
-        found = upstream.getresponse()
+        self.upstream.request(method, path, body or None, headers)
+        found = self.upstream.getresponse()
         content = found.read()
         kept = {k: v for k, v in found.getheaders() if k.lower() not in HOP}
         if method == "HEAD" and found.getheader("Content-Length"):  # of what it leaves out
@@ -259,27 +242,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
             kept["ETag"] = '"none"'
             if content.startswith(b"{"):
                 kept["x-goog-generation"] = json.loads(content).get("generation", "0")
-        if found.will_close:
-            self.hang_up()
         return found.status, kept, content
-
-    def hang_up(self):
-        if self.upstream is not None:
-            self.upstream.close()
-            self.upstream = None
 
     def answer(self, status, headers, content, *, half=False):
         self.send_response_only(status)
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if half else content)
         if half:
             self.close_connection = True
-            self.wfile.write(content[: len(content) // 2])
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
-        else:
-            self.wfile.write(content)
+
+
+def upload_of(place):
+    """Where an object is written in JSON."""
+    _, to, name = place.split("/", 2)
+    return f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
 
 
 HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect"}

@@ -45,7 +45,6 @@ class Handler(localbucket.S3Handler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
     request_queue_size = 64
 
     def handle_error(self, request, client_address):

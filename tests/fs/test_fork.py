@@ -10,8 +10,7 @@ import weakref
 import numpy as np
 
 import pipeline
-from pipeline import sources, tokenizers
-from pipeline.corpus.corpus import Corpus
+from pipeline import Corpus, sources, tokenizers
 from pipeline.planning import stream
 from tests.processes import in_child
 

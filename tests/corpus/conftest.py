@@ -1,0 +1,23 @@
+"""Small parts, and both ways to read them."""
+
+import pytest
+
+from pipeline.corpus import ranges
+from pipeline.text import ragged
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small(request):
+    """Sizes of parts and of shares of work that a module names in `SMALL`, for little text.
+
+    Such a module uses no corpus of the whole session, which would be made with these sizes.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in getattr(request.module, "SMALL", {}).items():
+            patch.setattr(ranges if name == "RECORDS" else ragged, name, size)
+        yield
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["mapped", "ranges"])
+def memory_map(request):
+    return request.param
