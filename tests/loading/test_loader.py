@@ -142,10 +142,7 @@ WRONG_VALUES = [
     *((batching(positions=each), POSITIONS) for each in ("Restart", None, True)),
     (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), "the plan is for 2"),
     (lambda c, p: Batches(c, p).repeat(2).repeat(2), "call repeat once"),
-    (
-        lambda c, p: Batches(c, p).set_slice(slice(9), True),
-        "sequential_slice=False",
-    ),
+    (lambda c, p: Batches(c, p).set_slice(slice(9), True), "sequential_slice=False"),
     (lambda c, p: pipeline.to_global({}, mesh_of(x=4)), "none of 'data', 'fsdp' and 'context'"),
     (
         lambda c, p: pipeline.to_global(ONE_ROW, ROWS),
