@@ -209,7 +209,7 @@ def test_what_a_group_cannot_be_is_refused():
     for name, values, sentence in (
         ("reward", [[1, 2], [3, 4], [5]], "shape of reward of group 1 is (2,); for a group of 3"),
         ("logprob", [[1, 2, 3]], "logprob of group 0 is [1, 2, 3]; nest it like the tokens"),
-        ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "1 of logprob of group 0 must have shape (1,), one"),
+        ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "of group 0 must have shape (1,), one value"),
         ("weights", [[1, 2, 3]], "the shape of the weights of group 0 is (3,); for a group of 2"),
         ("weights", [(0, [1, [-1]])], "1 of the weights of group 0 cannot hold -1.0; a weight"),
         ("_above", [], "a feature is named '_above'"),

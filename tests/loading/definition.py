@@ -43,6 +43,11 @@ def require_same(one, other):
         np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), name)
 
 
+def join(parts):
+    """The batch of which the processes of a run have these parts, in their order."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def nodes_of(group, name=()):
     """The name and the tokens of each node, depth first, and whether it is a leaf.
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def directory(three, tmp_path):
 
 def restore(directory, like=None):
     with Checkpoints(directory) as checkpoints:
-        return checkpoints.restore(state_after(0) if like is None else like)
+        return checkpoints.restore(like or state_after(0))
 
 
 @pytest.mark.parametrize("ending", [NotSealed, NotFinite])
@@ -134,11 +135,7 @@ def test_a_state_of_another_model_is_no_damage(directory, like):
 )
 def test_what_is_no_damage_is_not_advised_to_delete(directory, monkeypatch, error):
     checkpoints = Checkpoints(directory)
-
-    def restore(*_, **__):
-        raise error
-
-    monkeypatch.setattr(checkpoints._manager, "restore", restore)
+    monkeypatch.setattr(checkpoints._manager, "restore", mock.Mock(side_effect=error))
     with pytest.raises(type(error)) as raised:
         checkpoints.restore_json(12)
     assert "delete" not in str(raised.value)

@@ -17,7 +17,9 @@ from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
+from tests.loading.definition import require_same
 from tests.meshes import mesh_of
+from tests.properties.accounts import batches_of
 
 MODEL = {"vocab_size": 1000, "num_layers": 1, "width": 16, "num_heads": 4, "num_kv_heads": 2}
 MODEL |= {"mlp_width": 16}
@@ -33,19 +35,15 @@ def _quickly_compiled():
 
 
 @pytest.mark.parametrize("order", CONTEXT_ORDERS)
-def test_every_field_of_a_batch_is_laid_out_alike(corpus, pairs, buckets, order):
-    mesh = mesh_of(data=2, context=2)
-    sharding = batch_sharding(mesh)
+def test_every_field_of_pairs_is_laid_out_alike(pairs, order):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
     assert sharding.spec == PartitionSpec(("data",), "context")
-    for data, shapes in ((corpus, buckets), (pairs, [Bucket(4, (64, 32))])):
-        plan = Plan(data, shapes, overflow="truncate")
-        whole = Batches(data, plan)[1]
-        laid = Batches(data, plan, sharding=sharding, context_order=order)[1]
-        assert [*laid] == [*whole]
-        for name, values in whole.items():
-            columns = column_order(order, values.shape[1], 2)
-            assert sorted(columns) == [*range(values.shape[1])]
-            np.testing.assert_array_equal(laid[name], values[:, columns], name)
+    plan = Plan(pairs, [Bucket(4, (64, 32))], overflow="truncate")
+    whole = Batches(pairs, plan)[1]
+    laid = Batches(pairs, plan, sharding=sharding, context_order=order)[1]
+    columns = {length: column_order(order, length, 2) for length in (64, 32)}
+    assert all(sorted(each) == [*range(length)] for length, each in columns.items())
+    require_same(laid, {name: each[:, columns[each.shape[1]]] for name, each in whole.items()})
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
@@ -65,17 +63,12 @@ def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
 
 def cost_over_ideal(lengths, length, parts, order):
     """The cost of the costliest part of a row over the mean of its parts, over all rows."""
-    plan = Plan(lengths, [Bucket(4, length)])
-    costliest = total = 0
-    for step in range(plan.num_batches()):
-        segments = plan.batch(step).segments
-        for row in range(4):
-            sizes = segments[segments[:, 0] == row, 3]
-            keys = np.concatenate([np.arange(1, size + 1) for size in sizes] or [[]])
-            keys = np.pad(keys, (0, length - len(keys)))[column_order(order, length, parts)]
-            costs = keys.reshape(parts, -1).sum(axis=1)
-            costliest, total = costliest + costs.max(), total + costs.mean()
-    return costliest / total
+    costs, columns = [], column_order(order, length, parts)
+    for row in batches_of(Plan(lengths, [Bucket(1, length)])):
+        keys = np.concatenate([np.arange(1, size + 1) for size in row.segments[:, 3]])
+        keys = np.pad(keys, (0, length - len(keys)))[columns]
+        costs.append(keys.reshape(parts, -1).sum(axis=1))
+    return np.max(costs, axis=1).sum() / np.mean(costs, axis=1).sum()
 
 
 def test_parts_of_a_row_cost_alike_where_contiguous_ones_do_not():

@@ -11,21 +11,12 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import (
-    Batches,
-    Bucket,
-    Corpora,
-    Examples,
-    Feature,
-    Masked,
-    Pairs,
-    Plan,
-    SpanCorruption,
-)
+from pipeline import Batches, Bucket, Corpora, Examples, Feature, Masked, Plan
 from pipeline.corpus import INPUTS
 from pipeline.corpus.tasks import CAUSAL, TARGETS
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from pipeline.steps import microbatches
+from tests.loading.definition import join, require_same
 from tests.meshes import OneProcess, mesh_of
 
 FEATURES = {
@@ -44,13 +35,10 @@ def columns_of(sizes, seed=0, task=CAUSAL, leave_out=()):
     rng = np.random.default_rng(seed)
     columns = {"tokens": [rng.integers(1, 90, size) for size in sizes]}
     for name, feature in FEATURES.items():
-        if name in leave_out or (feature.of == "targets" and not task.has_targets):
-            continue
-        columns[name] = []
-        for size in sizes:
-            shape = feature.shape if feature.per_example else (size, *feature.shape)
-            values = rng.integers(0 if feature.dtype.kind in "bu" else -90, 90, shape)
-            columns[name].append(values.astype(feature.dtype))
+        if name not in leave_out and (feature.of != "targets" or task.has_targets):
+            low = 0 if feature.dtype.kind in "bu" else -90
+            shapes = [feature.shape if feature.per_example else (n, *feature.shape) for n in sizes]
+            columns[name] = [rng.integers(low, 90, shape).astype(feature.dtype) for shape in shapes]
     return columns
 
 
@@ -65,7 +53,7 @@ def corpus_of(kind, sizes):
 
     def make(seed, leave_out=()):
         columns = columns_of(sizes, seed, task, leave_out)
-        values = {name: values for name, values in columns.items() if name != "tokens"}
+        values = {name: column for name, column in columns.items() if name != "tokens"}
         for name in values:
             if FEATURES[name].of == "targets":
                 values[name] = [each[1:] for each in values[name]]
@@ -81,10 +69,7 @@ def corpus_of(kind, sizes):
         lacking = ("seen", "experts", "reward", "halves")
         other, more = make(1, lacking)
         for name in lacking:
-            feature = FEATURES[name]
-            each = [() if feature.per_example else (max(size - 1, 0),) for size in sizes]
-            filled = [np.full((*n, *feature.shape), feature.fill, feature.dtype) for n in each]
-            more[name] = filled
+            more[name] = [np.full_like(each, FEATURES[name].fill) for each in values[name]]
         corpus = Corpora({"first": corpus, "second": other})
         values = {name: [*values[name], *more[name]] for name in values}
     return corpus, values
@@ -93,18 +78,14 @@ def corpus_of(kind, sizes):
 def slow_features(features, values, planned, room):
     """The features of a batch built one segment at a time, from the definition."""
     rows, length = planned.bucket.shape
-    batch = {}
+    values, batch = {"example_id": range(1000), **values}, {}
     for name, feature in features.items():
-        width = room if feature.per_example else length
-        batch[name] = np.zeros((rows, width, *feature.shape), feature.dtype)
-    if "example_id" in batch:
-        batch["example_id"] -= 1
-    column, segment = np.zeros(rows, int), np.zeros(rows, int)
+        shape = rows, room if feature.per_example else length, *feature.shape
+        batch[name] = np.full(shape, -1 if name == "example_id" else 0, feature.dtype)
+    column, segment = np.zeros((2, rows), int)
     for row, example, start, size in planned.segments.tolist():
         for name, feature in features.items():
-            if name == "example_id":
-                batch[name][row, segment[row]] = example
-            elif feature.per_example:
+            if feature.per_example:
                 batch[name][row, segment[row]] = values[name][example]
             else:
                 places = slice(column[row], column[row] + size)
@@ -114,10 +95,9 @@ def slow_features(features, values, planned, room):
     return batch
 
 
-def assert_same(found, expected):
-    for name, values in expected.items():
-        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
-        np.testing.assert_array_equal(np.asarray(found[name]), values, name)
+def require_features(batch, expected):
+    """A batch has these features, beside other fields."""
+    require_same({name: batch[name] for name in expected}, expected)
 
 
 @st.composite
@@ -145,35 +125,28 @@ def test_every_segment_has_the_features_of_its_example(case, positions):
     kind, sizes, buckets, options, names = case
     corpus, values = corpus_of(kind, sizes)
     plan = Plan(corpus, buckets, **options)
-    if names is not None:
-        names = [name for name in names if name in (*corpus.features, "example_id")]
     known = {**corpus.features, "example_id": EXAMPLE_ID}
+    if names is not None:
+        names = [name for name in names if name in known]
     features = {name: known[name] for name in (corpus.features if names is None else names)}
-    plain = Batches(corpus, plan, positions=positions, features=()).repeat()
-    every = Batches(corpus, plan, positions=positions, features=names).repeat()
+
+    def make(names=names, **part):
+        return Batches(corpus, plan, positions=positions, features=names, **part).repeat()
+
+    def slow(planned):
+        room = options["max_segments"] or plan.most_segments()[planned.bucket]
+        return slow_features(features, values, planned, room)
+
+    plain, every = make(()), make()
     assert every.features == features
     assert str(every) == str(plain)
-    both = [
-        Batches(
-            corpus, plan, positions=positions, features=names, process_index=at, process_count=2
-        ).repeat()
-        for at in (0, 1)
-    ]
+    halves = [make(process_index=at, process_count=2) for at in (0, 1)]
     for step in range(0, plan.first_step(2), 3):
-        planned, batch = plan.batch(step), every[step]
-        room = options["max_segments"] or plan.most_segments()[planned.bucket]
-        expected = plain[step] | slow_features(features, values, planned, room)
-        assert list(batch) == list(expected)
-        assert_same(batch, expected)
-        halves = [half[step] for half in both]
-        assert_same(
-            {name: np.concatenate([half[name] for half in halves]) for name in batch}, batch
-        )
+        require_same(every[step], plain[step] | slow(plan.batch(step)))
+        require_same(join([half[step] for half in halves]), every[step])
     for bucket in buckets:
-        empty, no_segments = every.empty(bucket), np.zeros((0, 4), np.int64)
-        nothing = pipeline.PlannedBatch(bucket, no_segments)
-        room = options["max_segments"] or plan.most_segments()[bucket]
-        assert_same(empty, slow_features(features, values, nothing, room))
+        nothing = pipeline.PlannedBatch(bucket, np.zeros((0, 4), np.int64))
+        require_features(every.empty(bucket), slow(nothing))
 
 
 # ---- pairs
@@ -186,36 +159,31 @@ def test_pairs_have_features_of_both_sides_and_of_each_example_once(tmp_path):
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 12, (2, 40))
     inputs = columns_of(sizes[0], 0, INPUTS, leave_out=["reward", "group"])
-    targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen"])
-    del targets["logprob"]
+    targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen", "logprob"])
     features = {name: each for name, each in FEATURES.items() if name in inputs | targets}
-    both = Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
+    both = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
     plan = Plan(both, [PAIR])
     batches = Batches(both, plan, features=["example_id", *features])
-    values = inputs | targets
-    values["halves"] = [each[1:] for each in targets["halves"]]
+    values = inputs | targets | {"halves": [each[1:] for each in targets["halves"]]}
+    room = plan.most_segments()[PAIR]
     for step in range(len(batches)):
-        planned, batch = plan.batch(step), batches[step]
-        room = plan.most_segments()[PAIR]
-        for side, names in zip(
-            planned.sides, (["seen", "experts"], ["halves", "reward", "group"]), strict=True
-        ):
-            features = {name: FEATURES[name] for name in names} | {"example_id": EXAMPLE_ID}
-            assert_same(batch, slow_features(features, values, side, room))
+        for side, of_side in zip(plan.batch(step).sides, (inputs, targets), strict=True):
+            known = {name: features[name] for name in of_side if name != "tokens"}
+            known["example_id"] = EXAMPLE_ID
+            require_features(batches[step], slow_features(known, values, side, room))
 
 
 def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
     columns = columns_of([40] * 20, task=INPUTS)
-    spans = SpanCorruption(examples_of(columns, INPUTS), max_length=15, end_id=2)
+    spans = pipeline.SpanCorruption(examples_of(columns, INPUTS), max_length=15, end_id=2)
     assert {*spans.features} == {"reward", "group"}
     plan = Plan(spans, [PAIR])
     batches = Batches(spans, plan, features=["reward", "example_id"])
     for step in range(len(batches)):
-        batch = batches[step]
-        number = batch["example_id"]
+        number, reward = batches[step]["example_id"], batches[step]["reward"]
         assert (number >= 0).sum() == len(plan.batch(step).segments)
         whole = np.where(number < 0, 0, np.array(columns["reward"])[spans.examples_of(number)])
-        np.testing.assert_array_equal(batch["reward"], whole)
+        np.testing.assert_array_equal(reward, whole)
 
 
 # ---- devices
@@ -239,6 +207,12 @@ def plan(corpus):
 NAMES = [*FEATURES, "example_id"]
 
 
+def divide(batch, columns):
+    """Some columns of a batch, with all segments of its rows."""
+    by_row = "reward", "group", "example_id"
+    return {name: each if name in by_row else each[:, columns] for name, each in batch.items()}
+
+
 @pytest.mark.parametrize("order", CONTEXT_ORDERS)
 def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan, order):
     sharding = batch_sharding(mesh_of(data=2, context=2))
@@ -248,12 +222,10 @@ def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan,
     columns = column_order(order, 16, 2)
     with pipeline.Loader(batches) as loader:
         for step, batch in enumerate(loader):
+            require_same(batch, divide(whole[step], columns))
             assert list(batch) == list(loader.specs[SQUARE])
             for name, array in batch.items():
                 per_example = name in batches.features and batches.features[name].per_example
-                laid = whole[step][name]
-                laid = laid if per_example else laid[:, columns]
-                np.testing.assert_array_equal(np.asarray(array), laid, name)
                 placed = by_row if per_example else sharding
                 assert array.sharding.is_equivalent_to(placed, array.ndim), name
                 spec = loader.specs[SQUARE][name]
@@ -264,21 +236,15 @@ def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan,
 
 @pytest.mark.parametrize("order", CONTEXT_ORDERS)
 def test_a_part_of_the_length_has_its_columns_and_all_segments_of_its_rows(corpus, plan, order):
-    sharding = batch_sharding(mesh_of(data=1, context=4))
+    third = OneProcess(batch_sharding(mesh_of(data=1, context=4)), [2])
     whole = Batches(corpus, plan, features=NAMES)
-    third = OneProcess(sharding, [2])
     part = Batches(corpus, plan, sharding=third, context_order=order, features=NAMES)
     columns = column_order(order, 16, 4)[8:12]
     for step in range(len(part)):
-        batch = part[step]
-        for name, expected in whole[step].items():
-            per_example = name in part.features and part.features[name].per_example
-            expected = expected if per_example else expected[:, columns]
-            np.testing.assert_array_equal(batch[name], expected, name)
-        specs = field_specs(batch, third, SQUARE, part.features)
-        assert {name: spec.shape for name, spec in specs.items()} == {
-            name: values.shape for name, values in whole[step].items()
-        }
+        require_same(part[step], divide(whole[step], columns))
+        specs = field_specs(part[step], third, SQUARE, part.features)
+        shapes = {name: values.shape for name, values in whole[step].items()}
+        assert {name: spec.shape for name, spec in specs.items()} == shapes
 
 
 def test_microbatches_are_divided_like_their_batch(corpus, plan):
@@ -336,24 +302,17 @@ def test_a_step_of_scores_may_use_features(corpus, tmp_path):
 # ---- options
 
 
-def test_only_the_features_that_are_asked_for_are_read(corpus, plan):
+def test_only_the_features_that_are_asked_for_are_read(corpus, plan, monkeypatch):
     read = []
 
-    class Spy(Examples):
-        def __init__(self, other):
-            self.__dict__.update(other.__dict__)
+    def note(method):
+        return lambda self, *given: read.extend(given[-1]) or method(self, *given)
 
-        def _read(self, *arguments):
-            read.extend(arguments[-1])
-            return super()._read(*arguments)
-
-        def _read_examples(self, examples, names):
-            read.extend(names)
-            return super()._read_examples(examples, names)
-
+    for name in ("_read", "_read_examples"):
+        monkeypatch.setattr(Examples, name, note(getattr(Examples, name)))
     for names in ((), ["example_id"], ["reward", "logprob"], None):
         read.clear()
-        Batches(Spy(corpus), plan, features=names)[0]
+        Batches(corpus, plan, features=names)[0]
         assert sorted(read) == sorted(FEATURES if names is None else {*names} - {"example_id"})
 
 
@@ -364,10 +323,10 @@ def test_features_are_no_part_of_a_state(corpus, plan):
     there = pickle.loads(pickle.dumps(every))
     planned, batch = there.with_plans()[plan.num_batches()]
     assert planned.epoch == 1
-    assert_same(batch, every[plan.num_batches()])
+    require_same(batch, every[plan.num_batches()])
     iterator = iter(every.to_iter_dataset())
     iterator.set_state(state)
-    assert_same(next(iterator), every[3])
+    require_same(next(iterator), every[3])
 
 
 @pytest.mark.parametrize(
@@ -404,7 +363,7 @@ def test_renamed_batches_keep_features_under_their_names(corpus, convention):
     batches, plain = (Batches(corpus, plan, features=names) for names in (NAMES, ()))
     renamed = pipeline.rename(batches[0], convention)
     assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
-    assert_same(renamed, {name: batches[0][name] for name in NAMES})
+    require_features(renamed, {name: batches[0][name] for name in NAMES})
 
 
 def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):

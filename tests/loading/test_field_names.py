@@ -56,43 +56,30 @@ def test_each_convention_has_its_fields(batch, convention, expected):
     assert all(values.dtype in (np.int32, bool) for values in renamed.values())
 
 
+IDS, TWO = BATCH["inputs"], BATCH["inputs_segment_ids"]
+LATE = {"inputs_positions": np.array([[7, 8, 9, 0]])}
+HALF = {"loss_weights": ALONE["loss_weights"] / 2}
+CONVENTIONS = "maxtext", "tunix", "huggingface"
+
+
 @pytest.mark.parametrize(
-    ("batch", "convention", "message"),
+    ("batch", "change", "convention", "message"),
     [
-        (BATCH | {"targets_positions": BATCH["inputs"]}, "maxtext", "no name for targets_posit"),
-        (
-            BATCH | {"inputs_position": BATCH["inputs"]},
-            "maxtext",
-            "a field inputs_position of your own, and maxtext uses that name",
-        ),
-        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
-        (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
-        (PAIR, "maxtext", "no name for decoder_inputs"),
-        (PAIR, "tunix", "no name for decoder_inputs"),
-        (
-            PAIR | {"inputs_segment_ids": BATCH["inputs_segment_ids"]},
-            "huggingface",
-            "row 0 holds 2 segments",
-        ),
-        (
-            BATCH | {"inputs_positions": np.array([[7, 8, 0, 0]])},
-            "huggingface",
-            "a segment of row 0 begins at position 7.* positions='restart', or plan",
-        ),
-        (
-            ALONE | {"inputs_positions": np.array([[7, 8, 9, 0]])},
-            "tunix",
-            "a segment of row 0 begins at position 7.* in tunix every segment begins at 0",
-        ),
-        *(
-            (ALONE | {"loss_weights": ALONE["loss_weights"] / 2}, name, r"loss_weights holds 0\.5")
-            for name in ("maxtext", "tunix", "huggingface")
-        ),
+        (BATCH, {"targets_positions": IDS}, "maxtext", "no name for targets_posit"),
+        (BATCH, {"inputs_position": IDS}, "maxtext", "inputs_position of your own, and maxtext us"),
+        (BATCH, {}, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
+        (BATCH, {}, "tunix", "row 0 holds 2 segments.* packing='none'"),
+        (PAIR, {}, "maxtext", "no name for decoder_inputs"),
+        (PAIR, {}, "tunix", "no name for decoder_inputs"),
+        (PAIR, {"inputs_segment_ids": TWO}, "huggingface", "row 0 holds 2 segments"),
+        (BATCH, LATE, "huggingface", "begins at position 7.* positions='restart', or plan"),
+        (ALONE, LATE, "tunix", "begins at position 7.* in tunix every segment begins at 0"),
+        *((ALONE, HALF, name, r"loss_weights holds 0\.5") for name in CONVENTIONS),
     ],
 )
-def test_what_a_convention_cannot_carry_is_refused(batch, convention, message):
+def test_what_a_convention_cannot_carry_is_refused(batch, change, convention, message):
     with pytest.raises(ValueError, match=message):
-        pipeline.rename(batch, convention)
+        pipeline.rename(batch | change, convention)
 
 
 SIZES = np.random.default_rng(0).integers(2, 30, 40)

@@ -79,19 +79,15 @@ def make(tmp_path_factory):
     """
     rng = np.random.default_rng(0)
     arrays = [rng.integers(1, 99, size).astype(np.int32) for size in rng.integers(3, 40, 24)]
-
-    def store(name, examples, **options):
-        directory = tmp_path_factory.mktemp(name)
-        return pipeline.Corpus.from_arrays(examples, directory, vocab_size=99, **options)
-
-    first, second = store("first", arrays), store("second", arrays[:9])
-    pairs = pipeline.Pairs.from_arrays(arrays, arrays, tmp_path_factory.mktemp("pairs"))
+    first = pipeline.Corpus.from_arrays(arrays, tmp_path_factory.mktemp("first"), vocab_size=99)
+    second = pipeline.Examples(arrays[:9], vocab_size=99)
+    inputs = pipeline.Examples(arrays, vocab_size=99, task=INPUTS)
     corpora = {
         "plan": first,
         "one shape": first,
         "mixture": pipeline.Corpora({"first": first, "second": second}),
-        "pairs": pairs,
-        "view": Masked(store("encoder", arrays, task=INPUTS), mask_id=7, keep_ids=()),
+        "pairs": pipeline.Pairs.from_arrays(arrays, arrays, tmp_path_factory.mktemp("pairs")),
+        "view": Masked(inputs, mask_id=7, keep_ids=()),
     }
 
     def make(kind, seed=0, **options):
@@ -141,14 +137,16 @@ def test_every_chain_has_the_state_of_its_plan_and_refuses_that_of_another(make,
 
 def test_it_does_not_matter_where_a_transformation_is_or_who_applies_it(make):
     batches = make("plan")
+    at_once = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    others = (
+        batches.to_iter_dataset(),
+        batches.to_iter_dataset(at_once),
+        batches.seed(3).to_iter_dataset(),
+    )
     for chain in CHAINS:
-        steps = [transform(batches, chain), transform(batches.to_iter_dataset(), chain)]
-        at_once = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        steps += [transform(batches.to_iter_dataset(at_once), chain)]
-        steps += [transform(batches.seed(3).to_iter_dataset(), chain)]
-        found = [list(each) for each in steps]
-        for each in found[1:]:
-            np.testing.assert_equal(each, found[0])
+        expected = list(transform(batches, chain))
+        for steps in others:
+            np.testing.assert_equal(list(transform(steps, chain)), expected)
     seeded = [
         [batch["inputs"].tolist() for batch in batches.seed(n).to_iter_dataset().random_map(hide)]
         for n in (3, 3, 4)
@@ -258,29 +256,30 @@ def test_slices_are_not_taken_for_another_or_for_the_whole(make):
     batches = make("plan")
     odd = iter(batches.map(reverse)[1::2])
     next(odd)
-    state = odd.get_state()
+    state, whole = odd.get_state(), iter(batches).get_state()
     check(batches[1::2].to_iter_dataset())
     check(batches.shuffle(3).to_iter_dataset())
-    for other in (batches, batches[0::2], batches.shuffle(3)):
+    wrong = [(iter(other), state) for other in (batches, batches[0::2], batches.shuffle(3))]
+    for iterator, given in [*wrong, (odd, whole)]:
         with pytest.raises(ValueError, match="transform the batches as when it was saved"):
-            iter(other).set_state(state)
-    with pytest.raises(ValueError, match="transform the batches as when it was saved"):
-        odd.set_state(iter(batches).get_state())
+            iterator.set_state(given)
     with pytest.raises(ValueError, match="seed was 0 and is now 1"):
         iter(make("plan", seed=1)[1::2]).set_state(state)
 
 
 def test_batches_are_stacked_if_they_have_one_shape(make):
-    one = make("one shape")
+    def elastic(batches, size):
+        shards = grain.sharding.ShardOptions(0, 2)
+        return grain.experimental.ElasticIterator(batches, size, shards)
+
+    one, two = make("one shape"), make("plan")
     check(one.batch(2).to_iter_dataset())
     check(one.to_iter_dataset().batch(2))
-    elastic = grain.experimental.ElasticIterator(one, 2, grain.sharding.ShardOptions(0, 2))
-    assert next(elastic)["inputs"].shape == (1, 8, 48)
+    assert next(elastic(one, 2))["inputs"].shape == (1, 8, 48)
     with pytest.raises(ValueError, match=r"2 shapes, which batch\(2\) cannot stack"):
-        make("plan").batch(2)
-    elastic = grain.experimental.ElasticIterator(make("plan"), 4, grain.sharding.ShardOptions(0, 2))
+        two.batch(2)
     with pytest.raises(ValueError, match="without ElasticIterator"):
-        next(elastic)
+        next(elastic(two, 4))
 
 
 def test_what_was_transformed_can_be_repeated_and_says_where_it_ends(make):
@@ -304,10 +303,8 @@ def test_a_step_that_failed_is_made_again(make, place):
         return batch
 
     failed, batches = [], make("plan")
-    if place == "before":
-        steps = iter(batches.map_with_index(fail).to_iter_dataset())
-    else:
-        steps = iter(batches.to_iter_dataset().map_with_index(fail))
+    given = batches if place == "before" else batches.to_iter_dataset()
+    steps = iter(given.map_with_index(fail))
     next(steps)
     with pytest.raises(OSError, match="not now"):
         next(steps)
@@ -352,16 +349,16 @@ def test_grains_checkpoint_handler_saves_and_restores_a_loader(make, tmp_path):
     def loaded(seed):
         return Loader(make("plan", seed=seed))
 
+    def restore(loader):
+        items = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(loader))
+        manager.restore(1, args=items)
+
     with ocp.CheckpointManager(tmp_path) as manager, loaded(0) as loader:
         next(loader)
         manager.save(1, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(loader)))
         manager.wait_until_finished()
         with loaded(0) as fresh, loaded(1) as other:
-            for each in (fresh, other):
-                items = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(each))
-                if each is fresh:
-                    manager.restore(1, args=items)
-                    np.testing.assert_equal(dict(next(fresh)), make("plan")[1])
-                else:
-                    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-                        manager.restore(1, args=items)
+            restore(fresh)
+            np.testing.assert_equal(dict(next(fresh)), make("plan")[1])
+            with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+                restore(other)

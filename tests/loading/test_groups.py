@@ -1,5 +1,7 @@
 """Groups: batches whose continuations share a prefix, column by column from the definition."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import Block
-from tests.loading.definition import define_rows, leaves_of, nodes_of
+from tests.loading.definition import define_rows, join, leaves_of, nodes_of, require_same
 from tests.meshes import mesh_of
 
 FEATURES = {
@@ -31,15 +33,6 @@ def fill(shape, values):
     if isinstance(shape, tuple):
         return fill(shape[0], values), [fill(each, values) for each in shape[1]]
     return [next(values) for _ in range(shape)]
-
-
-def assert_equal(found, expected, name=""):
-    np.testing.assert_array_equal(np.asarray(found), expected, name)
-
-
-def numbers(first=1):
-    """Endless numbers, so that no token is mistaken for another."""
-    return iter(range(first, 1 << 30))
 
 
 def columns_of(groups):
@@ -67,9 +60,8 @@ def columns_of(groups):
     st.lists(st.integers(2, 6), max_size=4),
     st.sampled_from([1, 4]),
 )
-@settings(max_examples=60, deadline=None)
 def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, align):
-    values = numbers()
+    values = itertools.count(1)
     groups = [fill(shape, values) for shape in shapes]
     columns = columns_of(groups)
     corpus = Examples.from_groups(columns, features=FEATURES)
@@ -79,33 +71,29 @@ def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, ali
     longest = -(-int(corpus.lengths.max()) // align) * align
     plan = Plan(corpus, [Bucket(2, longest + 2 * align)], align=align, shuffle=False)
     room = plan.most_continuations()[plan.buckets[0]]
-    batches = Batches(corpus, plan)
-    count, most = 0, 0
+    batches, count, most = Batches(corpus, plan), 0, 0
     for step in range(plan.num_batches()):
-        planned, batch = plan.batch(step), dict(batches[step])
-        rows, owner = [[] for _ in range(planned.bucket.rows)], {}
+        planned, batch = plan.batch(step), batches[step]
+        rows = [], []
+        of_leaves = {"reward": np.zeros((2, room)), "margin": np.zeros((2, room, 2))}
         for row, example, start, size in planned.segments.tolist():
             assert (start, size) == (0, corpus.lengths[example])
-            number = sum(len(leaves_of(group)) for group in rows[row])
+            first = sum(len(leaves_of(group)) for group in rows[row])
             rows[row].append([*groups, *texts][example])
-            leaves = range(len(leaves_of(rows[row][-1])))
-            owner |= {(row, number + n): (example, n) for n in leaves}
+            leaves = len(leaves_of(rows[row][-1]))
+            for name, expected in of_leaves.items():
+                if leaves:
+                    expected[row, first : first + leaves] = columns[name][example]
         expected, _ = define_rows(rows, planned.bucket.length, align)
         text = np.isin(batch["targets"], [t for ids in texts for t in ids])
         seen = np.stack([batch["inputs"] % 100, -batch["inputs"] % 100], axis=-1)
         real = batch["inputs_segment_ids"] > 0
-        assert_equal(batch["seen"], np.where(text[..., None], -1, seen) * real[..., None])
-        assert_equal(batch["logprob"], np.where(text, -2, batch["targets"] / 2) * real)
+        expected |= of_leaves | {
+            "seen": np.where(text[..., None], -1, seen) * real[..., None],
+            "logprob": np.where(text, -2, batch["targets"] / 2) * real,
+        }
         for name, values in expected.items():
-            assert_equal(batch[name], values, name)
-        assert batch["reward"].shape == (planned.bucket.rows, room)
-        assert batch["margin"].shape == (planned.bucket.rows, room, 2)
-        for row in range(planned.bucket.rows):
-            for place in range(room):
-                example, n = owner.get((row, place), (None, None))
-                for name in ("reward", "margin"):
-                    value = columns[name][example][n] if example is not None else 0
-                    assert_equal(batch[name][row, place], value)
+            np.testing.assert_array_equal(batch[name], values, name)
         count += len(planned.segments)
         most = max(most, int(batch["inputs_positions"].max()))
     assert count == len(groups) + len(texts)
@@ -113,9 +101,9 @@ def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, ali
 
 
 @given(st.lists(GROUP, min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shapes):
-    groups = [fill(shape, numbers()) for shape in shapes]
+    groups = [fill(shape, itertools.count(1)) for shape in shapes]
     corpus = Examples.from_groups(groups)
     plan = Plan(corpus, [Bucket(1, int(corpus.lengths.sum()))], shuffle=False)
     batch = {name: each[0] for name, each in dict(Batches(corpus, plan)[0]).items()}
@@ -132,8 +120,8 @@ def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shap
         assert batch["inputs_positions"][path].tolist() == list(range(len(path)))
 
 
-def groups_of(count, seed=0):
-    rng = np.random.default_rng(seed)
+def groups_of(count):
+    rng = np.random.default_rng(0)
     shapes = [
         (int(rng.integers(1, 6)), [*map(int, rng.integers(1, 6, rng.integers(1, 5)))])
         for _ in range(count)
@@ -142,45 +130,37 @@ def groups_of(count, seed=0):
 
 
 def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
-    columns = columns_of(groups_of(30))
-    groups = Examples.from_groups(columns, features=FEATURES)
+    groups = Examples.from_groups(columns_of(groups_of(30)), features=FEATURES)
     corpus = Corpora({"groups": groups, "text": Examples([[1, 2, 3]])})
     plan = Plan(corpus, [Bucket(4, 32)], seed=1)
     whole = Batches(corpus, plan)
     spread = Batches(corpus, plan, sharding=mesh_of(data=2, context=2))
+    halves = [Batches(corpus, plan, process_index=p, process_count=2) for p in (0, 1)]
     for step in range(plan.num_batches()):
-        halves = [Batches(corpus, plan, process_index=p, process_count=2)[step] for p in (0, 1)]
-        for name, values in dict(whole[step]).items():
-            assert_equal(np.concatenate([half[name] for half in halves]), values)
-            assert_equal(spread[step][name], values)
+        require_same(join([half[step] for half in halves]), whole[step])
+        require_same(spread[step], whole[step])
     for begin, end in ((0, 11), (11, 32), (5, 6)):
         block = Block(np.array([1, 3]), (begin, end))
-        part = collate(corpus.sides[0], plan.batch(0), block)
-        for name, values in part.items():
-            assert_equal(values, whole[0][name][[1, 3], begin:end], name)
+        for name, values in collate(corpus.sides[0], plan.batch(0), block).items():
+            np.testing.assert_array_equal(values, whole[0][name][[1, 3], begin:end], name)
 
 
 def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 50)  # groups cross parts
-    columns = columns_of(groups_of(40))
+    columns, directory = columns_of(groups_of(40)), tmp_path / "corpus"
     memory = Examples.from_groups(columns, features=FEATURES)
-    disk = Corpus.from_groups(columns, tmp_path / "corpus", features=FEATURES)
-    again = Corpus.open(tmp_path / "corpus")
-    ranges = Corpus.open(tmp_path / "corpus", memory_map=False)
-    cached = Corpus.open(tmp_path / "corpus", cache=tmp_path / "cache")
+    disk = Corpus.from_groups(columns, directory, features=FEATURES)
+    again, ranges = Corpus.open(directory), Corpus.open(directory, memory_map=False)
+    cached = Corpus.open(directory, cache=tmp_path / "cache")
     again.verify()
     assert len(disk.files) > 3
     assert disk.files.sum() == 40
-    assert again.fingerprint == disk.fingerprint == ranges.fingerprint == cached.fingerprint
     with pipeline.load(cached, buckets=[Bucket(2, 64)], num_epochs=1, max_segments=9) as loader:
-        plan = loader.plan
         for step, batch in enumerate(loader):
-            for name, values in Batches(memory, plan)[step].items():
-                assert_equal(batch[name], values, name)
+            require_same(batch, Batches(memory, loader.plan)[step])
     for corpus in (disk, again, ranges, cached):
+        assert corpus.fingerprint == disk.fingerprint
         assert corpus.lengths.tolist() == memory.lengths.tolist()
         assert corpus.trees.tolist() == memory.trees.tolist()
         for one, other in zip(corpus, memory, strict=True):
-            assert one.keys() == other.keys()
-            for name in one:
-                assert_equal(one[name], other[name], name)
+            require_same(one, other)

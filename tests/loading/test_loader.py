@@ -19,64 +19,51 @@ from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
 from pipeline.steps import Compiled
-from tests.loading.definition import FIELDS, define_batch, require_same
+from tests.loading.definition import define_batch, require_same
 from tests.meshes import OneProcess, mesh_of
-
-
-def equal(one, other):
-    return all(np.array_equal(one[name], other[name]) for name in one)
-
 
 SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
 CUT = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
 
 
+CASES = [
+    (*case, align)
+    for align in (1, 8)
+    for case in (
+        ("examples", "best_fit", "split"),
+        ("examples", "none", "truncate"),
+        ("examples", "best_fit", "drop"),
+        ("pairs", "best_fit", "truncate"),
+        ("pairs", "none", "drop"),
+    )
+]
+
+
 @pytest.mark.parametrize("positions", ["continue", "restart"])
 @pytest.mark.parametrize(
-    ("given", "packing", "overflow", "align"),
-    [
-        ("corpus", "fill", "split", 1),
-        *(
-            (*each, align)
-            for align in (1, 8)
-            for each in (
-                ("corpus", "best_fit", "split"),
-                ("corpus", "none", "truncate"),
-                ("corpus", "best_fit", "drop"),
-                ("pairs", "best_fit", "truncate"),
-                ("pairs", "none", "drop"),
-            )
-        ),
-    ],
+    ("kind", "packing", "overflow", "align"), [("examples", "fill", "split", 1), *CASES]
 )
 def test_every_field_is_right_position_by_position(
-    given, packing, overflow, positions, align, request, buckets
+    kind, packing, overflow, align, positions, corpus, examples, pairs, sides, buckets
 ):
-    data = request.getfixturevalue(given)
-    sides = (
-        request.getfixturevalue("sides")
-        if given == "pairs"
-        else [request.getfixturevalue("examples")]
-    )
-    buckets = SIDES if given == "pairs" else CUT if packing == "fill" else buckets
+    data, ids = (pairs, sides) if kind == "pairs" else (corpus, [examples])
+    buckets = SIDES if kind == "pairs" else CUT if packing == "fill" else buckets
     plan = Plan(data, buckets, packing=packing, overflow=overflow, align=align)
     batches = Batches(data, plan, positions=positions)
     assert {plan.batch(step).bucket for step in range(len(batches))} == {*buckets}
     assert len(batches) == plan.num_batches()
     for step in range(len(batches)):
-        require_same(define_batch(sides, plan.batch(step), positions, align), batches[step])
+        require_same(define_batch(ids, plan.batch(step), positions, align), batches[step])
 
 
 @pytest.mark.parametrize("align", [1, 16])
 def test_columns_may_be_divided_within_a_segment_and_within_padding(align, corpus):
-    plan = Plan(corpus, [Bucket(4, 64)], align=align)
-    planned, (reader,) = plan.batch(0), corpus.sides
+    planned, (reader,) = Plan(corpus, [Bucket(4, 64)], align=align).batch(0), corpus.sides
     block = slice_of_process(planned.bucket.shape, 0, 1)
     whole = collate(reader, planned, block)
     for edges in ((0, 7), (7, 40), (40, 41), (41, 64)):
         part = collate(reader, planned, dataclasses.replace(block, columns=edges))
-        for name, values in whole.items():
-            np.testing.assert_array_equal(part[name], values[:, slice(*edges)])
+        require_same(part, {name: values[:, slice(*edges)] for name, values in whole.items()})
 
 
 def divided(*spec, order=None, **axes):
@@ -114,18 +101,16 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, p
         for step in range(3):
             built, planned = batches[step], plan.batch(step)
             block, shape = batches.blocks[planned.bucket], planned.bucket.shape
-            rows, columns = block.rows.tolist(), [*range(*block.columns)]
+            here = block.rows.tolist(), [*range(*block.columns)]
             indices = part.addressable_devices_indices_map(shape).values()
-            for axis, here in enumerate((rows, columns)):
+            for axis, held in enumerate(here):
                 spans = {index[axis].indices(shape[axis]) for index in indices}
                 exactly = sorted(each for span in spans for each in range(*span))
-                assert here in (exactly, [*range(shape[1])] if axis else exactly)
-            for field in FIELDS:
-                np.testing.assert_array_equal(
-                    built[field], whole[step][field][np.ix_(rows, columns)]
-                )
+                assert held in (exactly, [*range(shape[1])] if axis else exactly)
+            at = np.ix_(*here)
+            require_same(built, {name: values[at] for name, values in whole[step].items()})
             # What it holds tells the global shape, also of fields of whole rows.
-            fields = {"ids": built["inputs"], "most": np.zeros((len(rows), 5, 3))}
+            fields = {"ids": built["inputs"], "most": np.zeros((len(here[0]), 5, 3))}
             for known in (None, planned.bucket):
                 specs = field_specs(fields, part, known)
                 assert [each.shape for each in specs.values()] == [shape, (shape[0], 5, 3)]
@@ -144,91 +129,67 @@ def batching(*buckets, **options):
 ONE_ROW = {"inputs": np.zeros((2, 8))}
 FOUR_ROWS = {"inputs": np.zeros((4, 8))}
 BUDGET = {"tokens_per_batch": 1024}
-WRONG = [
-    (batching(process_index=0, process_count=3), ValueError, "row_multiple=3"),
-    (batching(Bucket(6, 64), sharding=MESHES["rows"]), ValueError, "row_multiple=4"),
-    (batching(Bucket(8, 66), sharding=MESHES["length alone"]), ValueError, "length_multiple=4"),
-    (batching(process_index=2, process_count=2), ValueError, "from 0 to 1"),
-    (batching(sharding=MESHES["rows"], process_count=2), ValueError, "give one of them"),
-    (batching(sharding=PartitionSpec("data")), TypeError, r"must be a jax\.sharding\.Mesh, or"),
-    (batching(positions="Restart"), ValueError, r"positions is .*one of continue, restart"),
-    (batching(positions=None), ValueError, r"positions is .*one of continue, restart"),
-    (batching(positions=True), ValueError, r"positions is .*one of continue, restart"),
-    (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), ValueError, "the plan is for 2"),
-    (lambda c, p: Batches(c, p).repeat(2).repeat(2), ValueError, "call repeat once"),
+ROWS, LENGTH = MESHES["rows"], MESHES["length alone"]
+TO_END = {"weights": {"a": 1}, "ending": "stop", "num_epochs": 2, **BUDGET}
+TOO_LONG = {"transform": lambda batch: {"longer": np.zeros((16, 17))}}
+POSITIONS = r"positions is .*one of continue, restart"
+WRONG_VALUES = [
+    (batching(process_index=0, process_count=3), "row_multiple=3"),
+    (batching(Bucket(6, 64), sharding=ROWS), "row_multiple=4"),
+    (batching(Bucket(8, 66), sharding=LENGTH), "length_multiple=4"),
+    (batching(process_index=2, process_count=2), "from 0 to 1"),
+    (batching(sharding=ROWS, process_count=2), "give one of them"),
+    *((batching(positions=each), POSITIONS) for each in ("Restart", None, True)),
+    (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), "the plan is for 2"),
+    (lambda c, p: Batches(c, p).repeat(2).repeat(2), "call repeat once"),
+    (lambda c, p: Batches(c, p).set_slice(slice(9), True), "sequential_slice=False"),
+    (lambda c, p: pipeline.to_global({}, mesh_of(x=4)), "none of 'data', 'fsdp' and 'context'"),
     (
-        lambda c, p: Batches(c, p).set_slice(slice(0, None, 2), sequential_slice=True),
-        ValueError,
-        "sequential_slice=False",
+        lambda c, p: pipeline.to_global(ONE_ROW, ROWS),
+        r"holds multiples of \(4, 1\) of a global batch",
     ),
     (
-        lambda c, p: pipeline.to_global({}, mesh_of(x=4)),
-        ValueError,
-        "none of 'data', 'fsdp' and 'context'",
-    ),
-    (
-        lambda c, p: pipeline.to_global(ONE_ROW, MESHES["rows"]),
-        ValueError,
-        r"this process holds multiples of \(4, 1\) of a global batch",
-    ),
-    (
-        lambda c, p: pipeline.to_global(FOUR_ROWS, MESHES["rows"], bucket=Bucket(8, 8)),
-        ValueError,
+        lambda c, p: pipeline.to_global(FOUR_ROWS, ROWS, bucket=Bucket(8, 8)),
         r"shape \(4, 8\), but this process holds \(8, 8\) of 8x8",
     ),
     (
         lambda c, p: Loader(Batches(c, p, process_index=1, process_count=2)),
-        ValueError,
         r"inputs has shape .* sharding=…\) for the same sharding",
     ),
+    (loading(buckets=[Bucket(1, 64)], max_buckets=3), "max_buckets, max_length to choose them;"),
+    (loading(num_epochs=-1, **BUDGET), "num_epochs is -1; it must be"),
+    (loading(num_epochs="2", **BUDGET), "num_epochs is '2'; it must be"),
+    (loading(weights={"a": 1}, **BUDGET), "weights are for several corpora"),
+    (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
+    (loading(seed="a", **BUDGET), "seed is 'a'; it must be"),
+    (loading(overflow=np.zeros(2), **BUDGET), "overflow is array.*; it must be one of"),
+    (loading(tokens_per_batch="1k"), "tokens_per_batch is '1k'; it must be"),
     (
-        lambda c, p: Loader(Batches(c, p).map(dict)),
-        TypeError,
-        r"takes Batches; transform batches inside",
-    ),
-    (
-        lambda c, p: pipeline.load([[1, 2, 3]], **BUDGET),
-        TypeError,
-        r"corpus is a list; .* of arrays with Corpus\.from_arrays",
-    ),
-    (loading(token_per_batch=1024), TypeError, "did you mean 'tokens_per_batch'"),
-    (loading(num_epoch=1, **BUDGET), TypeError, "did you mean 'num_epochs'"),
-    (loading(), TypeError, "needs tokens_per_batch=, to choose buckets, or buckets="),
-    (
-        loading(buckets=[Bucket(1, 64)], max_buckets=3),
-        ValueError,
-        "max_buckets, max_length to choose them;",
-    ),
-    (loading(num_epochs=-1, **BUDGET), ValueError, "num_epochs is -1; it must be"),
-    (loading(weights={"a": 1}, **BUDGET), ValueError, "weights are for several corpora"),
-    (
-        lambda c, p: pipeline.load(
-            pipeline.Corpora({"a": c}), weights={"a": 1}, ending="stop", num_epochs=2, **BUDGET
-        ),
-        ValueError,
-        "this plan has an end",
-    ),
-    (loading(num_epochs="2", **BUDGET), ValueError, "num_epochs is '2'; it must be"),
-    (loading(seed="a", **BUDGET), ValueError, "seed is 'a'; it must be"),
-    (loading(overflow=np.zeros(2), **BUDGET), ValueError, "overflow is array.*; it must be one of"),
-    (loading(tokens_per_batch="1k"), ValueError, "tokens_per_batch is '1k'; it must be"),
-    (
-        loading(transform=lambda batch: None, **BUDGET),
-        TypeError,
-        "transform returned a NoneType; it must return a dict",
-    ),
-    (
-        lambda c, p: pipeline.load(
-            c, buckets=p.buckets, transform=lambda batch: {"longer": np.zeros((16, 17))}
-        ),
-        ValueError,
+        lambda c, p: pipeline.load(c, buckets=p.buckets, **TOO_LONG),
         r"longer has shape \(16, 17\).* keep rows and positions",
     ),
 ]
+WRONG_TYPES = [
+    (batching(sharding=PartitionSpec("data")), r"must be a jax\.sharding\.Mesh, or"),
+    (lambda c, p: Loader(Batches(c, p).map(dict)), "takes Batches; transform batches inside"),
+    (
+        lambda c, p: pipeline.load([[1, 2, 3]], **BUDGET),
+        r"corpus is a list; .* of arrays with Corpus\.from_arrays",
+    ),
+    (loading(token_per_batch=1024), "did you mean 'tokens_per_batch'"),
+    (loading(num_epoch=1, **BUDGET), "did you mean 'num_epochs'"),
+    (loading(), "needs tokens_per_batch=, to choose buckets, or buckets="),
+    (
+        loading(transform=lambda batch: None, **BUDGET),
+        "transform returned a NoneType; it must return a dict",
+    ),
+]
+WRONG = [(ValueError, *each) for each in WRONG_VALUES]
+WRONG += [(TypeError, *each) for each in WRONG_TYPES]
 
 
-@pytest.mark.parametrize(("call", "error", "sentence"), WRONG)
-def test_what_cannot_be_loaded_gets_a_sentence(corpus, buckets, call, error, sentence):
+@pytest.mark.parametrize(("error", "call", "sentence"), WRONG)
+def test_what_cannot_be_loaded_gets_a_sentence(corpus, buckets, error, call, sentence):
     with pytest.raises(error, match=sentence):
         call(corpus, Plan(corpus, buckets))
 
@@ -249,37 +210,28 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
             with pytest.raises(StopIteration):
                 next(iterator)
         else:
-            assert equal(next(iterator), seen[at])
+            require_same(next(iterator), seen[at])
     iterator.close()
     for at in (0, 9, len(seen) - 2):
-        fresh = Loader(batches)
-        fresh.set_state(states[at])
-        assert all(map(equal, fresh, seen[at:]))
-        assert fresh.get_state() == states[-1]
-        fresh.close()
+        with Loader(batches) as fresh:
+            fresh.set_state(states[at])
+            for batch, expected in zip(fresh, seen[at:], strict=True):
+                require_same(batch, expected)
+            assert fresh.get_state() == states[-1]
 
 
 def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    states = []
+    plan, states = Plan(corpus, buckets), set()
     for index in range(4):
         steps = iter(Batches(corpus, plan, process_index=index, process_count=4).to_iter_dataset())
         for _ in range(3):
             next(steps)
-        states.append(json.dumps(steps.get_state()))
-    assert len(set(states)) == 1
-    assert len(states[0]) < 1024
-    assert json.loads(states[0]) == {
-        "step": 3,
-        "plans": [
-            {
-                "from": 0,
-                "fingerprint": plan.fingerprint,
-                "identity": plan.identity,
-                "corpus": corpus.identity,
-            }
-        ],
-    }
+        states.add(json.dumps(steps.get_state()))
+    (state,) = states
+    assert len(state) < 1024
+    (entry,) = plan.entries
+    assert json.loads(state) == {"step": 3, "plans": [entry | {"corpus": corpus.identity}]}
+    assert entry == {"from": 0, "fingerprint": plan.fingerprint, "identity": plan.identity}
 
 
 @pytest.mark.parametrize(
@@ -299,17 +251,7 @@ def test_a_state_of_another_plan_is_refused_with_what_changed(corpus, buckets, o
         iter(Batches(corpus, other).to_iter_dataset()).set_state(state)
 
 
-def test_a_state_of_other_tokens_of_the_same_lengths_is_refused(
-    corpus, examples, buckets, tmp_path
-):
-    other = pipeline.Corpus.from_arrays([e + 1 for e in examples], tmp_path, vocab_size=1001)
-    plan = Plan(corpus, buckets)
-    state = iter(Batches(corpus, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match=r"tokens was .* and is now"):
-        iter(Batches(other, plan).to_iter_dataset()).set_state(state)
-
-
-def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
+def test_load_chooses_buckets(corpus):
     options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
     with pipeline.load(corpus.directory, sharding=MESHES["rows"].mesh, seed=3, **options) as loader:
         assert all(bucket.rows % 4 == 0 for bucket in loader.plan.buckets)
@@ -378,13 +320,6 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     require_same(next(iterator), here[3])
 
 
-def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    with Loader(Batches(corpus, plan).repeat()) as loader:
-        loader.set_state(StateKey(plan, corpus).state(10**7))
-        assert equal(next(loader), Batches(corpus, plan)[10**7])
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -408,23 +343,26 @@ def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change)
         StateKey(plan, corpus).step({**state, **change})
 
 
-def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
+def test_a_state_says_which_corpus_it_belongs_to(corpus, examples, buckets):
     plan = Plan(corpus, buckets)
     state = StateKey(plan).state(3)
     assert StateKey(plan).step(state) == 3
     with pytest.raises(ValueError, match="has no corpus to compare with"):
         StateKey(plan, corpus).step(state)
+    other = pipeline.Examples([ids + 1 for ids in examples], vocab_size=1001)
+    with pytest.raises(ValueError, match=r"tokens was .* and is now"):
+        StateKey(plan, other).step(StateKey(plan, corpus).state(3))
 
 
 def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corpus, buckets):
     plan = Plan(corpus, buckets)
     restart, usual = (Batches(corpus, plan, positions=each) for each in ("restart", "continue"))
-    steps, others = iter(restart.to_iter_dataset()), iter(usual.to_iter_dataset())
-    state, old = steps.get_state() | {"step": 4}, others.get_state()
+    state, old = restart.origin.state(4), usual.origin.state(4)
     assert state["positions"] == "restart"
     assert "positions" not in old  # as states were before the option
+    steps, others = iter(restart.to_iter_dataset()), iter(usual.to_iter_dataset())
     steps.set_state(json.loads(json.dumps(state)))
-    assert equal(next(steps), restart[4])
+    require_same(next(steps), restart[4])
     sentence = r"of step 4 was saved with positions='restart' and is restored with positions='c"
     with pytest.raises(ValueError, match=sentence):
         others.set_state(state)
@@ -440,20 +378,19 @@ def test_load_declares_the_options_of_fitting_and_planning():
 
 
 def test_a_loader_says_what_it_loads(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    each = plan.num_batches()
+    endless = Batches(corpus, Plan(corpus, buckets)).repeat()
+    each, digest = endless.plan.num_batches(), re.search(r"fingerprint \w{16}", repr(endless))[0]
+    text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
+    assert repr(endless) == f"Batches({text}, endless, {digest})"
+    assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
+    batches = f"Batches({text}, {2 * each} in all, {digest})"
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
-        text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
-        digest = re.search(r"fingerprint \w{16}", repr(loader))[0]
-        end = f"{2 * each} in all, {digest})"
-        assert repr(loader) == f"Loader(Batches({text}, {end}, at step 1)"
-    assert repr(loader) == f"Loader(Batches({text}, {end}, closed)"
+        assert repr(loader) == f"Loader({batches}, at step 1)"
+    assert repr(loader) == f"Loader({batches}, closed)"
     loader.close()  # again
     with pytest.raises(ValueError, match="this loader is closed; make another"):
         next(loader)
-    assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless, {digest})"
-    assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
 
 
 def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
@@ -463,11 +400,8 @@ def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
     batches = Batches(corpus, plan, sharding=mesh)
     assert batches.sharding == usual
     assert batches.specs == Batches(corpus, plan, sharding=usual).specs
-    for whole, arrays in (
-        (batches[0], pipeline.to_global(batches[0], mesh)),
-        (batches[0], next(Loader(batches))),
-    ):
-        require_same(arrays, whole)
+    for arrays in (pipeline.to_global(batches[0], mesh), next(Loader(batches))):
+        require_same(arrays, batches[0])
         assert all(array.sharding == usual for array in arrays.values())
 
 
@@ -490,16 +424,20 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         loader.set_state(StateKey(plan, corpus).state(each))
         assert (loader.step, len(loader)) == (each, 2 * each)  # from the beginning of the plan
         assert len(list(loader)) == each
-    weights = {"weights": {"a": 1, "b": 1}, "ending": "stop"}
     both = pipeline.Corpora({"a": corpus, "b": corpus})
-    ending = Plan(both, buckets, **weights)
-    for one in (plan, ending):  # an epoch, and a plan that ends
-        with Loader(Batches(corpus if one is plan else both, one)) as loader:
+    ending = Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop")
+    for batches in (Batches(corpus, plan), Batches(both, ending)):  # an epoch; a plan that ends
+        with Loader(batches) as loader:
             assert len(loader) == len(list(loader)) == loader.step
             assert type(loader.step) is int
+
+
+def test_a_loader_without_num_epochs_never_ends_and_has_no_length(corpus, buckets):
+    plan = Plan(corpus, buckets)
     with pipeline.load(corpus, buckets=buckets) as loader:
         with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)
         assert loader
-        assert next(iter(loader)) is not None
-        assert loader.step == 1
+        loader.set_state(StateKey(plan, corpus).state(10**7))
+        require_same(next(iter(loader)), Batches(corpus, plan)[10**7])
+        assert loader.step == 10**7 + 1

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning.balance import balance, even_order
+from tests.planning.corpora import costs_of, lognormal
 
 
 @given(st.integers(1, 300))
@@ -29,14 +30,11 @@ def test_empty_rows_are_spread_over_the_batch():
 
 @pytest.mark.parametrize("kind", ["one", "pairs"])
 def test_hosts_get_even_attention_work_in_real_batches(kind, translations):
-    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 20_000), 1, 512).astype(int)
-    plan = Plan(lengths, [Bucket(64, 512)])
     if kind == "pairs":
         plan = Plan(translations(20_000), [Bucket(64, (128, 128))], overflow="drop")
-    for step in range(5):
-        segments = plan.batch(step).segments
-        squares = (segments[:, 3:].astype(float) ** 2).sum(axis=1)
-        cost = np.bincount(segments[:, 0], squares, minlength=64)
+    else:
+        plan = Plan(lognormal(20_000, 4, 1, most=512), [Bucket(64, 512)])
+    for cost in (costs_of(plan.batch(step)) for step in range(5)):
         for hosts in (2, 4, 8):
             share = cost.reshape(hosts, -1).sum(axis=1)
             random = np.sort(cost)[::-1].reshape(hosts, -1).sum(axis=1)

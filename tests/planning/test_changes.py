@@ -11,6 +11,7 @@ import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning.stream import Pass
+from tests.loading.definition import join, require_same
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
 four_rows = st.fixed_dictionaries(
@@ -24,82 +25,76 @@ four_rows = st.fixed_dictionaries(
 )
 
 
-def resumes_on_1_2_and_4_hosts(corpus, plan, changes):
+def resumes_on_1_2_and_4_hosts(corpus, options, changes, at=()):
     """Checks that the states of the first 28 steps do, for a plan that is made anew."""
 
     def parts(count):
-        made = plan()
-        whole = [Batches(corpus, made, process_index=n, process_count=count) for n in range(count)]
+        plan = Plan(**options)
+        for step, change in changes:
+            plan = plan.after(step, **change)
+        whole = [Batches(corpus, plan, process_index=n, process_count=count) for n in range(count)]
         return [part.repeat().to_iter_dataset() for part in whole]
 
     iterator, seen, states = iter(parts(1)[0]), [], []
     for _ in range(28):
         states.append(json.dumps(iterator.get_state()))
         seen.append(next(iterator))
+    around = {step - n for step, _ in changes for n in (0, 1) if step >= n}
     for count in (1, 2, 4):
         hosts = parts(count)
-        for at in sorted({0, 1, 13, 27, *changes}, reverse=True):
+        for step in sorted({0, 1, 13, 27, *around, *at}, reverse=True):
             iterators = [iter(host) for host in hosts]
             for each in iterators:
-                each.set_state(json.loads(states[at]))
-                assert json.dumps(each.get_state()) == states[at]
-            built = [next(each) for each in iterators]
-            for name, values in seen[at].items():
-                joined = np.concatenate([batch[name] for batch in built])
-                np.testing.assert_array_equal(joined, values)
+                each.set_state(json.loads(states[step]))
+                assert json.dumps(each.get_state()) == states[step]
+            require_same(join([next(each) for each in iterators]), seen[step])
 
 
 @pytest.fixture(scope="module")
-def both(corpus, tmp_path_factory):
+def both(corpus):
     """The corpus, and a new one of eight examples."""
     examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
-    new = pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("new"), vocab_size=1000)
-    return pipeline.Corpora({"first": corpus, "new": new})
-
-
-PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
-
-
-def grow(corpus, both):
-    return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, exclude=[301])
-
-
-def change_pairs(pairs):
-    plan = Plan(pairs, PAIRED, overflow="truncate")
-    return plan.after(3, seed=2, exclude=[5]).after(8, buckets=[Bucket(8, (64, 64))])
-
-
-def change_mixture(both):
-    plan = Plan(both, FOURS, weights={"first": 3, "new": 1})
-    return plan.after(4, buckets=[Bucket(12, 64)]).after(9, weights={"first": 1, "new": 1})
+    return pipeline.Corpora({"first": corpus, "new": pipeline.Examples(examples, vocab_size=1000)})
 
 
 @settings(max_examples=6)
 @given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
 def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
-    def plan():
-        made = Plan(corpus, FOURS)
-        for step, change in sorted(changes, key=lambda each: each[0]):
-            made = made.after(step, **change)
-        return made
-
-    resumes_on_1_2_and_4_hosts(corpus, plan, [step for step, _ in changes])
+    changes = sorted(changes, key=lambda each: each[0])
+    resumes_on_1_2_and_4_hosts(corpus, {"lengths": corpus, "buckets": FOURS}, changes)
 
 
 @pytest.mark.parametrize(
-    "kind", ["corpora that join", "a mixture", "pairs", "full rows", "tails of epochs"]
+    ("data", "options", "changes"),
+    [
+        (
+            "both",
+            {"buckets": FOURS, "weights": {"first": 3, "new": 1}},
+            [(4, {"buckets": [Bucket(12, 64)]}), (9, {"weights": {"first": 1, "new": 1}})],
+        ),
+        (
+            "pairs",
+            {"buckets": (Bucket(8, (16, 12)), Bucket(4, (64, 48))), "overflow": "truncate"},
+            [(3, {"seed": 2, "exclude": [5]}), (8, {"buckets": [Bucket(8, (64, 64))]})],
+        ),
+        # Full rows, which cut 29 documents, and tails of epochs.
+        (
+            "corpus",
+            {"buckets": (Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)), "packing": "fill"},
+            [(7, {"seed": 2})],
+        ),
+        ("corpus", {"buckets": (Bucket(20, 64), Bucket(4, 64))}, []),
+    ],
 )
-def test_states_resume_of_other_kinds_of_corpora_and_rows(kind, corpus, both, pairs):
-    shapes = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
-    tailed = Bucket(20, 64), Bucket(4, 64)
-    given, plan, changes = {
-        "corpora that join": (both, lambda: grow(corpus, both), [5, 6, 7, 15, 16]),
-        "a mixture": (both, lambda: change_mixture(both), [3, 4, 9]),
-        "pairs": (pairs, lambda: change_pairs(pairs), [3, 8]),
-        "full rows": (corpus, lambda: Plan(corpus, shapes, packing="fill").after(7, seed=2), [7]),
-        "tails of epochs": (corpus, lambda: Plan(corpus, tailed), range(28)),
-    }[kind]
-    resumes_on_1_2_and_4_hosts(given, plan, changes)
+def test_states_resume_of_other_kinds_of_corpora_and_rows(data, options, changes, request):
+    given = request.getfixturevalue(data)
+    every = () if changes else range(28)
+    resumes_on_1_2_and_4_hosts(given, {"lengths": given, **options}, changes, every)
+
+
+def test_states_resume_of_corpora_that_join(corpus, both):
+    changes = [(6, {"lengths": both, "seed": 2}), (15, {"exclude": [301]})]
+    resumes_on_1_2_and_4_hosts(both, {"lengths": corpus, "buckets": FOURS}, changes)
 
 
 @pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
@@ -111,82 +106,86 @@ def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
     early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
     assert [StateKey(plan, both).step(state) for state in (early, late)] == [6, 9]
     assert late["plans"][1]["changes"]["examples"] == 308
-    with pytest.raises(ValueError, match=r"tokens of new was .* now not given from step 6"):
-        StateKey(before, few).step(late)
     other = pipeline.Corpora({"first": corpus, "new": corpus})
-    with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
-        StateKey(before.after(6, lengths=other, seed=2, **weights), other).step(late)
+    for key, sentence in (
+        (StateKey(before, few), r"tokens of new was .* now not given from step 6"),
+        (
+            StateKey(before.after(6, lengths=other, seed=2, **weights), other),
+            r"tokens of new was .* from step 6 on",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            key.step(late)
 
 
 def test_a_plan_that_changes_by_hand():
     plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)], shuffle=False)
+    later = plan.after(2, buckets=[Bucket(1, 16)], exclude=[3])
+    past = [[[0, 0, 0, 5], [0, 1, 0, 3]], [[0, 2, 0, 4], [0, 4, 8, 1]]]
     assert [plan.batch(step).segments.tolist() for step in range(4)] == [
-        [[0, 0, 0, 5], [0, 1, 0, 3]],
-        [[0, 2, 0, 4], [0, 4, 8, 1]],
+        *past,
         [[0, 4, 0, 8]],
         [[0, 5, 0, 6], [0, 3, 0, 2]],
     ]
-    later = plan.after(2, buckets=[Bucket(1, 16)], exclude=[3])
     assert [later.batch(step).segments.tolist() for step in range(5)] == [
-        [[0, 0, 0, 5], [0, 1, 0, 3]],
-        [[0, 2, 0, 4], [0, 4, 8, 1]],
+        *past,
         [[0, 4, 0, 8], [0, 5, 0, 6]],
         [[0, 0, 0, 5], [0, 2, 0, 4], [0, 1, 0, 3]],
         [[0, 4, 0, 9], [0, 5, 0, 6]],
     ]
-    lengths = plan.identity["lengths"]
-    assert later.identity == [
-        {"from": 0, **plan.identity},
-        {
-            **plan.identity,
-            "from": 2,
-            "lengths": f"{lengths} without 1 (35be322d)",
-            "buckets": "1x16",
-        },
-    ]
-    assert "from step 2 on, 1 example left out, 1 batch for the 14 positions" in (str(later))
+    lengths = f"{plan.identity['lengths']} without 1 (35be322d)"
+    changed = {"from": 2, "lengths": lengths, "buckets": "1x16"}
+    assert later.identity == [{"from": 0, **plan.identity}, plan.identity | changed]
+    assert "from step 2 on, 1 example left out, 1 batch for the 14 positions" in str(later)
     assert "\nleft out: 1 example, as asked" in str(later)
     assert "nothing to train on" not in str(later)
 
 
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
     plan = Plan(corpus, FOURS)
-    changing = plan.after(10, seed=3).after(20, exclude=range(50)).after(21, exclude=range(50))
-    late = StateKey(changing, corpus).state(25)
+    seeded = plan.after(10, seed=3)
+    changing = seeded.after(20, exclude=range(50)).after(21, exclude=range(50))
+
+    def key(plan):
+        return StateKey(plan, corpus)
+
+    late, state = key(changing).state(25), key(changing).state(15)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
-    assert late["plans"][1]["changes"] == {"seed": 3}
-    assert late["plans"][2]["changes"]["exclude"]["number"] == 50
-    assert late["plans"][3]["changes"] == {}  # all of them are left out already
-    assert late["plans"][0] == StateKey(plan, corpus).state(0)["plans"][0]
+    changes = [entry["changes"] for entry in late["plans"][1:]]
+    assert changes[1]["exclude"]["number"] == 50
+    assert changes[::2] == [{"seed": 3}, {}]  # all of them are left out already
+    assert late["plans"][0] == key(plan).state(0)["plans"][0]
     assert len(json.dumps(late)) < 1500
-    assert StateKey(changing, corpus).step(json.loads(json.dumps(late))) == 25
-    state = StateKey(changing, corpus).state(15)
+    assert key(changing).step(json.loads(json.dumps(late))) == 25
     assert state["plans"] == late["plans"][:2]
     # What is past stands, and what is to come may change.
     for other in (
         changing,
-        plan.after(10, seed=3),
-        plan.after(10, seed=3).after(20, exclude=[1]),
-        plan.after(10, seed=3).after(15, packing="none"),
+        seeded,
+        seeded.after(20, exclude=[1]),
+        seeded.after(15, packing="none"),
     ):
-        assert StateKey(other, corpus).step(state) == 15
-        assert StateKey(changing, corpus).step(StateKey(other, corpus).state(15)) == 15
-    assert StateKey(changing, corpus).step(StateKey(plan, corpus).state(10)) == 10
-    for other, sentence in (
-        (plan, "seed was 3 and is now 0 from step 10 on"),
-        (plan.after(10, seed=4), "seed was 3 and is now 4 from step 10 on"),
-        (plan.after(11, seed=3), "seed was 3 and is now 0 from step 10 on"),
-        (plan.after(10, seed=3).after(12, packing="none"), "packing was best_fit and is now none"),
-        (plan.after(10, seed=3).after(14), "its plan changes here alone from step 14 on"),
+        assert key(other).step(state) == 15
+        assert key(changing).step(key(other).state(15)) == 15
+    assert key(changing).step(key(plan).state(10)) == 10
+    for other, saved, sentence in (
+        (plan, state, "seed was 3 and is now 0 from step 10 on"),
+        (plan.after(10, seed=4), state, "seed was 3 and is now 4 from step 10 on"),
+        (plan.after(11, seed=3), state, "seed was 3 and is now 0 from step 10 on"),
+        (seeded.after(12, packing="none"), state, "packing was best_fit and is now none"),
+        (seeded.after(14), state, "its plan changes here alone from step 14 on"),
+        (seeded.after(20, exclude=[1]), late, "belongs to another plan"),
     ):
         with pytest.raises(ValueError, match="belongs to another plan") as error:
-            StateKey(other, corpus).step(state)
+            key(other).step(saved)
         assert sentence in str(error.value)
-    with pytest.raises(ValueError, match="belongs to another plan"):
-        StateKey(plan.after(10, seed=3).after(20, exclude=[1]), corpus).step(late)
 
 
-TWO = {"lengths": {"a": [5, 3, 4], "b": [4, 2]}, "weights": {"a": 1, "b": 1}}
+def several(**lengths):
+    return {"lengths": lengths, "weights": dict.fromkeys(lengths, 1)}
+
+
+TWO = several(a=[5, 3, 4], b=[4, 2])
 
 
 @pytest.mark.parametrize("data", [{"lengths": np.arange(1, 90)}, TWO])
@@ -231,9 +230,13 @@ WHOLE = "it must be a whole number"
         (ONE, 5, {"exclude": ["a"]}, "list of numbers of examples"),
         (ONE, 5, {"exclude": range(3)}, "none of the examples has a position"),
         (ONE, 5, {"buckets": [Bucket(1, 2)], "overflow": "error"}, "example 0 has 5"),
+        (ONE | {"packing": "fill"}, 1, {"align": 4}, "align=4 leaves gaps"),
         (TWO, 5, {"lengths": TWO["lengths"]}, "lengths are given without weights"),
         (TWO, 5, {"weights": [(0, {"a": 1})]}, "it must be numbers by name"),
         (TWO, 5, {"weights": TWO["weights"], "lengths": [5, 3]}, "must be several corpora by name"),
+        (TWO, 5, several(b=[4, 2], a=[5, 3, 4]), "put new corpora after the present ones"),
+        (TWO, 5, several(a=[5, 3, 4], c=[4, 2]), "put new corpora after the present ones"),
+        (TWO, 5, several(a=[3, 4], b=[4, 2], c=[5]), "corpus 'a' has other lengths"),
         (ENDS, 99, {"seed": 1}, "and the plan ends after 2 steps"),
     ],
 )
@@ -275,14 +278,14 @@ def test_far_steps_cost_no_walk(monkeypatch):
 
 
 def test_some_steps_of_a_plan_have_their_buckets_and_batches_alone():
-    plan = Plan([10] * 30, [Bucket(2, 16)]).after(10, buckets=[Bucket(3, 16)])
-    plan = plan.after(12, buckets=[Bucket(4, 16)])
-    assert plan.between(2, 4).batches_per_bucket[Bucket(2, 16)] == 2
-    assert plan.between(2, 4).buckets == (Bucket(2, 16),)
-    assert plan.between(2, 11).buckets == (Bucket(3, 16), Bucket(2, 16))
+    two, three, four = (Bucket(rows, 16) for rows in (2, 3, 4))
+    plan = Plan([10] * 30, [two]).after(10, buckets=[three]).after(12, buckets=[four])
+    assert plan.between(2, 4).batches_per_bucket[two] == 2
+    assert plan.between(2, 4).buckets == (two,)
+    assert plan.between(2, 11).buckets == (three, two)
     assert plan.between(2).buckets == plan.buckets
     later = plan.between(12)
-    assert later.buckets == (Bucket(4, 16),)
+    assert later.buckets == (four,)
     assert later.fingerprint == plan.fingerprint
     with pytest.raises(IndexError, match="has only steps from 12 on"):
         later.batch(11)

@@ -14,15 +14,15 @@ SHORT = np.clip(np.random.default_rng(0).gamma(9, 150 / 9, 7473).round(), 40, 45
 OTHER = np.random.default_rng(1).permutation(SHORT)
 
 
-def draw(seed: int):
+def draw(seed):
     return lambda purpose, count: random_bits(seed, purpose, count)
 
 
-def totals(segments: np.ndarray, height: int, seed: int) -> np.ndarray:
+def totals(segments, height, seed):
     """The segments of each full batch."""
-    order = deal(segments, height, draw(seed))
     full = len(segments) // height
-    return segments[order[: full * height]].reshape(full, height).sum(axis=1)
+    order = deal(segments, height, draw(seed))[: full * height]
+    return segments[order].reshape(full, height).sum(axis=1)
 
 
 @given(
@@ -67,18 +67,12 @@ def test_neighbouring_batches_are_not_correlated_and_no_batch_is_special():
     assert np.abs(found.mean(axis=0)).max() < 4 * found.std() / np.sqrt(len(found))
 
 
-def test_any_row_may_be_in_any_batch_and_in_the_last_one_that_is_not_full():
-    segments = np.arange(1, 11)
+@pytest.mark.parametrize("segments", [np.arange(1, 11), np.ones(10, int)])
+def test_any_row_may_be_in_any_batch_and_in_the_last_one_that_is_not_full(segments):
     places = np.zeros((10, 3), int)  # the batches of each row, over 600 deals
     for seed in range(600):
-        for place, row in enumerate(deal(segments, 4, draw(seed)).tolist()):
-            places[row, place // 4] += 1
+        places[deal(segments, 4, draw(seed)), np.arange(10) // 4] += 1
     assert (places > 0).all()
-
-
-def test_rows_with_as_many_segments_each_are_dealt_at_random():
-    firsts = {int(deal(np.ones(64, int), 8, draw(seed))[0]) for seed in range(200)}
-    assert len(firsts) > 50
 
 
 def test_any_few_consecutive_rows_are_alike_where_a_plan_takes_single_rows():

@@ -12,10 +12,9 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import WORTH_PACKED
+from tests.planning.corpora import lognormal
 
-
-def lognormal(count=20_000, longest=512):
-    return np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, count), 3, longest).astype(int)
+LENGTHS = lognormal(20_000, 4.2, 0.9, least=3, most=512)
 
 
 @given(
@@ -39,17 +38,18 @@ def test_unpacked_buckets_are_as_good_as_the_best_of_all_sets(lengths, most, mul
         for chosen in itertools.combinations(ends[:-1], count)
     )
     assert cost([bucket.length for bucket in buckets]) <= best * 1.001
+    assert len(buckets) <= min(most, len(ends))
 
 
 def test_rows_keep_the_multiple_and_the_budget():
-    for bucket in fit_buckets(lognormal(), tokens_per_batch=10_000, max_buckets=4, row_multiple=3):
+    for bucket in fit_buckets(LENGTHS, tokens_per_batch=10_000, max_buckets=4, row_multiple=3):
         assert bucket.rows % 3 == 0
         assert 10_000 - 3 * bucket.length < bucket.positions <= 10_000
 
 
 def test_the_cost_of_several_buckets_is_far_below_that_of_one(caplog):
     # Lognormal lengths up to 8,192 at width 1,024: 1.7 against 2.3 units a token.
-    lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.2, 50_000), 8, 8192).astype(int)
+    lengths = lognormal(50_000, 6, 1.2, least=8, most=8192)
 
     def cost(buckets):
         plan = Plan(lengths, buckets)
@@ -67,10 +67,10 @@ def test_the_cost_of_several_buckets_is_far_below_that_of_one(caplog):
 
 
 def test_a_further_bucket_of_packed_rows_must_save_what_the_formula_may_be_off():
-    lengths, options = lognormal(longest=2048), {"tokens_per_batch": 16_384}
+    lengths = lognormal(20_000, 4.2, 0.9, least=3, most=2048)
 
     def cost(most):
-        buckets = fit_buckets(lengths, **options, max_buckets=most)
+        buckets = fit_buckets(lengths, tokens_per_batch=16_384, max_buckets=most)
         batches = Plan(lengths, buckets).batches_per_bucket
         return len(buckets), sum(n * b.rows * row_cost(b.length) for b, n in batches.items())
 
@@ -114,24 +114,17 @@ def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
 
 def test_rows_of_short_examples_are_longer_than_the_longest_of_them():
     lengths = np.random.default_rng(0).integers(44, 60, 40_000)
-    options = {"tokens_per_batch": 8192, "max_buckets": 3}
+    options, short = {"tokens_per_batch": 8192, "max_buckets": 3}, (Bucket(64, 128),)
     (bucket,) = fit_buckets(lengths, **options)
     assert 128 < bucket.length <= 1024
-    assert Plan(lengths, [Bucket(64, 128)]).padding > 0.15
+    assert Plan(lengths, short).padding > 0.15
     assert Plan(lengths, [bucket]).padding < 0.07
-    assert fit_buckets(lengths, **options, max_length=128) == (Bucket(64, 128),)
-    assert fit_buckets(lengths, **options, packing="none") == (Bucket(64, 128),)
-    assert (
-        fit_buckets(lengths, tokens_per_batch=1024, max_buckets=3, row_multiple=4)[0].length <= 256
-    )
+    assert fit_buckets(lengths, **options, max_length=128) == short
+    assert fit_buckets(lengths, **options, packing="none") == short
+    few = fit_buckets(lengths, tokens_per_batch=1024, max_buckets=3, row_multiple=4)
+    assert few[0].length <= 256
     # Where rows are full as it is, they stay.
-    assert fit_buckets(lognormal(), **options)[-1].length == 512
-
-
-def test_one_length_gives_one_bucket():
-    assert fit_buckets([7, 7], tokens_per_batch=64, max_buckets=4, length_multiple=8) == (
-        Bucket(8, 8),
-    )
+    assert fit_buckets(LENGTHS, **options)[-1].length == 512
 
 
 PAIR = {"lengths": [[300, 200]]}

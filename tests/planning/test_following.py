@@ -1,7 +1,7 @@
 """Followed plans: the batches of a corpus that grows are those of the whole, however it grows."""
 
 import concurrent.futures
-import json
+import functools
 import pickle
 
 import numpy as np
@@ -14,7 +14,7 @@ from pipeline.planning import growing
 from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import Refit
 from pipeline.planning.following import FollowedPlan
-from tests.planning.sealed_parts import SealedInMemory
+from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
 from tests.properties.accounts import Account
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
@@ -25,20 +25,15 @@ def _short_chapters(monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 4)
 
 
-def draw_parts(seed, number=40, most=16, longest=40):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, longest, rng.integers(1, most)) for _ in range(number)]
-
-
 def follow(parts, buckets=BUCKETS, **options):
     sealed = parts if isinstance(parts, SealedInMemory) else SealedInMemory(parts)
     return FollowedPlan(sealed, buckets, **{"window": 50, **options})
 
 
-def first_epoch(plan, start=0):
-    """The batches of the first epoch, from a step on."""
+def first_epoch(plan):
+    """The batches of the first epoch."""
     found = []
-    while not (batch := plan.batch(start + len(found))).epoch:
+    while not (batch := plan.batch(len(found))).epoch:
         found.append(batch)
     return found
 
@@ -55,67 +50,46 @@ def last_part(entry):
     return entry["places"][""]["last"][0]
 
 
-def digests(batches):
-    return [batch.digest for batch in batches]
-
-
 few = settings(max_examples=6)
+KINDS = [{}, {"tiers": 3}, {"shuffle": False}, {"packing": "none"}, {"packing": "fill"}]
+TAILED = [Bucket(8, 16), Bucket(2, 16), Bucket(4, 32), Bucket(1, 32)]
 drawn = given(
-    seed=st.integers(0, 10**6),
-    window=st.sampled_from([1, 30, 50, 200, 10**6]),
-    options=st.sampled_from(
-        [
-            {},
-            {"tiers": 3},
-            {"shuffle": False},
-            {"packing": "none"},
-            {"align": 4},
-            {"packing": "fill"},
-        ]
-    ),
-    buckets=st.sampled_from(
-        [BUCKETS, [Bucket(4, 32)], [Bucket(8, 16), Bucket(2, 16), Bucket(4, 32), Bucket(1, 32)]]
+    st.integers(0, 10**6),
+    st.builds(
+        lambda kind, **options: kind | options,
+        kind=st.sampled_from([*KINDS, {"align": 4}]),
+        window=st.sampled_from([1, 30, 50, 200, 10**6]),
+        buckets=st.sampled_from([BUCKETS, [Bucket(4, 32)], TAILED]),
     ),
 )
 
 
 @few
 @drawn
-def test_the_first_epoch_has_every_position_once(seed, window, options, buckets):
+def test_the_first_epoch_has_every_position_once(seed, options):
     parts = draw_parts(seed)
-    plan = follow(parts, buckets, window=window, **options)
-    assert_all_is_trained_once(first_epoch(plan), np.concatenate(parts), buckets)
+    batches = first_epoch(follow(parts, **options))
+    assert_all_is_trained_once(batches, np.concatenate(parts), options["buckets"])
 
 
 @few
 @drawn
-def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(
-    seed, window, options, buckets
-):
-    parts, rng = draw_parts(seed), np.random.default_rng(seed)
-    expected = digests(first_epoch(follow(parts, buckets, window=window, **options)))
-    plan = follow(parts, buckets, window=window, **options)
-    steps = rng.permutation(len(expected)).tolist()
-    assert {step: plan.batch(step).digest for step in steps} == dict(enumerate(expected))
-    for at in rng.integers(0, len(expected) + 1, 3).tolist():
-        state = json.loads(json.dumps(plan.entries_at(at)))
-        assert len(json.dumps(state)) < 700
-        again = follow(parts, buckets, window=window, **options)
-        again.resume(state)
-        assert digests(first_epoch(again, at)) == expected[at:]
-        assert json.loads(json.dumps(again.entries_at(at))) == state
+def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, options):
+    parts = draw_parts(seed)
+    steps = len(first_epoch(follow(parts, **options)))
+    make = functools.partial(follow, parts, **options)
+    assert_resumes_anywhere(make, steps, 700, np.random.default_rng(seed))
 
 
 @few
 @drawn
-def test_a_step_needs_no_part_of_a_later_window(seed, window, options, buckets):
+def test_a_step_needs_no_part_of_a_later_window(seed, options):
     parts = draw_parts(seed)
-    expected = digests(first_epoch(follow(parts, buckets, window=window, **options)))
     sealed = SealedInMemory(parts)
-    plan = follow(sealed, buckets, window=window, **options)
-    for step, digest in enumerate(expected):
+    plan = follow(sealed, **options)
+    for step, batch in enumerate(first_epoch(follow(parts, **options))):
         before = sealed.asked
-        assert plan.batch(step).digest == digest
+        assert plan.batch(step).digest == batch.digest
         assert sealed.asked == before or plan.may_wait(step)
         (entry,) = plan.entries_at(step + 1)
         # Of a window that ends with the corpus, the next part was waited for.
@@ -133,15 +107,15 @@ def test_the_first_steps_of_windows_and_of_short_batches_may_wait():
 @given(seed=st.integers(0, 10**6), pace=st.sampled_from([1, 3, 17]))
 def test_batches_are_the_same_while_the_corpus_grows(seed, pace):
     parts = draw_parts(seed)
-    expected = digests(first_epoch(follow(parts)))
+    steps = range(len(first_epoch(follow(parts))))
     live = SealedInMemory(parts, sealed=0)
     plan = follow(live)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(plan.batch, step) for step in range(len(expected))]
+        asked = [pool.submit(plan.batch, step) for step in steps]
         for sealed in range(pace, len(parts) + 1 + pace, pace):
             live.seal(sealed)
-        assert [each.result().digest for each in asked] == expected
-        assert plan.batch(len(expected)).epoch == 1
+        assert [each.result().digest for each in asked] == digests(follow(parts), steps)
+        assert plan.batch(len(steps)).epoch == 1
 
 
 def test_steps_that_are_sealed_do_not_wait_for_those_that_are_not():
@@ -158,13 +132,15 @@ def test_steps_that_are_sealed_do_not_wait_for_those_that_are_not():
 
 
 @pytest.mark.parametrize("end", [0, 3])  # the last window is full, or not
-def test_later_epochs_are_those_of_an_ordinary_plan(end):
+def test_later_epochs_are_those_of_an_ordinary_plan_also_where_it_changes(end):
     parts = [[5, 9, 20]] * (40 + end)
     plan, whole = follow(parts, window=15), Plan(np.concatenate(parts), BUCKETS, window=15)
     first, steps = len(first_epoch(plan)), whole.num_batches()
-    for step in range(2 * steps):
-        assert plan.batch(first + step).digest == whole.batch(steps + step).digest
-        assert plan.batch(first + step).epoch == whole.batch(steps + step).epoch
+    changed = plan.after(first + 9, seed=4), whole.after(steps + 9, seed=4)
+    for followed, ordinary in ((plan, whole), changed):
+        for step in range(2 * steps):
+            batch, expected = followed.batch(first + step), ordinary.batch(steps + step)
+            assert (batch.digest, batch.epoch) == (expected.digest, expected.epoch)
 
 
 def test_resuming_plans_the_windows_of_one_chapter():
@@ -180,18 +156,11 @@ def test_resuming_plans_the_windows_of_one_chapter():
     assert min(asked) >= 400 - 4 * 5
 
 
-def test_chapters_end_with_short_batches_and_windows_do_not():
-    parts = [[16] * 3] * 100
-    rows = [
-        int(batch.segments[:, 0].max()) + 1
-        for batch in first_epoch(follow(parts, [Bucket(4, 16)], window=3))
-    ]
-    assert rows == [4] * 75  # chapters of four windows of three rows
-    short = [
-        int(batch.segments[:, 0].max()) + 1
-        for batch in first_epoch(follow(parts, [Bucket(5, 16)], window=3))
-    ]
-    assert short == [5, 5, 2] * 25
+@pytest.mark.parametrize(("rows", "expected"), [(4, [4] * 75), (5, [5, 5, 2] * 25)])
+def test_chapters_end_with_short_batches_and_windows_do_not(rows, expected):
+    batches = first_epoch(follow([[16] * 3] * 100, [Bucket(rows, 16)], window=3))
+    # Each chapter has four windows of three rows.
+    assert [int(batch.segments[:, 0].max()) + 1 for batch in batches] == expected
 
 
 def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
@@ -215,8 +184,7 @@ def test_windows_grow_with_the_corpus(monkeypatch):
 
 def test_a_corpus_that_is_shorter_or_another_is_refused():
     parts = draw_parts(5)
-    plan = follow(parts)
-    state = plan.entries_at(40)
+    state = follow(parts).entries_at(40)
     assert state[0]["places"][""]["part"] < last_part(state[0]) - 1  # its chapter is not over
     with pytest.raises(ValueError, match=r"parts or more, and this one has fewer"):
         follow(parts[: last_part(state[0]) - 1]).resume(state)
@@ -225,8 +193,7 @@ def test_a_corpus_that_is_shorter_or_another_is_refused():
         other[number] = [*parts[number], 7]
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
             follow(other).resume(state)
-    other = [*parts[: last_part(state[0])], [3, 3, 3]]
-    follow(other).resume(state)  # the future may differ
+    follow([*parts[: last_part(state[0])], [3, 3, 3]]).resume(state)  # the future may differ
 
 
 def test_a_change_ends_the_chapter_with_its_window():
@@ -235,31 +202,16 @@ def test_a_change_ends_the_chapter_with_its_window():
     changed = plan.after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
     batches = first_epoch(changed)
     assert_all_is_trained_once(batches, every, BUCKETS)
-    same = [n for n in range(60) if batches[n].digest == plan.batch(n).digest]
-    assert same == [*range(60)]
+    assert digests(changed, range(60)) == digests(plan, range(60))
     begun = next(n for n, batch in enumerate(batches) if batch.bucket.length == 64)
     assert 60 <= begun < 75
     assert all(batch.bucket.length == 64 for batch in batches[begun:])
     for at in (30, begun - 1, begun, begun + 1, 90, len(batches) + 40):
         again = follow(parts).after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
         again.resume(changed.entries_at(at))
-        assert [again.batch(at + n).digest for n in range(30)] == [
-            changed.batch(at + n).digest for n in range(30)
-        ]
+        assert digests(again, range(at, at + 30)) == digests(changed, range(at, at + 30))
     with pytest.raises(IndexError, match="was resumed from a state, so it has only the steps"):
         again.batch(3)
-
-
-def test_a_change_in_a_later_epoch_is_that_of_an_ordinary_plan():
-    parts = draw_parts(8)
-    plan = follow(parts)
-    first = len(first_epoch(plan))
-    whole = Plan(np.concatenate(parts), BUCKETS, window=50)
-    steps = whole.num_batches()
-    changed, other = plan.after(first + 9, seed=4), whole.after(steps + 9, seed=4)
-    assert [changed.batch(first + n).digest for n in range(80)] == [
-        other.batch(steps + n).digest for n in range(80)
-    ]
 
 
 def test_pairs_are_followed():
@@ -271,8 +223,7 @@ def test_pairs_are_followed():
 
 
 def test_examples_with_nothing_to_train_on_are_in_no_batch():
-    plan = follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10)
-    batches = first_epoch(plan)
+    batches = first_epoch(follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10))
     assert [batch.segments[:, 1].tolist() for batch in batches] == [[60]]
 
 
@@ -280,7 +231,7 @@ def test_plans_are_pickled_without_what_is_made():
     plan = follow(draw_parts(9)).after(30, seed=2)
     plan.batch(20)
     again = pickle.loads(pickle.dumps(plan))
-    assert [again.batch(n).digest for n in range(60)] == [plan.batch(n).digest for n in range(60)]
+    assert digests(again, range(60)) == digests(plan, range(60))
     assert again.fingerprint == plan.fingerprint
 
 
@@ -298,8 +249,8 @@ def test_what_needs_the_whole_is_refused():
 def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
     rng, options = np.random.default_rng(0), {"tokens_per_batch": 128, "max_buckets": 2}
     options |= {"length_multiple": 4, "row_multiple": 1}
-    early = [rng.integers(1, 33, 60) for _ in range(4)]
-    plan = follow([*early, *[[17] * 60] * 4], [Bucket(4, 32)])
+    parts = [rng.integers(1, 33, 60) for _ in range(4)] + [[17] * 60] * 4
+    plan = follow(parts, [Bucket(4, 32)])
     found = [plan.refit(step, **options) for step in range(80)]
     (begins,) = np.flatnonzero(np.diff([each.is_worth for each in found])).tolist()
     assert not found[begins].is_worth
@@ -309,9 +260,9 @@ def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
     assert later.padding == (1 - 17 / 32, 1 - 17 / 20)
     assert later.saves == pytest.approx(1 - row_cost(20) / row_cost(32))
     assert "20 would cost 37.6% less a token than 4x32, with 15.00% padding instead" in str(later)
-    assert plan.refit(len(first_epoch(plan)) + 3) is None  # an ordinary epoch
-    fresh = follow([*early, *[[17] * 60] * 4], [Bucket(4, 32)])
-    assert digests(first_epoch(plan)) == digests(first_epoch(fresh))
+    steps = len(first_epoch(plan))
+    assert plan.refit(steps + 3) is None  # an ordinary epoch
+    assert digests(plan, range(steps)) == digests(follow(parts, [Bucket(4, 32)]), range(steps))
 
 
 def test_a_further_bucket_must_save_more():
@@ -330,8 +281,5 @@ def test_followed_batches_stay_what_they_are():
         [[0, 7, 0, 9]],
     ]
     plan = follow(parts, [Bucket(2, 9)], window=4)
-    assert digests(first_epoch(plan)) == [
-        "914593292ef3ca04",
-        "7e5e90c7e033bb1e",
-        "8b4c854fd0040b5a",
-    ]
+    expected = ["914593292ef3ca04", "7e5e90c7e033bb1e", "8b4c854fd0040b5a"]
+    assert digests(plan, range(3)) == expected

@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
+from pipeline.planning import gaps
 from pipeline.planning.cascade import pack
-from pipeline.planning.gaps import (
-    LEAST_PIECE,
-    Cuts,
-    fewest_cuts,
-    fill_rows,
-    least_piece,
-    remove_rows,
-)
+from tests.planning.corpora import histograms
 from tests.properties.accounts import (
     Account,
     Accounts,
@@ -40,13 +34,12 @@ def pieces_of(plan, epoch=0):
 
 
 def assert_each_position_once(pieces, lengths):
+    """The pieces, in order, follow one another, and none goes beyond its example."""
     example, start, size = pieces.T
-    first = np.flatnonzero(np.diff(example, prepend=-1))
-    np.testing.assert_array_equal(example[first], np.flatnonzero(lengths))
-    ends = np.append(0, (start + size)[:-1])
-    ends[first] = 0
-    np.testing.assert_array_equal(start, ends)
-    np.testing.assert_array_equal(np.add.reduceat(size, first), lengths[lengths > 0])
+    begins = np.cumsum(lengths) - lengths
+    np.testing.assert_array_equal(begins[example] + start, np.cumsum(size) - size)
+    assert size.sum() == lengths.sum()
+    assert (start + size <= lengths[example]).all()
 
 
 def test_a_plan_by_hand():
@@ -67,10 +60,10 @@ def test_a_plan_by_hand():
 
 
 def test_nothing_is_cut_where_best_fit_leaves_no_row_to_save():
-    lengths = [5, 4, 3, 6, 9, 8]
+    lengths = np.array([5, 4, 3, 6, 9, 8])
     plan = Plan(lengths, [Bucket(4, 9)], packing="fill")
     assert plan.cuts == (0, 0)
-    assert pieces_of(plan).tolist() == [[n, 0, size] for n, size in enumerate(lengths)]
+    assert len(pieces_of(plan)) == len(lengths)
 
 
 # ---- packing
@@ -104,16 +97,9 @@ def size_of(size, cuts):
     return whole - first if is_second else first
 
 
-histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 300), min_size=1, max_size=12)
-
-
-@given(histograms, st.integers(40, 60), st.sampled_from([None, 1, 2, 5]))
-def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(
-    histogram, length, most
-):
-    counts = np.zeros(41, np.int64)
-    counts[[*histogram]] = [*histogram.values()]
-    chains = fill_rows(counts, length, cuts := Cuts(41), most)
+@given(histograms(300), st.integers(40, 60), st.sampled_from([None, 1, 2, 5]))
+def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(counts, length, most):
+    chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41), most)
     np.testing.assert_array_equal(as_documents(chains, cuts), counts)
     for chain in chains:
         for row in chain.patterns:
@@ -127,19 +113,17 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(
     rows = sum(chain.rows for chain in chains)
     whole = pack(counts, [Bucket(1, length)], max_segments=most).rows(0)
     number = sum(chain.num_cuts for chain in chains)
-    assert (whole - rows) * length >= number * least_piece(length)
+    assert (whole - rows) * length >= number * gaps.least_piece(length)
     assert rows < whole or (rows == whole and number == 0)
-    assert number >= fewest_cuts(counts, length, rows) >= 0
+    assert number >= gaps.fewest_cuts(counts, length, rows) >= 0
 
 
-@given(histograms, st.integers(40, 60), st.data())
-def test_chains_lose_as_many_rows_as_are_asked_for(histogram, length, data):
-    counts = np.zeros(41, np.int64)
-    counts[[*histogram]] = [*histogram.values()]
-    chains = fill_rows(counts, length, cuts := Cuts(41))
+@given(histograms(300), st.integers(40, 60), st.data())
+def test_chains_lose_as_many_rows_as_are_asked_for(counts, length, data):
+    chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41))
     rows = sum(chain.rows for chain in chains)
     gone = data.draw(st.integers(0, rows))
-    stay, moved = remove_rows(chains, gone, cuts)
+    stay, moved = gaps.remove_rows(chains, gone, cuts)
     assert sum(chain.rows for chain in stay) == rows - gone
     np.testing.assert_array_equal(as_documents(stay, cuts) + moved, counts)
 
@@ -170,7 +154,7 @@ def test_no_packing_has_fewer_cuts_than_the_bound(sizes, more):
     length = 10
     rows = -(-sum(sizes) // length) + more
     counts = np.bincount(sizes, minlength=11)
-    assert 0 <= fewest_cuts(counts, length, rows) <= fewest_by_trying(sizes, length, rows)
+    assert 0 <= gaps.fewest_cuts(counts, length, rows) <= fewest_by_trying(sizes, length, rows)
 
 
 # ---- plans
@@ -197,7 +181,7 @@ def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options
     assert len(pieces) == len(lengths) + longer + number
     assert least <= number < plan.num_batches()
     # Ends of documents longer than a row may be shorter, and no piece but these.
-    short = pieces[pieces[:, 2] < LEAST_PIECE]
+    short = pieces[pieces[:, 2] < gaps.LEAST_PIECE]
     assert all(size == lengths[n] or lengths[n] > 512 for n, _, size in short.tolist())
 
 
@@ -221,26 +205,22 @@ def test_a_plan_may_change_to_and_from_full_rows_at_every_step():
     for step in range(plan.num_batches() + 2):
         for change in ({"packing": "best_fit"}, {"seed": 3}, {"buckets": [Bucket(1, 24)]}):
             later = plan.after(step, **change)
-            options = {"buckets": FEW, "overflow": "split"}
-            account, batches = Account(lengths, 0, options), []
-            for at in range(later.first_step(later.first_whole_epoch + 1)):
-                batch = later.batch(at)
+            account = Account(lengths, 0, {"buckets": FEW, "overflow": "split"})
+            steps = range(later.first_step(later.first_whole_epoch + 1))
+            for batch in (batches := [later.batch(at) for at in steps]):
                 account.take(batch.epoch, batch.segments[:, 1:])
-                batches.append(batch)
             assert_epochs_are_those_due(later, [account], len(batches))
             assert_random_access(later, lengths, batches)
         again = Plan(lengths, FEW).after(step, packing="fill")
-        had = pieces_of(again)
-        assert_each_position_once(had, lengths)
+        assert_each_position_once(pieces_of(again), lengths)
 
 
 def test_what_is_left_of_cut_documents_is_joined_again():
     plan = Plan(LENGTHS, ROWS, packing="fill", seed=1).after(1, packing="best_fit")
-    stream = plan.stages[1].streams[0]
-    spans = stream.passes[0].spans
+    _, example, start, size = plan.stages[1].streams[0].passes[0].spans.T
     begun = {*plan.batch(0).segments[:, 1].tolist()}
-    assert len({*spans[:, 1].tolist()}) == len(spans)
-    assert {*spans[(spans[:, 2] > 0) | (spans[:, 3] < LENGTHS[spans[:, 1]]), 1].tolist()} <= begun
+    assert len({*example.tolist()}) == len(example)
+    assert {*example[(start > 0) | (size < LENGTHS[example])].tolist()} <= begun
 
 
 def test_corpora_of_a_mixture_are_filled_each_by_itself():
@@ -249,10 +229,9 @@ def test_corpora_of_a_mixture_are_filled_each_by_itself():
     assert plan.cuts[0] > plan.cuts[1] > 0
     assert plan.padding < 0.01 < Plan(corpora, ROWS, weights={"a": 1, "b": 1}).padding
     books = Accounts(corpora, vars(plan.options), [])
-    accounts = books.by_name.values()
     for step in range(120):
         books.take(plan.batch(step))
-    assert all(account.over[0] for account in accounts)
+    assert all(account.over[0] for account in books.by_name.values())
 
 
 def test_buckets_for_full_rows_have_the_cost_of_full_rows():
@@ -263,23 +242,24 @@ def test_buckets_for_full_rows_have_the_cost_of_full_rows():
         assert Plan(LENGTHS, buckets, packing="fill").padding < 0.01
 
 
-def test_examples_that_cannot_be_cut_are_refused_with_a_sentence(tmp_path):
-    pairs = np.array([[3, 4], [5, 2]])
-    rows = [Bucket(2, (8, 8))]
-    for make in (Plan, lambda *a, **k: fit_buckets(pairs, tokens_per_batch=64, max_buckets=1, **k)):
-        with pytest.raises(ValueError, match="a target cut in two would lose its inputs, so for"):
-            make(pairs, rows, packing="fill")
-    with pytest.raises(ValueError, match="align=4 leaves gaps, so with align give packing="):
-        Plan([3, 4], [Bucket(2, 8)], packing="fill", align=4)
-    with pytest.raises(ValueError, match="align=4 leaves gaps"):
-        Plan([3, 4], [Bucket(2, 8)], packing="fill").after(1, align=4)
+def test_examples_that_cannot_be_cut_are_refused_with_a_sentence():
+    def fit(lengths, buckets, **options):
+        return fit_buckets(lengths, tokens_per_batch=64, max_buckets=1, **options)
+
     groups = pipeline.Examples.from_groups([([1, 2], [[3], [4, 5]])] * 3)
-    for make in (Plan, lambda *a, **k: fit_buckets(a[0], tokens_per_batch=64, max_buckets=1, **k)):
-        with pytest.raises(ValueError, match="a group cut in two would lose its prefix, so for"):
-            make(groups, FEW, packing="fill")
+    for lengths, buckets, sentence in (
+        (
+            [[3, 4], [5, 2]],
+            [Bucket(2, (8, 8))],
+            "target cut in two would lose its inputs, so for",
+        ),
+        (groups, FEW, "group cut in two would lose its prefix, so for"),
+    ):
+        for make in (Plan, fit):
+            with pytest.raises(ValueError, match=sentence):
+                make(lengths, buckets, packing="fill")
     columns = {"tokens": [np.arange(n + 1) for n in SHORT], "reward": np.arange(12.0)}
-    features = {"reward": pipeline.Feature("example")}
-    corpus = pipeline.Corpus.from_arrays(columns, tmp_path, features=features)
+    corpus = pipeline.Examples(columns, features={"reward": pipeline.Feature("example")})
     plan = Plan(corpus, FEW, packing="fill")
     with pytest.raises(ValueError, match="cuts examples, but 'reward' is a feature of whole"):
         Batches(corpus, plan)

@@ -1,7 +1,6 @@
 import errno
 import itertools
 import json
-import os
 import sys
 
 import numpy as np
@@ -13,18 +12,15 @@ import pipeline
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import solution
 from pipeline.planning.columns import Knapsack
+from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import assert_each_position_once
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
 
 
-def lengths_of(histogram):
-    return np.repeat(list(histogram), list(histogram.values()))
-
-
-def some_lengths(count=4000, longest=64):
-    rng = np.random.default_rng(0)
-    return np.clip(rng.lognormal(2.5, 0.8, count), 1, longest).astype(np.int64)
+def pack_both(lengths, bucket, most=None):
+    given = {"lengths": lengths, "buckets": [bucket], "max_segments": most}
+    return Plan(**given), Plan(**given, packing="optimal")
 
 
 def bound_of(plan):
@@ -65,22 +61,18 @@ def test_the_knapsack_is_exact(sizes, values, longest, most):
 
 
 def test_two_rows_where_best_fit_needs_three():
-    lengths = [4, 4, 3, 3, 3, 3]  # 4+4 | 3+3+3 | 3, or 4+3+3 | 4+3+3
-    assert Plan(lengths, [Bucket(1, 10)]).num_batches() == 3
-    plan = Plan(lengths, [Bucket(1, 10)], packing="optimal")
-    assert plan.num_batches() == 2
-    assert bound_of(plan) == pytest.approx(1)
-    assert "padding 0.000%; no packing can have less than 0.000%" in str(plan)
+    # 4+4 | 3+3+3 | 3, or 4+3+3 | 4+3+3
+    simple, optimal = pack_both([4, 4, 3, 3, 3, 3], Bucket(1, 10))
+    assert (simple.num_batches(), optimal.num_batches()) == (3, 2)
+    assert bound_of(optimal) == pytest.approx(1)
+    assert "padding 0.000%; no packing can have less than 0.000%" in str(optimal)
 
 
 @settings(max_examples=25)
 @given(histograms, st.one_of(st.none(), st.integers(1, 4)))
 def test_it_is_never_worse_than_best_fit_and_never_better_than_the_bound(histogram, most):
-    lengths = lengths_of(histogram)
-    simple, optimal = (
-        Plan(lengths, [Bucket(1, 30)], packing=packing, max_segments=most)
-        for packing in ("best_fit", "optimal")
-    )
+    lengths = np.repeat([*histogram], [*histogram.values()])
+    simple, optimal = pack_both(lengths, Bucket(1, 30), most)
     assert optimal.padding <= simple.padding
     assert 1 - optimal.padding <= bound_of(optimal) <= 1
     assert_each_position_once(optimal, lengths)
@@ -106,7 +98,7 @@ def test_the_bound_holds_for_the_best_of_all_packings(lengths):
 @pytest.mark.parametrize("window", [1 << 20, 900])
 @pytest.mark.parametrize("most", [None, 3])
 def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window, most):
-    lengths = some_lengths()
+    lengths = lognormal(4000)
     buckets = Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)
     plan = Plan(lengths, buckets, packing="optimal", window=window, max_segments=most)
     assert_each_position_once(plan, lengths, epochs=3)
@@ -117,23 +109,18 @@ def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window,
 
 def test_max_segments_is_weighed_from_the_start():
     # With two in a row at most, 6+4 and 6+4 fill what best fit would leave to 6+3 and 4+4.
-    lengths = np.repeat([6, 4, 3], [40, 40, 40])
-    simple, optimal = (
-        Plan(lengths, [Bucket(1, 10)], packing=packing, max_segments=2)
-        for packing in ("best_fit", "optimal")
-    )
+    simple, optimal = pack_both(np.repeat([6, 4, 3], 40), Bucket(1, 10), 2)
     assert optimal.num_batches() == 60 <= simple.num_batches()
 
 
 def test_many_lengths_are_left_to_best_fit():
-    lengths = np.arange(1, 2200)
-    plan = Plan(lengths, [Bucket(1, 2200)], packing="optimal")
-    assert plan.padding == Plan(lengths, [Bucket(1, 2200)]).padding
-    assert bound_of(plan) == 1
+    simple, optimal = pack_both(np.arange(1, 2200), Bucket(1, 2200))
+    assert optimal.padding == simple.padding
+    assert bound_of(optimal) == 1
 
 
 def test_buckets_are_fitted_for_it():
-    lengths = some_lengths()
+    lengths = lognormal(4000)
     options = {"tokens_per_batch": 256, "max_buckets": 3, "length_multiple": 8}
     assert fit_buckets(lengths, packing="optimal", **options) == fit_buckets(lengths, **options)
 
@@ -176,15 +163,6 @@ def test_patterns_beside_a_corpus_are_an_input_and_wrong_ones_are_refused(tmp_pa
     assert plan().fingerprint == optimal.fingerprint
 
 
-@pytest.fixture
-def two_corpora(examples, tmp_path):
-    """Opens two corpora, stored in `first` and `second`, anew."""
-    for name, some in (("first", examples[:80]), ("second", examples[200:240])):
-        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
-    names = "first", "second"
-    return lambda: pipeline.Corpora({n: pipeline.Corpus.open(tmp_path / n) for n in names})
-
-
 @pytest.mark.parametrize(
     ("options", "change", "kept"),
     [
@@ -197,41 +175,42 @@ def two_corpora(examples, tmp_path):
     ],
 )
 def test_what_is_left_of_several_corpora_is_searched_once(
-    two_corpora, buckets, tmp_path, monkeypatch, options, change, kept
+    examples, buckets, tmp_path, monkeypatch, options, change, kept
 ):
-    def plan():
-        return Plan(two_corpora(), buckets, packing="optimal", **options).after(3, **change)
+    parts = {"first": examples[:80], "second": examples[200:240]}
+    for name, some in parts.items():
+        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
 
-    first, searched, search = plan(), [], solution._search
-    found = {path.name: len(list(path.glob("packing-*.json"))) for path in tmp_path.iterdir()}
+    def corpora():
+        return pipeline.Corpora({name: pipeline.Corpus.open(tmp_path / name) for name in parts})
+
+    def plan():
+        return Plan(corpora(), buckets, packing="optimal", **options).after(3, **change)
+
+    first = plan()
+    found = {name: len(list((tmp_path / name).glob("packing-*.json"))) for name in parts}
     assert {name: number for name, number in found.items() if number} == kept
-    monkeypatch.setattr(
-        solution, "_search", lambda *given: searched.append(given) or search(*given)
-    )
+    monkeypatch.setattr(solution, "_search", None)  # nothing is searched again
     again = plan()
-    assert searched == []
     assert again.fingerprint == first.fingerprint
-    for step in range(40):
-        assert again.batch(step).digest == first.batch(step).digest
+    assert digests(again, range(40)) == digests(first, range(40))
     of = first.entries[1]["identity"]
     assert all("patterns of the rest" in each for each in of.get("corpora", {"": of}).values())
     changes = json.loads(json.dumps(first.changes))
-    assert Plan.replay(two_corpora(), changes).fingerprint == first.fingerprint
+    assert Plan.replay(corpora(), changes).fingerprint == first.fingerprint
 
 
 def test_a_corpus_that_cannot_be_written_is_solved_each_time(tmp_path, monkeypatch):
     codes = iter([errno.EACCES, errno.EROFS])
 
     def refuse(path, **options):
-        code = next(codes)
-        raise OSError(code, os.strerror(code), str(path))
+        raise OSError(next(codes), "no", str(path))
 
     corpus = pipeline.Corpus.from_arrays([np.arange(n) for n in (5, 5, 4, 4, 4, 4)], tmp_path)
     monkeypatch.setattr("pipeline.corpus.corpus.atomic_write", refuse)  # root may write anywhere
     first, second = (Plan(corpus, [Bucket(1, 10)], packing="optimal") for _ in range(2))
     assert first.fingerprint == second.fingerprint
-    assert list(codes) == []
-    assert list(tmp_path.glob("packing-*")) == []
+    assert [*codes, *tmp_path.glob("packing-*")] == []
 
 
 def test_without_scipy_a_sentence_says_what_to_install(monkeypatch):

@@ -4,33 +4,18 @@ from hypothesis import strategies as st
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import best_fit, pack
-
-histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 60), min_size=1, max_size=12)
-limits = st.one_of(st.none(), st.integers(1, 5))
-
-
-def as_counts(histogram, size=41):
-    counts = np.zeros(size, np.int64)
-    for length, times in histogram.items():
-        counts[length] = times
-    return counts
+from tests.planning.corpora import histograms
 
 
 def as_rows(patterns):
     return [
-        sorted((length for length, times in pattern.pieces for _ in range(times)), reverse=True)
+        np.repeat(*zip(*pattern.pieces, strict=True)).tolist()
         for pattern in patterns
         for _ in range(pattern.rows)
     ]
 
 
-def fitted(counts, length, *, opens_above=0, max_segments=None):
-    """Best fit of lengths, of which those above `opens_above` open rows."""
-    sizes = np.arange(len(counts))
-    return best_fit(counts, (length,), sizes[:, None], sizes > opens_above, max_segments)
-
-
-def slow_best_fit(counts, length, *, opens_above=0):
+def slow_best_fit(counts, length, opens_above):
     """Best-fit decreasing one segment at a time; segments that open no row may be left over."""
     rows = []
     for size in range(len(counts) - 1, 0, -1):
@@ -42,26 +27,24 @@ def slow_best_fit(counts, length, *, opens_above=0):
     return rows
 
 
-@given(histograms, st.integers(40, 43), st.integers(0, 40))
-def test_histogram_packing_makes_the_rows_of_packing_one_by_one(histogram, length, opens_above):
-    counts = as_counts(histogram)
-    one_by_one = slow_best_fit(counts, length, opens_above=opens_above)
-    left = counts.copy()
-    at_once = as_rows(fitted(left, length, opens_above=opens_above))
+@given(histograms(60), st.integers(40, 43), st.integers(0, 40))
+def test_histogram_packing_makes_the_rows_of_packing_one_by_one(counts, length, opens_above):
+    left, sizes = counts.copy(), np.arange(41)
+    at_once = as_rows(best_fit(left, (length,), sizes[:, None], sizes > opens_above, None))
+    one_by_one = slow_best_fit(counts, length, opens_above)
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
-    placed = np.bincount([size for row in at_once for size in row], minlength=len(counts))
+    placed = np.bincount([size for row in at_once for size in row], minlength=41)
     np.testing.assert_array_equal(placed + left, counts)
 
 
 @given(
-    histograms,
+    histograms(60),
     st.lists(st.integers(2, 39), max_size=3, unique=True),
     st.lists(st.integers(1, 9), min_size=4, max_size=4),
-    limits | st.just(1),
+    st.none() | st.integers(1, 5),
 )
-def test_buckets_partition_the_histogram_in_whole_batches(histogram, shorter, rows, max_segments):
+def test_buckets_partition_the_histogram_in_whole_batches(counts, shorter, rows, max_segments):
     buckets = [Bucket(r, n) for r, n in zip(rows, [*sorted(shorter), 40], strict=False)]
-    counts = as_counts(histogram)
     packed = pack(counts, buckets, max_segments=max_segments)
     seen = np.zeros_like(counts)
     for index, (bucket, patterns) in enumerate(zip(buckets, packed.patterns, strict=True)):

@@ -2,6 +2,7 @@ import pickle
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,28 +10,20 @@ import pytest
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import stream
 from pipeline.planning.plan import PLANNING
+from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
 PAIRED = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
-
-
-def some_lengths(count=3000, seed=0):
-    rng = np.random.default_rng(seed)
-    return np.clip(rng.lognormal(2.5, 0.8, count), 1, 64).astype(np.int64)
-
-
-def some_pairs(count=3000):
-    return np.stack([some_lengths(count), some_lengths(count, seed=1) // 2], axis=1)
-
-
-MIXTURE = {"a": some_lengths(2000), "b": some_lengths(1000, seed=1)}
+LENGTHS = lognormal(20_000)
+SHUFFLED = lognormal(3000, seed=1)
+MIXTURE = {"a": LENGTHS[:2000], "b": SHUFFLED[:1000]}
 # What holds for single examples, for pairs and for several corpora.
 KINDS = pytest.mark.parametrize(
     ("lengths", "buckets", "options"),
     [
-        (some_lengths(), BUCKETS, {}),
-        (some_pairs(), PAIRED, {}),
+        (LENGTHS[:3000], BUCKETS, {}),
+        (np.stack([LENGTHS[:3000], SHUFFLED // 2], axis=1), PAIRED, {}),
         (MIXTURE, BUCKETS, {"weights": {"a": 1, "b": 2}}),
     ],
     ids=["one", "pairs", "mixture"],
@@ -38,10 +31,8 @@ KINDS = pytest.mark.parametrize(
 
 
 def test_a_plan_that_does_not_fit_into_memory_is_a_sentence(monkeypatch):
-    def fail(*_):
-        raise MemoryError("Unable to allocate 2.67 GiB")
-
-    monkeypatch.setattr(stream, "cut", fail)
+    fails = mock.Mock(side_effect=MemoryError("Unable to allocate 2.67 GiB"))
+    monkeypatch.setattr(stream, "cut", fails)
     with pytest.raises(MemoryError, match="planning 1 example of 2,147,483,648 positions"):
         Plan([1 << 31], [Bucket(2, 6)])
 
@@ -94,32 +85,25 @@ SENTENCES = (
     [Bucket(2, (24, 24)), Bucket(1, (64, 48))],
 )
 BOOKS = np.stack([NUMBERS % 1987 + 1, NUMBERS * 13 % 1999 + 1], axis=1), [Bucket(2, (4096, 4096))]
+FILL, ALONE = {"packing": "fill", "window": 50}, {"packing": "none"}
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "digests"),
+    ("data", "options", "expected"),
     [
         (LINES, {"window": 50}, ["363e49b10e660f26", "6e1fc7f2b2049bdb", "a6db1094f4805047"]),
         (LINES, {"window": 10}, ["995cab5213ac99a3", "b6983f570928531a", "f4748a7459f3ead3"]),
-        (LINES, {"packing": "none"}, ["f129e818a134ad7c", "c203e160a9ada7c5", "5352a89482fed396"]),
-        (
-            FILLED,
-            {"packing": "fill", "window": 50},
-            ["79de89d71ddf15bf", "69b72ab4190bb071", "1347a0d4969bd412"],
-        ),
+        (LINES, ALONE, ["f129e818a134ad7c", "c203e160a9ada7c5", "5352a89482fed396"]),
+        (FILLED, FILL, ["79de89d71ddf15bf", "69b72ab4190bb071", "1347a0d4969bd412"]),
         (SENTENCES, {}, ["2bb000cbe2b28cac", "c7fdf3fcf6beefd1", "7eb9ff365148db17"]),
         (SENTENCES, {"window": 100}, ["3e6261390da604da", "22f3a7c28ef3ee3c", "bc6a308b7641a726"]),
-        (
-            SENTENCES,
-            {"packing": "none"},
-            ["f8d9d0538d81ed15", "8a2a3b1047a20617", "8345d25295f4b2e9"],
-        ),
+        (SENTENCES, ALONE, ["f8d9d0538d81ed15", "8a2a3b1047a20617", "8345d25295f4b2e9"]),
         (BOOKS, {}, ["337e7c8487c65fd0", "cd29e6f9a8cf6688", "c1a344e189689480"]),
     ],
 )
-def test_golden_digests_so_that_a_changed_algorithm_raises_the_version(data, options, digests):
+def test_golden_digests_so_that_a_changed_algorithm_raises_the_version(data, options, expected):
     plan = Plan(*data, seed=7, overflow="drop", **options)
-    assert [plan.batch(step).digest for step in (0, 1, 3333)] == digests
+    assert digests(plan, (0, 1, 3333)) == expected
 
 
 @KINDS
@@ -136,13 +120,9 @@ def test_another_process_makes_the_same_plan(lengths, buckets, options):
     options = options | {"seed": 3, "window": 900, "overflow": "drop"}
     plan = Plan(lengths, buckets, **options)
     steps = [0, 1, plan.num_batches() - 1, plan.num_batches(), 7 * plan.num_batches() + 5, 10**9]
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps((lengths, buckets, options, steps)),
-        capture_output=True,
-        check=True,
-    )
-    assert eval(out.stdout) == (plan.fingerprint, [plan.batch(s).digest for s in steps], [])
+    given = pickle.dumps((lengths, buckets, options, steps))
+    out = subprocess.check_output([sys.executable, "-c", code], input=given)
+    assert eval(out) == (plan.fingerprint, digests(plan, steps), [])
 
 
 @KINDS
@@ -160,39 +140,41 @@ def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same(
 
 
 def test_windows_cost_little_padding():
-    assert Plan(some_lengths(20_000), BUCKETS, window=4000).padding < 0.01
+    assert Plan(LENGTHS, BUCKETS, window=4000).padding < 0.01
 
 
 def test_buckets_are_spread_evenly_over_the_epoch():
-    plan = Plan(some_lengths(20_000), BUCKETS)
-    order = [batch.bucket for batch in batches_of(plan)]
+    order = [batch.bucket for batch in batches_of(Plan(LENGTHS, BUCKETS))]
     for bucket in BUCKETS:
         at = np.flatnonzero([b == bucket for b in order])
         assert np.ptp(np.diff(at)) <= len(BUCKETS) + 1
 
 
 def test_printing_plans_no_batch(monkeypatch):
-    plan, planned, batch = Plan(some_lengths(), BUCKETS), [], Plan.batch
-    monkeypatch.setattr(Plan, "batch", lambda self, step: planned.append(step) or batch(self, step))
-    str(plan)
-    assert not planned
+    monkeypatch.setattr(Plan, "batch", None)
+    str(Plan(LENGTHS, BUCKETS))
 
 
 @pytest.mark.parametrize(
-    ("lengths", "buckets", "overflow", "bucket", "lost"),
+    ("lengths", "buckets", "overflow", "lines"),
     [
-        ([0, 5, 3, 200, 64], BUCKETS, "truncate", "2x64", "longer than 64, 136"),
-        ([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], "drop", "2x8/4", "than 8 and 4, 11"),
+        ([0, 5, 3, 200, 64], BUCKETS, "truncate", ["2x64", "longer than 64, 136 positions lost"]),
+        (
+            [[6, 3], [9, 2], [4, 0]],
+            [Bucket(2, (8, 4))],
+            "drop",
+            ["2x8/4", "than 8 and 4, 11 positions lost"],
+        ),
+        # A split example counts with all its parts.
+        ([40, 3, 0], [Bucket(1, 16)], "split", ["^1x16 +3 +3 +89.58% +43$"]),
     ],
 )
 def test_printing_shows_buckets_padding_and_what_became_of_odd_examples(
-    lengths, buckets, overflow, bucket, lost
+    lengths, buckets, overflow, lines
 ):
     text = str(Plan(lengths, buckets, overflow=overflow))
-    assert bucket in text
-    assert "padding" in text
-    assert "left out: 1 example with nothing to train on" in text
-    assert f"{lost} positions lost" in text
+    for line in ["padding", "left out: 1 example with nothing to train on", *lines]:
+        assert re.search(line, text, re.MULTILINE)
 
 
 def test_pairs_that_fit_need_no_word_on_overflow():
@@ -202,6 +184,10 @@ def test_pairs_that_fit_need_no_word_on_overflow():
 
 
 ONE = {"lengths": [3, 4], "buckets": BUCKETS}
+EACH = {"code": 6, "prose": 3, "chat": 1}
+MIX = {"lengths": {name: [3, 100] for name in EACH}, "buckets": BUCKETS, "weights": EACH}
+NEVER = [(0, {"code": 1, "prose": 0, "chat": 0}), (99, EACH)]
+FEW = {name: [3] for name in EACH}
 TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
 
 
@@ -224,6 +210,10 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
         (ONE | {"window": 0}, "window is 0"),
         (ONE | {"max_segments": 0}, "max_segments is 0"),
+        (ONE | {"align": 0}, "align is 0"),
+        (ONE | {"align": 64}, "lengths are [16, 32, 64]; with align=64 each must be a"),
+        (ONE | {"align": 4, "packing": "fill"}, "align=4 leaves gaps, so with align give packing="),
+        (ONE | {"buckets": [Bucket(4, 64), Bucket(16, 64)]}, "16x64; they must ascend by length"),
         (ONE | {"tiers": 0}, "tiers is 0; it must be a whole number from 1"),
         (ONE | {"tiers": 2.5}, "tiers is 2.5; it must be a whole number from 1"),
         (ONE | {"lengths": [0, 0]}, "none of the examples has a position"),
@@ -246,6 +236,22 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (TWO | {"buckets": [Bucket(2, 8), Bucket(2, (8, 8))]}, "they must all be whole numbers"),
         (TWO | {"buckets": [Bucket(2, (8, 8)), Bucket(2, (4, 4))]}, "ascend by their sum"),
         (TWO | {"buckets": [Bucket(2, (8, 4)), Bucket(2, (4, 9))]}, "end with one of (8, 9)"),
+        (MIX | {"buckets": [Bucket(16, 64), Bucket(4, 64)]}, "4x64; a second one of a length"),
+        (MIX | {"weights": {"code": 1}}, "are for code, and the corpora are code, prose, chat"),
+        (MIX | {"weights": {1: 2}}, "are for 1, and the corpora are code"),
+        (MIX | {"weights": EACH | {"code": -1}}, "must be at least 0"),
+        (MIX | {"weights": EACH | {"code": "much"}}, "must be at least 0"),
+        (MIX | {"weights": EACH | {"code": 1 << 64}}, "a share is 0 or at least 1e-09 of all"),
+        *(
+            (MIX | {"weights": weights}, "it must be numbers by name, as in")
+            for weights in ("gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})])
+        ),
+        (MIX | {"weights": [(5, EACH)]}, "begin at steps [5]; the first begins at 0"),
+        (MIX | {"lengths": FEW, "weights": NEVER, "ending": "stop"}, "the plan has no step"),
+        (MIX | {"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
+        (MIX | {"by": "loss"}, "does not say how many of its positions carry loss"),
+        (MIX | {"ending": "never"}, "ending is 'never'; it must be one of repeat, stop"),
+        (MIX | {"overflow": "error"}, "corpus 'code': example 1 has 100"),
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, sentence):
@@ -283,12 +289,6 @@ def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
     assert plan.batch(np.int64(0)).digest == plan.batch(0).digest
 
 
-def test_the_table_counts_all_parts_of_a_split_example():
-    text = str(Plan([40, 3, 0], [Bucket(1, 16)]))
-    assert re.search("^1x16 +3 +3 +89.58% +43$", text, re.MULTILINE)
-    assert "left out: 1 example with nothing to train on" in text
-
-
 def test_repr_has_every_option_and_the_figures_of_an_epoch():
     plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
     options = {"buckets", *PLANNING} - {"weights", "exclude"}
@@ -302,19 +302,14 @@ def test_repr_has_every_option_and_the_figures_of_an_epoch():
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "arguments", "wrong", "right"),
     [
-        (
-            lambda: Plan([3], [Bucket(1, 8)], sed=1),
-            r"Plan\(\) has no option 'sed'; did you mean 'seed'",
-        ),
-        (lambda: Bucket(row=4, length=8), r"Bucket\(\) has no option 'row'; did you mean 'rows'"),
-        (
-            lambda: fit_buckets([3], tokens_per_batch=9, max_bucket=1),
-            r"fit_buckets\(\) has no option 'max_bucket'; did you mean 'max_buckets'",
-        ),
+        (Plan, {"lengths": [3], "buckets": BUCKETS}, "sed", "seed"),
+        (Bucket, {"length": 8}, "row", "rows"),
+        (fit_buckets, {"lengths": [3], "tokens_per_batch": 9}, "max_bucket", "max_buckets"),
     ],
 )
-def test_a_misspelt_keyword_is_answered_with_the_nearest(make, sentence):
+def test_a_misspelt_keyword_is_answered_with_the_nearest(make, arguments, wrong, right):
+    sentence = rf"{make.__name__}\(\) has no option '{wrong}'; did you mean '{right}'"
     with pytest.raises(TypeError, match=sentence):
-        make()
+        make(**arguments, **{wrong: 1})

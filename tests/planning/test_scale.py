@@ -1,5 +1,6 @@
 import functools
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,13 +10,10 @@ from pipeline.planning.cascade import pack
 from pipeline.planning.layout import Layout
 from pipeline.planning.pieces import cut
 from pipeline.planning.tails import group_tails
+from tests.planning.corpora import lognormal
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
-
-
-def some_lengths(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return np.clip(rng.lognormal(4, 0.9, count), 0, 512).astype(np.uint32)
+LENGTHS = lognormal(400_000, 4, 0.9, least=0, most=512).astype(np.uint32)
 
 
 def layout_of(pieces, window, key=None, files=None):
@@ -27,7 +25,7 @@ def layout_of(pieces, window, key=None, files=None):
 @pytest.mark.parametrize("files", [None, [5000, 0, 40, 40, 5000, 2265]])
 @pytest.mark.parametrize("key", [None, 3])
 def test_windows_partition_the_pieces(key, files, overflow):
-    lengths = some_lengths(12_345)
+    lengths = LENGTHS[:12_345]
     pieces = cut(lengths, (400,), overflow)
     layout = layout_of(pieces, 1000, key, None if files is None else np.array(files))
     numbers = [layout.numbers(window) for window in range(len(layout))]
@@ -36,8 +34,7 @@ def test_windows_partition_the_pieces(key, files, overflow):
     for window, members in enumerate(numbers):
         assert len(members) <= layout.most_pieces <= 1500
         sizes = layout.sizes(window)
-        positions = pieces.positions_of(members)[:, 0]
-        np.testing.assert_array_equal(sizes, positions)
+        np.testing.assert_array_equal(sizes, pieces.positions_of(members)[:, 0])
         assert layout.real[:, window].sum() == sizes.sum()
         if files is not None:
             examples = pieces.locate(members)[0]
@@ -49,28 +46,20 @@ def test_windows_partition_the_pieces(key, files, overflow):
     assert (layout.rows[:-1].sum(axis=1) % [bucket.rows for bucket in BUCKETS[:-1]] == 0).all()
 
 
-def test_a_window_mixes_the_whole_corpus():
-    # Examples sorted by where they come from: a tenth of each window is from each tenth of them.
-    layout = layout_of(cut(np.full(100_000, 7, np.uint32), (7,), "split"), 10_000, key=0)
-    tenths = np.bincount(layout.numbers(3) // 10_000, minlength=10)
-    assert tenths.min() > 500
-
-
-def test_windows_of_sorted_examples_have_the_same_lengths():
-    layout = layout_of(cut(np.sort(some_lengths(100_000)), (512,), "split"), 10_000, key=0)
+def test_windows_of_a_sorted_corpus_mix_it_and_have_the_same_lengths():
+    lengths = np.sort(LENGTHS[:100_000])
+    layout = layout_of(cut(lengths, (512,), "split"), 10_000, key=0)
+    # A tenth of each window is from each tenth of the corpus.
+    assert np.bincount(layout.numbers(3) // 10_000, minlength=10).min() > 500
     means = [layout.sizes(window).mean() for window in range(len(layout))]
     assert max(means) < 1.03 * min(means)
 
 
 def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
-    count = 400_000
-    some_lengths(count).tofile(tmp_path / "lengths")
-
-    class Stored:
-        lengths = np.memmap(tmp_path / "lengths", np.uint32, "r")
-
+    LENGTHS.tofile(tmp_path / "lengths")
+    stored = SimpleNamespace(lengths=np.memmap(tmp_path / "lengths", np.uint32, "r"))
     tracemalloc.start()
-    plan = Plan(Stored, BUCKETS, window=10_000)
+    plan = Plan(stored, BUCKETS, window=10_000)
     plan.stages[0].streams[0].cache.capacity = 30_000  # by itself, it keeps four million pieces
     for step in range(0, plan.num_batches(), 40):
         plan.batch(step)

@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan
 from pipeline.planning.fit import make_search
 from pipeline.planning.sets import SetSearch, make_candidates
+from tests.planning.corpora import lognormal
 
-
-def lognormal(count=4000, longest=512, mean=4.2):
-    rng = np.random.default_rng(0)
-    return np.clip(rng.lognormal(mean, 0.9, count), 3, longest).astype(int)
-
-
-def seconds_of_plan(lengths, buckets, seconds, **options):
-    batches = Plan(lengths, buckets, **options).batches_per_bucket
-    return sum(count * seconds[bucket] for bucket, count in batches.items())
+LENGTHS = lognormal(4000, 4.2, 0.9, least=3, most=512)
 
 
 @settings(max_examples=25)
@@ -31,28 +24,28 @@ def seconds_of_plan(lengths, buckets, seconds, **options):
 def test_the_best_set_is_the_best_of_all_sets_planned_for_real(
     lengths, rates, packing, compiling, epochs
 ):
-    lengths = np.array(lengths)
     candidates = [Bucket(192 // length, length) for length in range(16, 97, 16)]
-    seconds = {b: rate * b.positions for b, rate in zip(candidates, rates, strict=True)}
+    took = [rate * each.positions for each, rate in zip(candidates, rates, strict=True)]
+    seconds = dict(zip(candidates, zip(took, compiling, strict=True), strict=True))
+
+    def total(chosen):
+        batches = Plan(lengths, chosen, packing=packing).batches_per_bucket
+        steps = sum(count * seconds[bucket][0] for bucket, count in batches.items())
+        return steps * epochs + sum(seconds[bucket][1] for bucket in chosen)
+
     arguments = {"tokens_per_batch": 192, "length_multiple": 16, "packing": packing}
-    search = SetSearch(make_search(lengths, **arguments), candidates)
-    took, options = [*seconds.values()], {"max_buckets": 2, "epochs": epochs}
-    found = search.best(took, compiling=compiling, **options)
+    search = SetSearch(make_search(np.array(lengths), **arguments), candidates)
+    found = search.best(took, compiling=compiling, max_buckets=2, epochs=epochs)
     best = min(each.seconds * epochs + each.compiling for each in found.values())
-    totals = [
-        seconds_of_plan(lengths, chosen, seconds, packing=packing) * epochs
-        + sum(compiling[candidates.index(bucket)] for bucket in chosen)
-        for count in (1, 2)
-        for chosen in itertools.combinations(candidates, count)
-        if chosen[-1].length >= lengths.max()
-    ]
+    sets = itertools.chain(*(itertools.combinations(candidates, n) for n in (1, 2)))
+    totals = [total(chosen) for chosen in sets if chosen[-1].length >= max(lengths)]
     assert best == pytest.approx(min(totals))
     assert search.bound(took) * epochs <= best + 1e-9
 
 
 @pytest.mark.parametrize("kind", ["one", "pairs"])
 def test_batches_and_padding_of_a_set_are_those_of_its_plan(kind, translations):
-    lengths, most = (lognormal(), 4) if kind == "one" else (translations(3000), 2)
+    lengths, most = (LENGTHS, 4) if kind == "one" else (translations(3000), 2)
     multiple = 128 if kind == "one" else 16
     search = SetSearch(make_search(lengths, tokens_per_batch=4096, length_multiple=multiple))
     seconds = [each.positions * (1 + sum(each.lengths) / 400) for each in search.candidates]
@@ -65,7 +58,7 @@ def test_batches_and_padding_of_a_set_are_those_of_its_plan(kind, translations):
 
 
 def test_shapes_that_cannot_be_used_are_in_no_set():
-    search = SetSearch(make_search(lognormal(), tokens_per_batch=4096))
+    search = SetSearch(make_search(LENGTHS, tokens_per_batch=4096))
     seconds = np.array([bucket.positions * 1.0 for bucket in search.candidates])
     seconds[0] = np.inf
     found = search.best(seconds, compiling=np.zeros(len(seconds)), max_buckets=3)
@@ -76,7 +69,7 @@ def test_shapes_that_cannot_be_used_are_in_no_set():
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
 def test_candidates_keep_the_budget_within_a_tenth_where_rows_allow_it(packing):
-    lengths = lognormal(longest=900)
+    lengths = lognormal(4000, 4.2, 0.9, least=3, most=900)
     search = make_search(lengths, tokens_per_batch=8192, row_multiple=2, packing=packing)
     candidates = make_candidates(search)
     for bucket in candidates:

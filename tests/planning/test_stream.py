@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.stream import Pass
+from tests.planning.corpora import digests
+from tests.properties.accounts import batches_of
 
 EQUAL, ANY = np.full(400, 8), np.random.default_rng(5).integers(1, 30, 400)
+MIXTURE = {"a": np.tile(ANY, 5), "b": np.tile(EQUAL, 5)}
 
 
 def overlap(some, others):
@@ -28,20 +32,15 @@ def overlap(some, others):
 
 @pytest.mark.parametrize("lengths", [EQUAL, ANY])
 @pytest.mark.parametrize("window", [1 << 22, 100])
-def test_corpora_of_a_mixture_are_shuffled_independently(lengths, window):
+def test_epochs_and_corpora_of_a_mixture_are_shuffled_independently(lengths, window):
     corpora = {"a": lengths, "b": lengths}
     mixture = Plan(corpora, [Bucket(16, 32)], weights={"a": 1, "b": 1}, window=window)
     batches = [mixture.batch(step).segments[:, 1] for step in range(60)]
     first, second = ([{*each[(each // 400) == n] % 400} for each in batches] for n in (0, 1))
     assert 0.5 < overlap(first, second) < 1.6
-
-
-@pytest.mark.parametrize("lengths", [EQUAL, ANY])
-def test_epochs_are_shuffled_independently(lengths):
     plan = Plan(lengths, [Bucket(8, 32)])
-    steps = plan.num_batches()
-    batches = [{*plan.batch(step).segments[:, 1]} for step in range(2 * steps)]
-    assert 0.5 < overlap(batches[:steps], batches[steps:]) < 1.6
+    first, second = ([{*each.segments[:, 1]} for each in batches_of(plan, n)] for n in (0, 1))
+    assert 0.5 < overlap(first, second) < 1.6
 
 
 @pytest.fixture
@@ -58,16 +57,12 @@ def fills(monkeypatch):
     return found
 
 
-def mixture_of(number):
-    return {"a": np.tile(ANY, number), "b": np.tile(EQUAL, number)}
-
-
 @pytest.mark.parametrize(
     ("lengths", "options", "windows"),
     [
         (np.tile(ANY, 10), {"window": 400}, 10),
         (np.tile(ANY, 10), {"window": 3000}, 2),
-        (mixture_of(5), {"window": 500, "weights": {"a": 1, "b": 2}}, 8),
+        (MIXTURE, {"window": 500, "weights": {"a": 1, "b": 2}}, 8),
     ],
 )
 def test_each_window_is_filled_once_whatever_threads_ask_in_whatever_order(
@@ -80,20 +75,18 @@ def test_each_window_is_filled_once_whatever_threads_ask_in_whatever_order(
     assert len([each for each in fills if each[1] == 0]) == windows
     fresh = pickle.loads(pickle.dumps(plan))
     fills.clear()
-    assert found == [fresh.batch(step).digest for step in steps]
+    assert found == digests(fresh, steps)
 
 
 def test_the_next_window_is_filled_in_the_background(fills):
-    plan = Plan(np.tile(ANY, 10), [Bucket(2, 32)], window=400)
-    for step in range(plan.num_batches()):
-        plan.batch(step)
+    batches_of(Plan(np.tile(ANY, 10), [Bucket(2, 32)], window=400))
     here = [each[1:] for each, thread in fills.items() if thread is threading.current_thread()]
     assert here == [(0, 0)]
     assert {(0, place) for place in range(10)} <= {each[1:] for each in fills}
 
 
-def test_nothing_is_prepared_for_an_epoch_that_nobody_asks_for(fills, tmp_path):
-    corpus = pipeline.Corpus.from_arrays([np.arange(n + 1) for n in ANY], tmp_path)
+def test_nothing_is_prepared_for_an_epoch_that_nobody_asks_for(fills):
+    corpus = pipeline.Examples([np.arange(n + 1) for n in ANY])
     batches = Batches(corpus, Plan(corpus, [Bucket(8, 32)], window=100))
     for step in range(len(batches)):
         batches[step]
@@ -101,12 +94,11 @@ def test_nothing_is_prepared_for_an_epoch_that_nobody_asks_for(fills, tmp_path):
 
 
 def test_threads_sort_a_block_of_tiers_once(monkeypatch):
-    blocks, lock, assemble = [], threading.Lock(), Assembly._assemble
+    blocks, assemble = [], Assembly._assemble
 
-    def noting(self, steps, last_epoch):
-        with lock:
-            blocks.append(steps)
-        return assemble(self, steps, last_epoch)
+    def noting(self, *given):
+        blocks.append(given[0])
+        return assemble(self, *given)
 
     monkeypatch.setattr(Assembly, "_assemble", noting)
     plan = Plan(ANY, [Bucket(2, 32)], tiers=8)
@@ -129,19 +121,17 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
 def test_the_entries_of_a_state_are_made_once():
     plan = Plan(ANY, [Bucket(8, 32)]).after(3, exclude=np.arange(100))
     assert plan.stages[1].entry is plan.stages[1].entry
-    assert all(
-        a["identity"] is b["identity"] for a, b in zip(plan.entries, plan.entries, strict=True)
-    )
+    for one, other in zip(plan.entries, plan.entries, strict=True):
+        assert one["identity"] is other["identity"]
 
 
 def test_a_name_cannot_imitate_what_differs():
-    even = {"x;lengths of y=1": 1, "y": 1}
-    plans = [
-        Plan(dict(zip(even, each, strict=True)), [Bucket(4, 32)], weights=even)
-        for each in ((ANY, EQUAL), (ANY, EQUAL + 1))
-    ]
+    def key(**lengths):
+        corpora = {"x;lengths of y=1": ANY, **lengths}
+        return StateKey(Plan(corpora, [Bucket(4, 32)], weights=dict.fromkeys(corpora, 1)))
+
     with pytest.raises(ValueError, match=r"lengths of y was .* and is now"):
-        StateKey(plans[1]).step(StateKey(plans[0]).state(3))
+        key(y=EQUAL + 1).step(key(y=EQUAL).state(3))
 
 
 def test_small_shares_are_not_starved_by_many_intervals():
@@ -177,28 +167,20 @@ def test_an_interrupted_thread_leaves_its_window_to_those_that_wait():
         go_on.wait()
         raise KeyboardInterrupt
 
-    def first():
-        with pytest.raises(KeyboardInterrupt):
-            cache.get("window", 1, interrupted)
-
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        one = pool.submit(first)
+        one = pool.submit(cache.get, "window", 1, interrupted)
         begun.wait()
         other = pool.submit(cache.get, "window", 1, lambda: "made")
         go_on.set()
         assert other.result() == "made"
-        one.result()
+        assert isinstance(one.exception(), KeyboardInterrupt)
 
 
 def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeypatch):
-    expected = [Plan(ANY, [Bucket(8, 32)], window=50).batch(step).digest for step in range(40)]
-
-    def start(self):
-        raise RuntimeError("can't start new thread")
-
+    expected = digests(Plan(ANY, [Bucket(8, 32)], window=50), range(40))
+    start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", start)
-    plan = Plan(ANY, [Bucket(8, 32)], window=50)
-    assert [plan.batch(step).digest for step in range(40)] == expected
+    assert digests(Plan(ANY, [Bucket(8, 32)], window=50), range(40)) == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"tiers": 4}])

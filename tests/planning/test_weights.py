@@ -1,6 +1,6 @@
-import dataclasses
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.report import measure_epoch
+from tests.planning.corpora import digests, lognormal
 from tests.processes import ROOT
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
@@ -20,20 +21,18 @@ WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
 FEW = {"code": 0.7, "prose": 0.3}
 
 
-def lengths(number, mean, seed, longest=200):
-    sizes = np.random.default_rng(seed).lognormal(mean, 0.8, number)
-    return np.clip(sizes, 0, longest).astype(np.int64)
-
-
-SOURCES = {"code": lengths(150, 3, 0), "prose": lengths(60, 4, 1), "chat": lengths(90, 2, 2)}
+SOURCES = {
+    "code": lognormal(150, 3, least=0, most=200),
+    "prose": lognormal(60, 4, least=0, most=200, seed=1),
+    "chat": lognormal(90, 2, least=0, most=200, seed=2),
+}
 
 
 def shares_of(mixture, steps):
     """The share of each corpus in the real positions of some steps, counted in their batches."""
-    found = dict.fromkeys(mixture.names, 0)
-    for planned in map(mixture.batch, steps):
-        found = {name: n + planned.sources.get(name, 0) for name, n in found.items()}
-    return {name: count / sum(found.values()) for name, count in found.items()}
+    found = [mixture.batch(step).sources for step in steps]
+    tokens = {name: sum(each.get(name, 0) for each in found) for name in mixture.names}
+    return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
 
 # ---- shares
@@ -90,7 +89,7 @@ def test_shares_are_as_close_as_the_page_says(lengths_of_rows, of_200, of_400, s
     corpora = {
         "short": rng.integers(5, 60, 2000),
         "even": np.full(1000, rng.integers(100, 900)),
-        "long": lengths(1500, 6.5, seed, 4000),
+        "long": lognormal(1500, 6.5, least=0, most=4000, seed=seed),
     }
     weights = dict(zip(corpora, rng.dirichlet([2, 2, 2]) + 0.02, strict=True))
     buckets = [Bucket(16_384 // length, length) for length in lengths_of_rows]
@@ -110,31 +109,19 @@ def test_long_and_short_sources_take_turns():
     assert order in ("SL" * 6, "LS" * 6)
 
 
-@dataclasses.dataclass
-class Answers:
-    """A corpus of which so many positions carry loss."""
-
-    lengths: np.ndarray
-    num_learnt: int
-
-
 def test_weights_by_loss_count_what_carries_loss():
-    lengths = np.random.default_rng(0).integers(20, 60, (2, 1000))
+    text, answers = np.random.default_rng(0).integers(20, 60, (2, 1000))
     corpora = {
-        "text": Answers(lengths[0], int(lengths[0].sum())),
-        "answers": Answers(lengths[1], 4000),
+        "text": SimpleNamespace(lengths=text, num_learnt=int(text.sum())),
+        "answers": SimpleNamespace(lengths=answers, num_learnt=4000),
     }
-    even = {"text": 1, "answers": 1}
-    mixture = Plan(corpora, [Bucket(8, 128)], weights=even, by="loss")
+    options = {"weights": {"text": 1, "answers": 1}, "by": "loss"}
+    mixture = Plan(corpora, [Bucket(8, 128)], **options)
     tokens = figures.count_steps(mixture, 0, 1000).tokens
-    loss = tokens["text"], tokens["answers"] * 4000 / int(lengths[1].sum())
-    assert loss[0] == pytest.approx(loss[1], rel=0.02)
+    assert tokens["text"] == pytest.approx(tokens["answers"] * 4000 / answers.sum(), rel=0.02)
     assert mixture.identity["corpora"]["text"]["loss"] == "1"
-    assert pipeline.fit_buckets(
-        corpora, weights=even, by="loss", tokens_per_batch=1024, max_buckets=1
-    ) == (Bucket(8, 128),)
-    with pytest.raises(ValueError, match="does not say how many of its positions carry loss"):
-        Plan({"a": [3, 4]}, [Bucket(1, 8)], weights={"a": 1}, by="loss")
+    buckets = pipeline.fit_buckets(corpora, tokens_per_batch=1024, max_buckets=1, **options)
+    assert buckets == (Bucket(8, 128),)
 
 
 # ---- endings
@@ -151,11 +138,10 @@ def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
 
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
-    assert 0.85 < max(passes.values()) <= 1
+    steps = mixture.num_batches()
+    assert 0.85 < max(figures.count_steps(mixture, 0, steps).passes.values()) <= 1
     endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
-    for step in range(mixture.num_batches()):
-        assert mixture.batch(step).digest == endless.batch(step).digest
+    assert digests(mixture, range(steps)) == digests(endless, range(steps))
 
 
 # ---- phases
@@ -186,7 +172,7 @@ def test_a_small_share_is_had_over_phases_of_any_length(steps):
 
 
 def test_another_corpus_joins_at_its_step():
-    two = {name: SOURCES[name] for name in ("code", "prose")}
+    two = {name: SOURCES[name] for name in FEW}
     grown = Plan(two, BUCKETS, weights=FEW).after(60, weights=WEIGHTS, lengths=SOURCES)
     assert grown.counts == (210, 300)
     assert figures.count_steps(grown, 60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
@@ -198,52 +184,29 @@ def test_another_corpus_joins_at_its_step():
     assert [each.lengths.excluded.tolist() for each in streams] == [[5], [], [40]]
 
 
-@pytest.mark.parametrize(
-    ("corpora", "sentence"),
-    [
-        ({"prose": 0, "code": 0}, "put new corpora after the present ones"),
-        ({"code": 0, "chat": 0}, "put new corpora after the present ones"),
-        ({"code": [3, 4], "prose": 0, "new": [5]}, "corpus 'code' has other lengths"),
-    ],
-)
-def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
-    two = {name: SOURCES[name] for name in ("code", "prose")}
-    before = Plan(two, BUCKETS, weights=FEW)
-    lengths = {name: SOURCES[name] if given == 0 else given for name, given in corpora.items()}
-    with pytest.raises(ValueError, match=sentence):
-        before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
-
-
 def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
-    old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
-    state = StateKey(old).state(100)
-    other = {"code": 1, "prose": 1, "chat": 1}
-    with pytest.raises(
-        ValueError, match=r"corpus: weight of code was 3/5 and is now 1/3; weight of prose"
-    ):
-        StateKey(Plan(SOURCES, BUCKETS, weights=other)).step(state)
+    def key(*later, lengths=SOURCES, **options):
+        weights = {"weights": [(0, WEIGHTS), *later]} | options
+        return StateKey(Plan(lengths, BUCKETS, **weights))
+
+    state, other = key().state(100), {"code": 1, "prose": 1, "chat": 1}
     for start in (100, 250):
-        changed = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
-        assert StateKey(changed).step(state) == 100
-    with pytest.raises(ValueError, match=r"weight of code was 3/5 and is now 1/3 from step 99 on"):
-        StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)])).step(state)
-    with pytest.raises(ValueError, match="ending was repeat and is now stop"):
-        StateKey(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")).step(state)
+        assert key((start, other)).step(state) == 100
+    less = SOURCES | {"chat": SOURCES["chat"][1:]}
+    changed = r"weight of code was 3/5 and is now 1/3"
+    for now, sentence in (
+        (key(weights=other), rf"corpus: {changed}; weight of prose"),
+        (key((99, other)), f"{changed} from step 99 on"),
+        (key(ending="stop"), "ending was repeat and is now stop"),
+        (key(lengths=less), "lengths of chat was"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            now.step(state)
     # A phase that was planned, and had not begun, may be left out or be another.
-    planned = StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (250, other)])).state(100)
+    planned = key((250, other)).state(100)
     assert planned == state
     for later in ([], [(100, other)], [(250, {**other, "code": 9})]):
-        assert StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), *later])).step(planned)
-    less = SOURCES | {"chat": SOURCES["chat"][1:]}
-    with pytest.raises(ValueError, match="lengths of chat was"):
-        StateKey(Plan(less, BUCKETS, weights=WEIGHTS)).step(state)
-
-
-def test_a_plan_without_a_step_is_refused():
-    corpora = {"a": np.array([5, 3]), "b": np.array([5, 3] * 20)}
-    phases = [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1})]
-    with pytest.raises(ValueError, match="the plan has no step"):
-        Plan(corpora, [Bucket(4, 8)], weights=phases, ending="stop")
+        assert key(*later).step(planned) == 100
 
 
 def test_pairs_have_their_shares():
@@ -254,9 +217,7 @@ def test_pairs_have_their_shares():
     mixture = Plan(pairs, buckets, weights={"one": 0.7, "two": 0.3})
     for first in (0, 300):
         assert shares_of(mixture, range(first, first + 200))["one"] == pytest.approx(0.7, abs=0.01)
-    text = str(mixture)
-    assert "4x64/48" in text
-    assert "two" in text
+    assert {"4x64/48", "two"} <= {*str(mixture).split()}
 
 
 def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
@@ -275,10 +236,9 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     second, third = mixture.first_step(1), mixture.first_step(2)
     for step in (second + 1, third - 1):
-        later = mixture.after(step, weights=dict.fromkeys(WEIGHTS, 1))
-        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
-        later = mixture.after(step, seed=1)
-        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
+        for change in ({"weights": dict.fromkeys(WEIGHTS, 1)}, {"seed": 1}):
+            later = mixture.after(step, **change)
+            assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
         whole = figures.whole_epochs(later, later.first_step(2))
         assert min(whole.values()) == 2
     later = mixture.after(third, seed=1)
@@ -334,42 +294,18 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
     def count(planned):
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
-    assert (
-        reported_deviations(mixture, count).max() < 0.03
-    )  # of tokens, "chat" has 2.7% in place of 10%
+    # Of tokens, "chat" has 2.7% in place of 10%.
+    assert reported_deviations(mixture, count).max() < 0.03
 
 
-def test_joined_corpora_must_agree(corpus, tmp_path):
-    other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
+def test_joined_corpora_must_agree(corpus):
+    other = pipeline.Examples([[1, 2, 3]], vocab_size=10)
     with pytest.raises(ValueError, match="other has vocabulary 10 and one has vocabulary 1000"):
         pipeline.Corpora({"one": corpus, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
         pipeline.Corpora({})
     with pytest.raises(IndexError, match="example 300 of 300"):
         pipeline.Corpora({"one": corpus}).read([300], [0], [1])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weights": {"code": 1}}, "are for code, and the corpora are code, prose, chat"),
-        ({"weights": {1: 2}}, "are for 1, and the corpora are code"),
-        ({"weights": {**WEIGHTS, "code": -1}}, "must be at least 0"),
-        ({"weights": {**WEIGHTS, "code": "much"}}, "must be at least 0"),
-        ({"weights": {**WEIGHTS, "code": 1 << 64}}, "a share is 0 or at least 1e-09 of all"),
-        ({"weights": [(5, WEIGHTS)]}, "begin at steps \\[5\\]; the first begins at 0"),
-        ({"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
-        ({"ending": "never"}, "ending is 'never'; it must be one of repeat, stop"),
-        ({"overflow": "error"}, "corpus 'code': .* longer than the longest bucket"),
-        *(
-            ({"weights": wrong}, r"weights is .*; it must be numbers by name, as in")
-            for wrong in ("gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})])
-        ),
-    ],
-)
-def test_bad_input_is_refused_with_a_sentence(change, message):
-    with pytest.raises(ValueError, match=message):
-        Plan(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
@@ -383,8 +319,5 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     assert mixture.fingerprint == "3716885fc8064d54"
     order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
     assert order == "lllllllllmllllllllllllll"
-    assert [mixture.batch(step).digest for step in (0, 300, 10**9)] == [
-        "d389bbb34c507a86",
-        "381b916161f38229",
-        "7e59978b41b6633d",
-    ]
+    expected = ["d389bbb34c507a86", "381b916161f38229", "7e59978b41b6633d"]
+    assert digests(mixture, (0, 300, 10**9)) == expected
