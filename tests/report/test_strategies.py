@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from benchmarks import simulations
 from pipeline.planning.lengths import histogram
 from pipeline.report import Options
-from pipeline.report.strategies import (
-    compare_others,
-    cut_documents,
-    pad_windows,
-    read_ahead,
-)
+from pipeline.report.strategies import compare_others, cut_documents, pad_windows, read_ahead
 
 SKEWED = np.clip(np.random.default_rng(0).lognormal(4, 1, 3000), 1, 512).astype(int)
 

@@ -126,11 +126,7 @@ def test_records_of_rows_segments_and_pairs_come_back():
     [
         ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; remove them"),
         ([3, 90], {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
-        (
-            [3, 4],
-            {"buckets": [Bucket(2, 8), Bucket(2, 8)]},
-            "length must descend by rows",
-        ),
+        ([3, 4], {"buckets": [Bucket(2, 8), Bucket(2, 8)]}, "length must descend by rows"),
         ([3, 4], {"max_segments": None}, "reward have a column for each segment.*max_segments="),
         ([3, 4], {"features": ["rewards"]}, "no feature 'rewards'; did you mean 'reward'"),
         ([3, 4], {"align": 3}, "align"),

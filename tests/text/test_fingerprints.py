@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import itertools
 import linecache
 import re
 import sys
@@ -167,21 +166,15 @@ def ask(program, place, seed):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Imports the project, with one text in place of another, and gives the fingerprints."""
-    monkeypatch.syspath_prepend(str(tmp_path / "0"))
-    numbers = itertools.count()
 
-    def load(old=None, new=None):
-        place = tmp_path / str(next(numbers))
-        texts = PROJECT
-        if old is not None:
-            assert sum(text.count(old) for text in PROJECT.values()) == 1
-            texts = {name: text.replace(old, new) for name, text in PROJECT.items()}
-        write(place, texts)
-        monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+    def load(old="", new=""):
+        place = tmp_path / ("changed" if old else "as it was")
+        assert not old or sum(text.count(old) for text in PROJECT.values()) == 1
+        write(place, {name: text.replace(old, new) for name, text in PROJECT.items()})
+        monkeypatch.syspath_prepend(place)
         for name in ("words", "chats"):
             monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        return importlib.import_module("chats").ALL
+        return [*map(fingerprint, importlib.import_module("chats").ALL)]
 
     return load
 
@@ -217,8 +210,7 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
     ],
 )
 def test_a_fingerprint_sees_all_that_a_template_depends_on(project, old, new, changed):
-    before = list(map(fingerprint, project()))
-    after = list(map(fingerprint, project(old, new)))
+    before, after = project(), project(old, new)
     assert [n for n in EVERY if before[n] != after[n]] == sorted(changed)
 
 

@@ -139,7 +139,7 @@ def test_parts_that_are_joined_stay_what_they_are(everyone, pieces):
         assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
-def test_tokens_that_fieldsare_made_of_are_found_in_every_text(everyone):
+def test_tokens_that_fields_are_made_of_are_found_in_every_text(everyone):
     for kind in ("added", "sentencepiece"):
         tokenizer = everyone[kind]
         ids = tokenizer.encode_batch(["a  bitcoin"])[0]

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import (
-    ArrayRecords,
-    ArrowFiles,
-    ParquetFiles,
-    Records,
-    open_files,
-)
+from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make, save_to_disk, write_array_record
