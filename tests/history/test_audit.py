@@ -8,8 +8,11 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Plan
+from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
-from pipeline.planning import figures
+from pipeline.history.auditing import FollowedLedger, NotAsPlanned
+from pipeline.planning import figures, growing
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.stream import Rows
 from tests.history.documents import write_documents
 
@@ -62,7 +65,7 @@ def audited(run):
 
 @pytest.fixture
 def passes(audited):
-    """`passes(workdir, lines, sentences)`: the run is as planned, and the audit says these."""
+    """`passes(workdir, lines, sentences)`: the audit says these, and that all is as planned."""
 
     def passes(workdir, lines, *sentences):
         code, out, err = audited(workdir, lines)
@@ -71,6 +74,7 @@ def passes(audited):
             assert sentence in out
         ran = len([line for line in lines if "loss" in line])
         assert f"all {ran} batches are those that were planned, each once and in order" in out
+        return out
 
     return passes
 
@@ -110,20 +114,18 @@ def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, passes):
         (lambda lines: lines.pop(31), "step 30 is missing"),
         (lambda lines: lines.insert(31, lines[30]), "step 29 was run twice"),
         (lambda lines: lines[31].update(batch=lines[30]["batch"]), "but that of step 29, again"),
+        (
+            lambda lines: lines.__delitem__(slice(31, None)),
+            "step 30 is missing: the log ends there, but the last checkpoint is for step 60",
+        ),
     ],
 )
 def test_a_step_that_is_altered_missing_or_repeated_is_named(ran, audited, change, sentence):
     workdir, lines, _ = ran
-    change(lines)
-    audited(workdir, lines, sentence)
-
-
-def test_steps_up_to_the_last_checkpoint_are_missing_where_the_log_ends_before_it(ran, audited):
-    workdir, lines, _ = ran
     for step in (20, 40, 60):  # a run keeps several
         (workdir / f"checkpoints/{step}").mkdir(parents=True)
-    missing = "step 30 is missing: the log ends there, but the last checkpoint is for step 60"
-    audited(workdir, lines[:31], missing)
+    change(lines)
+    audited(workdir, lines, sentence)
 
 
 def test_steps_without_an_update_are_told(ran, audited):
@@ -184,14 +186,9 @@ def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
-    corpora = {}
-    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
-        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
-        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-        directory = workdir / "corpus/train" / name
-        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
-    joined = pipeline.Corpora(corpora)
+    workdir, counts = tmp_path_factory.mktemp("mixed"), {"prose": 120, "code": 60, "chat": 40}
+    places = {name: workdir / "corpus/train" / name for name in counts}
+    joined = pipeline.Corpora({n: write_documents(places[n], counts[n]) for n in counts})
     weights = [
         (0, {"prose": 3, "code": 1}),
         (20, {"prose": 1, "code": 1}),
@@ -272,3 +269,45 @@ def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
         again, _ = read_history(epath.Path(tmp_path / str(number)))
         assert again.fingerprint == each.fingerprint
     assert float(again[3]["reward"]) == 3
+
+
+# ---- runs that followed a corpus while it grew
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    """The work directory of a run, and its plan, which changes once."""
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+    rng = np.random.default_rng(0)
+    with Writer(tmp_path / "corpus" / "train") as writer:
+        for number in range(200):
+            writer.append(rng.integers(0, 255, rng.integers(2, 80)))
+            if number % 20 == 19:
+                writer.seal()
+        writer.finish()
+    corpus = pipeline.Corpus.open(tmp_path / "corpus" / "train", follow=True).split(0.1)[0]
+    plan = FollowedPlan(corpus.log, [Bucket(4, 64)], window=50)
+    plan = plan.after(12, buckets=[Bucket(2, 64)])
+    write_history(tmp_path, corpus, plan)
+    return tmp_path, plan
+
+
+@pytest.mark.parametrize("steps", [5, 40, 120])  # in a chapter, in another, in a later epoch
+def test_a_followed_run_is_audited(followed, passes, audited, steps):
+    workdir, plan = followed
+    lines = lines_of(plan, steps)
+    out = passes(workdir, lines, "epoch 0 of a corpus, which grows: ")
+    assert ("\nepoch 1" in out) == (steps == 120)
+    lines[4]["batch"] = lines[3]["batch"]
+    audited(workdir, lines, "step 4 did not run the batch that was planned")
+    corpus, _ = read_history(workdir)
+    assert len(corpus[150]["inputs"]) == corpus.lengths[150]
+
+
+def test_a_position_twice_in_a_followed_run_is_found(followed):
+    _, plan = followed
+    ledger = FollowedLedger(plan, print)
+    for step in (0, 1, 1):
+        ledger.add(plan.batch(step))
+    with pytest.raises(NotAsPlanned, match="does not have each position of example"):
+        ledger.finish(3)

@@ -15,6 +15,7 @@ from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog, StepFiles
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
+from tests.corpus.files import contents
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
@@ -140,10 +141,10 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
 
 def test_a_run_that_goes_on_has_the_losses_of_each_step_once(ran, tmp_path):
     workdir, _, plan = ran
-    whole = {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()}
+    whole = contents(workdir / "losses")
     # Killed at step 50: what is after the checkpoint at 40 is made again.
     write_losses(workdir, plan, first=40)
-    assert {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()} == whole
+    assert contents(workdir / "losses") == whole
     # It may go on from the middle of a file, too.
     expected = losses(workdir)
     write_losses(workdir, plan, first=50)
