@@ -23,6 +23,7 @@ from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_eval_step, make_mesh
 from pipeline.trainer.corpora import prepare_corpora
+from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
@@ -198,14 +199,10 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
     assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
 
 
-def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "STEPS", 3)
+def test_a_damaged_part_is_made_again(corpus, tmp_path, interrupted):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
-    monkeypatch.setattr("pipeline.scoring.scores.write_table", None)
-    with pytest.raises(TypeError):  # every part is there, and no table
-        pipeline.score(corpus, ready, directory=again, **READY)
-    monkeypatch.setattr("pipeline.scoring.scores.write_table", table.write_table)
+    interrupted(4, corpus, ready, directory=again, **READY)
     part = sorted((again / "scores.parts").glob("*.npz"))[2]
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
@@ -427,17 +424,9 @@ def start(count, folder, corpus, directory, **asked):
     return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """600 examples, some of them longer than 32."""
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 600), 0, 70).astype(int)
-    examples = [rng.integers(1, 99, size) for size in sizes]
-    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("many"), vocab_size=99)
-
-
 @pytest.mark.slow
-def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_path):
+def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(tmp_path):
+    many = write_documents(tmp_path / "many", 600)  # some of them longer than 32
     for count in (1, 2, 4):
         group = start(count, tmp_path / f"logs{count}", many, tmp_path / str(count))
         assert group.wait() == [0] * count, group.outputs()
