@@ -295,9 +295,7 @@ def groups(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["corpus", "pairs", "groups"])
-def test_check_verifies_each_side_and_the_plan_and_says_what_is_damaged(
-    run, name, request, tmp_path
-):
+def test_check_verifies_sides_and_plans_and_names_what_is_damaged(run, name, request, tmp_path):
     given = request.getfixturevalue(name)
     out = run.done("check", given.directory, "--epoch", 1, *PAIRED)
     heads = ["files:", "offsets:", "fingerprint:", "vocabulary"] * len(given.sides)

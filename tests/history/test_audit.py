@@ -136,9 +136,7 @@ def test_steps_without_an_update_are_told(ran, audited):
     assert (code, "without an update: steps 3, 5\n" in out) == (0, True)
 
 
-def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
-    ran, tmp_path_factory, audited
-):
+def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, tmp_path_factory, audited):
     workdir, _, _ = ran
     history = json.loads((workdir / "plans.json").read_text())
     history["plans"][1]["changes"]["seed"] = 5

@@ -49,9 +49,7 @@ def masked(examples, tmp_path_factory):
         ("pairs", "targets", "decoder_inputs", pipeline.Bucket(4, (96, 96)), 0),
     ],
 )
-def test_values_of_positions_are_those_of_the_example_they_are_at(
-    given, per, field, bucket, epoch, request, tmp_path
-):
+def test_each_position_has_its_value(given, per, field, bucket, epoch, request, tmp_path):
     corpus = request.getfixturevalue(given)
     options = {"directory": tmp_path, "buckets": [bucket], "epoch": epoch, "per": per}
     scores = pipeline.score(corpus, lambda batch: {"token": batch[field]}, **options)
@@ -97,9 +95,7 @@ PER = {"token": "position", "wide": "position", "segment": "segment", "even": "p
 OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
 
 
-def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
-    corpus, tmp_path, monkeypatch
-):
+def test_values_of_positions_and_segments_keep_their_shapes(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROWS", 70)  # several record batches
     scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
     types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
@@ -181,9 +177,7 @@ def interrupted(monkeypatch):
     return score
 
 
-def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
-    corpus, tmp_path, interrupted, monkeypatch
-):
+def test_an_interrupted_call_goes_on_where_it_was(corpus, tmp_path, interrupted, monkeypatch):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
     numbers, kills, scores = [], -1, None

@@ -125,9 +125,7 @@ def persistent_cache(tmp_path):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed(
-    caplog, persistent_cache
-):
+def test_the_guard_says_which_step_compiled_again_and_why(caplog, persistent_cache):
     @jax.jit
     def guarded(batch):
         return batch["inputs"].sum()

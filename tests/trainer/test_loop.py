@@ -93,9 +93,7 @@ def test_a_step_compiled_after_the_start_stops_the_run(config, tmp_path, monkeyp
         return original(self, state, batch)
 
     monkeypatch.setattr(Compiled, "__call__", sneaky)
-    with pytest.raises(
-        RuntimeError, match=r"compiled at step 4, after the start: jit\(train_step\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"at step 4, after the start: jit\(train_step\)"):
         run(config, tmp_path)
     assert [line["step"] for line in steps(tmp_path)] == [0, 1, 2, 3]
 
@@ -125,9 +123,7 @@ def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
     ]
 
 
-def test_told_to_stop_it_saves_at_once_and_each_evaluation_is_logged_once(
-    config, tmp_path, monkeypatch
-):
+def test_told_to_stop_it_saves_at_once_and_logs_evaluations_once(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 6)
         run(config, tmp_path)
@@ -144,9 +140,7 @@ def test_told_to_stop_it_saves_at_once_and_each_evaluation_is_logged_once(
     assert [line["step"] for line in steps(tmp_path)] == list(range(12))
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
-    config, tmp_path, monkeypatch, capsys
-):
+def test_a_loss_that_is_not_finite_stops_or_is_skipped(config, tmp_path, monkeypatch, capsys):
     make_model = train.make_model
 
     def diverging(config, corpus):
@@ -232,9 +226,7 @@ def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
     assert rates[0] == rates[1]
 
 
-def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_right(
-    config, tmp_path
-):
+def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, tmp_path):
     config.peak_flops = 0.0  # utilisation depends on the clock
     run(config.copy_and_resolve_references(), tmp_path / "alone")
     both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
