@@ -116,14 +116,8 @@ UNWRITABLE = (
         (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt/x"], UNWRITABLE),
         (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt"], UNWRITABLE),
         ([*PREPARE, "--task", "1"], "--task and --of go together"),
-        (
-            [*PREPARE, "--task", "3", "--of", "3"],
-            r"share is \(3, 3\); of 3 shares the numbers are 0",
-        ),
-        (
-            [*PREPARE, "--engine", "ray", "--workers", "3"],
-            "--workers, --task and --of need --engine proc",
-        ),
+        ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
+        ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
         ([*PREPARE, "--engine-options", "auto"], "--engine-options need --engine beam or ray"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.text.sources import JsonLines, ParallelText, Slice, TextFiles, Tfds, files, lines
 from pipeline.text.sources.source import read_texts, where
 from tests.properties.questions import MORE, RECORDS, write_questions
-from tests.text.compressed import compressed
+from tests.text.record_files import compressed
 
 
 @pytest.fixture(params=["indexed_gzip", "without"])

@@ -1,7 +1,5 @@
 """Runs on a corpus that another program writes meanwhile, with a model that is next to nothing."""
 
-import contextlib
-import io
 import json
 import logging
 import re
@@ -84,7 +82,7 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     assert table["weight"].to_pylist() == Corpus.open(place).lengths.tolist()
 
 
-def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, monkeypatch):
+def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(growing, "CHAPTER", 3)
 
     def train_on(name, **fields):
@@ -122,10 +120,10 @@ def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, 
         "epoch 1 of written, not over: ",
     ):
         assert line in said
+    capsys.readouterr()
     for command in (["show", f"{workdir}", "--step=3"], ["why", f"{workdir}", "--step=40"]):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert main(command) == 0
-        assert "written" in out.getvalue()
+        assert main(command) == 0
+        assert "written" in capsys.readouterr().out
 
 
 def test_a_run_and_its_audit_say_that_the_corpus_has_shifted(config, tmp_path):
