@@ -214,29 +214,25 @@ def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):
     assert seen[0] == seen[1]
 
 
-def test_a_config_gives_its_corpus_and_its_options(run, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {n} {'word ' * (n % 17)}\n" for n in range(400)))
+def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINY_TEXT", str(text))
     (tmp_path / "mine.py").write_text(
-        "from configs import quickstart\n"
+        "from tests.runs import tiny_config\n"
         "def get_config():\n"
-        "    config = quickstart.get_config()\n"
-        "    for part in (config.train, config.eval):\n"
-        f"        part.source, part.files = '', {str(text)!r}\n"
-        "    config.tokenizer.kind, config.seed = 'bytes', 7\n"
-        "    config.batches.update(tokens_per_batch=512, max_length=128, length_multiple=16)\n"
+        "    config = tiny_config.get_config()\n"
+        "    config.seed = 7\n"
         "    return config\n"
     )
     arguments = [tmp_path / "mine.py", "--workdir", tmp_path / "run"]
     status, out, _ = run("report", *arguments, "--json", "--max-buckets", 2)
     seen = json.loads(out)
     assert status == FINE
-    assert seen["options"]["tokens_per_batch"] == 512
+    assert seen["options"]["tokens_per_batch"] == 1024
     assert seen["options"]["seed"] == 7
     assert len(seen["plan"]["buckets"]) <= 2
     # The plan is the one that training makes from the same config.
     corpus = Corpus.open(tmp_path / "run" / "corpus" / "train")
-    options = {"tokens_per_batch": 512, "max_length": 128, "length_multiple": 16}
+    options = {"tokens_per_batch": 1024, "max_length": 128, "length_multiple": 16}
     plan = Plan(corpus, fit_buckets(corpus, max_buckets=2, **options), seed=7)
     assert seen["plan"]["fingerprint"] == plan.fingerprint
     out = run.done("check", *arguments)
