@@ -29,7 +29,6 @@ from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
-PAIRED = (pipeline.Bucket(4, (96, 64)),)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +66,9 @@ def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
         first = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
         return {"inputs": batch["inputs"], "weights": batch["targets"] % 7, "first": first}
 
-    options = {"buckets": PAIRED, "overflow": "truncate", "max_segments": 16}
-    options |= {"per": {"inputs": "inputs", "weights": "targets", "first": "segment"}}
+    per = {"inputs": "inputs", "weights": "targets", "first": "segment"}
+    options = {"per": per, "overflow": "truncate", "max_segments": 16}
+    options |= {"buckets": [pipeline.Bucket(4, (96, 64))]}
     one, other = (
         pipeline.score(pairs, step, directory=tmp_path / f"{align}", align=align, **options)
         for align in (1, 8)

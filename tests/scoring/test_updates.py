@@ -148,11 +148,7 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
     examples = make([5, 9, 3])
     (planned, batch), *_ = pack(examples, [Bucket(4, 16)], max_segments=4)
     for values, per, sentence in (
-        (
-            batch["inputs"][:, :5],
-            "position",
-            r"shape .4, 5., and per='position' needs 16 positions",
-        ),
+        (batch["inputs"][:, :5], "position", "shape .4, 5., and per='position' needs 16 pos"),
         (batch["inputs"][:, :0], "segment", "needs"),
         (batch["inputs"][:, 0], "row", "hold up to"),
         (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),

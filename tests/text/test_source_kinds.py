@@ -95,9 +95,8 @@ def test_a_damaged_file_is_named(tmp_path, kind):
 
 
 def test_only_the_columns_that_are_wanted_are_read(tmp_path):
-    for kind in ("parquet", "feather"):
+    for kind, cls in (("parquet", ParquetFiles), ("feather", ArrowFiles)):
         make(kind, tmp_path, RECORDS)
-        cls = ParquetFiles if kind == "parquet" else ArrowFiles
         source = cls(tmp_path / f"*.{kind}", columns=["text"])
         assert source[59] == {"text": "né 59"}
         with pytest.raises(ValueError, match=r"has no column 'body' \(its columns: text, turns\)"):

@@ -189,10 +189,7 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
         ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
         ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
-        (
-            '{"a": ' * 1_000_000,
-            "line 3 cannot be read: its JSON is nested too deeply, or has a num",
-        ),
+        ('{"a": ' * 1_000_000, "line 3 cannot be read: its JSON is nested too deeply, or has"),
         (f'{{"id": {"7" * 5000}}}', "line 3 cannot be read: .* limit .* for integer string"),
         ('{"text": "\\ud800"}', "line 3: field 'text' is not UTF-8 text"),
     ],

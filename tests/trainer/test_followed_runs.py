@@ -33,19 +33,6 @@ def config(text):
     return config
 
 
-class WaitsFor(threading.Event):
-    """Is set once a message that contains `text` is logged."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-
-    def filter(self, record):
-        if self.text in record.getMessage():
-            self.set()
-        return True
-
-
 def write(directory, first, last, *, finish, tokenizer=None):
     """Writes the examples of these numbers after those that are there."""
     rng = np.random.default_rng(first)
@@ -60,7 +47,12 @@ def write(directory, first, last, *, finish, tokenizer=None):
 def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_path):
     place = tmp_path / "corpus" / "train"
     write(place, 0, 40, finish=False)
-    waits = WaitsFor("waiting for part 1 of")
+    waits = threading.Event()
+
+    def note(record):
+        if "waiting for part 1 of" in record.getMessage():
+            waits.set()
+        return True
 
     def write_the_rest():
         assert waits.wait(60)
@@ -69,9 +61,9 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     thread = threading.Thread(target=write_the_rest)
     thread.start()
     log = logging.getLogger("pipeline.corpus.log")
-    log.addFilter(waits)
+    log.addFilter(note)
     run(config, tmp_path)
-    log.removeFilter(waits)
+    log.removeFilter(note)
     assert len(steps(tmp_path)) == 8
     assert audit(tmp_path)[0] == 0
     thread.join()
