@@ -31,14 +31,8 @@ EVERY_ORDER = pytest.mark.parametrize(
 def packed_ids(length, rng):
     """Rows of one segment, of many, of none, and of some and padding."""
     some = np.repeat(np.arange(1, 40), rng.integers(1, 30, 39))[: length - 5]
-    return np.stack(
-        [
-            np.ones(length),
-            np.arange(length) // 2 + 1,
-            np.zeros(length),
-            np.pad(some, (0, length - len(some))),
-        ]
-    ).astype(np.int32)
+    rows = np.ones(length), np.arange(length) // 2 + 1, np.zeros(length)
+    return np.stack([*rows, np.pad(some, (0, length - len(some)))]).astype(np.int32)
 
 
 def arrays(q_ids, kv_ids, *, heads=4, kv_heads=2, width=16, dtype="float32", seed=0):

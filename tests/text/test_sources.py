@@ -103,9 +103,7 @@ def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(paralle
     assert len(source) == 100
     assert source.__getitems__(range(100)) == records
     copy = pickle.loads(pickle.dumps(source))
-    assert [copy[index] for index in (99, 0, 77, 70, 33)] == [
-        records[index] for index in (99, 0, 77, 70, 33)
-    ]
+    assert all(copy[index] == records[index] for index in (99, 0, 77, 70, 33))
     assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-7]}2.en.gz, line 8"
     assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
     kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
