@@ -59,10 +59,10 @@ def assert_equals_dense(
     order |= {"implementation": name, "_blocks": _blocks}
     found = value_and_gradients(*inputs, q_ids, kv_ids, **order)
     assert found[0].dtype == jnp.dtype(dtype)
-    for name, a, b in zip(("output", "dq", "dk", "dv"), found, dense, strict=True):
+    for what, a, b in zip(("output", "dq", "dk", "dv"), found, dense, strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         error = np.abs(a - b).max() / max(1, np.abs(b).max())
-        assert error < tolerance, f"{name} is off by {error:.1e}"
+        assert error < tolerance, f"{what} is off by {error:.1e}"
 
 
 @pytest.fixture(params=["rows in turn", "rows together"])

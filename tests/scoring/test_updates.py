@@ -93,15 +93,15 @@ def test_other_lengths_compile_nothing():
 
 def test_records_of_rows_segments_and_pairs_come_back():
     examples = make([5, 9, 3])
-    alone = [
-        (p, b["inputs"].sum(axis=1)) for p, b in pack(examples, [Bucket(2, 8)], max_segments=1)
-    ]
-    assert [int(each) for each in unpack(alone, examples, per="row")] == [
-        int(example["inputs"].sum()) for example in examples
-    ]
-    split = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
-        examples, [Bucket(4, 4)], overflow="split", features=()
-    )]  # fmt: skip
+    alone = pack(examples, [Bucket(2, 8)], max_segments=1)
+    sums = unpack([(p, b["inputs"].sum(axis=1)) for p, b in alone], examples, per="row")
+    assert sums == [example["inputs"].sum() for example in examples]
+
+    def ones_of(overflow):
+        packed = pack(examples, [Bucket(4, 4)], overflow=overflow, features=())
+        return [(planned, jnp.ones(planned.bucket.shape)) for planned, _ in packed]
+
+    split, dropped = ones_of("split"), ones_of("drop")
     assert [each.sum() for each in unpack(split, examples, per="position")] == [4, 8, 2]
     ones = [(p, jnp.ones((p.bucket.rows, 4))) for p, _ in split]
     with pytest.raises(ValueError, match="give combine="):
@@ -113,12 +113,9 @@ def test_records_of_rows_segments_and_pairs_come_back():
         values[planned.segments[:, 0], planned.numbers] = planned.segments[:, 2] > 0
     assert unpack(later, examples, per="segment", combine="sum") == [0, 1, 0]
     assert unpack(later, examples, per="segment", combine="mean") == [0, 0.5, 0]
-    dropped = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
-        examples, [Bucket(4, 4)], overflow="drop", features=()
-    )]  # fmt: skip
     assert [len(each) for each in unpack(dropped, examples, per="position")] == [4, 0, 2]
     with pytest.raises(ValueError, match="give each batch of a pass once"):
-        unpack(split[:0] + split + split, examples, per="position")
+        unpack(split + split, examples, per="position")
 
 
 @pytest.mark.parametrize(
