@@ -57,9 +57,8 @@ def cut(lengths, row):
 def test_cut_documents_are_as_expected_of_a_random_order(row):
     rng = np.random.default_rng(row)
     counted = [cut(rng.permutation(SKEWED), row) for _ in range(60)]
-    assert cut_documents(*histogram(SKEWED), row) == pytest.approx(
-        np.mean(counted, axis=0), rel=0.01
-    )
+    expected = cut_documents(*histogram(SKEWED), row)
+    assert expected == pytest.approx(np.mean(counted, axis=0), rel=0.01)
 
 
 def test_documents_that_fill_rows_exactly_are_not_cut():

@@ -181,6 +181,7 @@ def test_what_cannot_be_followed_is_refused(config, tmp_path, fields, message):
 def test_a_corpus_that_still_grows_is_not_scored(tmp_path):
     write(tmp_path / "corpus", 0, 20, finish=False)
     options = {"per": "position", "buckets": [pipeline.Bucket(2, 128)]}
+    options |= {"directory": tmp_path / "scores"}
 
     def step(batch):
         return {"token": batch["inputs"]}
@@ -188,11 +189,9 @@ def test_a_corpus_that_still_grows_is_not_scored(tmp_path):
     grown = Corpus.open(tmp_path / "corpus", follow=True)
     for corpus in (grown, pipeline.Corpora({"a": grown, "b": grown})):
         with pytest.raises(ValueError, match="is half-written"):
-            pipeline.score(corpus, step, directory=tmp_path / "scores", **options)
+            pipeline.score(corpus, step, **options)
     with pytest.raises(TypeError, match="no option 'follow'"):
-        pipeline.score(
-            tmp_path / "corpus", step, directory=tmp_path / "scores", follow=True, **options
-        )
+        pipeline.score(tmp_path / "corpus", step, follow=True, **options)
     write(tmp_path / "corpus", 20, 30, finish=True)
-    found = pipeline.score(grown, step, directory=tmp_path / "scores", **options)
+    found = pipeline.score(grown, step, **options)
     assert found["token"].to_pylist()[-1] == Corpus.open(tmp_path / "corpus")[-1]["inputs"].tolist()
