@@ -176,9 +176,14 @@ def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir, counts = tmp_path_factory.mktemp("mixed"), {"prose": 120, "code": 60, "chat": 40}
-    places = {name: workdir / "corpus/train" / name for name in counts}
-    joined = pipeline.Corpora({n: write_documents(places[n], counts[n]) for n in counts})
+    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
+    corpora = {}
+    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
+        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
+        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
+        directory = workdir / "corpus/train" / name
+        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
+    joined = pipeline.Corpora(corpora)
     weights = [
         (0, {"prose": 3, "code": 1}),
         (20, {"prose": 1, "code": 1}),
