@@ -3,19 +3,18 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import Batches, Corpus, Masked, Pairs, Plan, prepare, prepare_pairs, templates
+from pipeline import Batches, Examples, Masked, Pairs, Plan, prepare, prepare_pairs, templates
 from pipeline.cli.show import COLOURS, Shown, printable
 from pipeline.corpus import tasks
 from pipeline.planning.bucket import Bucket
-from pipeline.text.sources import Records, TextFiles
+from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
 
 @pytest.fixture
 def texts(tmp_path):
     """A corpus of three texts: lengths 6, 4 and 3 with an end mark."""
-    (tmp_path / "texts.txt").write_text("banana\nplum\nfig\n")
-    source = TextFiles(str(tmp_path / "texts.txt"))
+    source = Records(["banana", "plum", "fig"])
     return prepare(source, Bytes(begin=False), tmp_path / "corpus", progress=False)
 
 
@@ -60,18 +59,9 @@ def test_each_segment_has_its_colour(shown):
 
 
 def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
-    class Flat:
-        tokenizer = trees = None
-
-        @property
-        def sides(self):
-            return (self,)
-
-        def read(self, examples, starts, lengths, reach, epoch, features):
-            return {"inputs": np.ones(int(reach.sum()), np.int32)}
-
-    plan = Plan([300, 100, 56], [Bucket(1, 512)], shuffle=False)
-    lines = list(Shown(Flat(), plan, 0).lines(width=88))
+    corpus = Examples([np.ones(length + 1, int) for length in (300, 100, 56)])
+    plan = Plan(corpus, [Bucket(1, 512)], shuffle=False)
+    lines = list(Shown(corpus, plan, 0).lines(width=88))
     strip = re.search("▕(.*)▏", lines[3]).group(1)
     assert len(lines[3]) == 88
     for letter, size in (("A", 300), ("B", 100), ("C", 56), ("·", 56)):
@@ -100,21 +90,15 @@ def test_segments_are_read_back_from_the_arrays(name, buckets, request):
             np.testing.assert_array_equal(seen, planned.segments)
 
 
-@pytest.fixture
-def shown_pairs(tmp_path):
-    """Two rows of 8 and 8: "ab" to "xy" and "c" to "z"; "defgh" to "uvw"."""
+def test_of_pairs_both_sides_of_a_row_are_shown(tmp_path):
     texts = (("ab", "xy"), ("defgh", "uvw"), ("c", "z"))
     source = Records([{"from": inputs, "to": targets} for inputs, targets in texts])
     options = {"fields": ("from", "to"), "progress": False}
     pairs = prepare_pairs(source, Bytes(), tmp_path / "pairs", **options)
-    return Shown(pairs, Plan(pairs, [Bucket(2, (8, 8))], shuffle=False), 0)
-
-
-def test_of_pairs_both_sides_of_a_row_are_shown(shown_pairs):
-    assert list(shown_pairs.lines(width=60)) == [
+    shown = Shown(pairs, Plan(pairs, [Bucket(2, (8, 8))], shuffle=False), 0)
+    assert list(shown.lines(width=60)) == [
         "step 0 (epoch 0, batch 0 of 1), 2 rows × 8 + 8 positions",
-        "3 segments, 23 real positions, 28.12% padding, weights 9, digest "
-        + shown_pairs.planned.digest,
+        "3 segments, 23 real positions, 28.12% padding, weights 9, digest " + shown.planned.digest,
         "",
         "row 0   inputs ▕AAAAAAA·▏ 7 of 8",
         "  A example 1, positions 0 to 6: defgh",
@@ -141,8 +125,8 @@ def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
     assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
 
 
-def test_without_a_tokenizer_ids_are_shown(tmp_path):
-    corpus = Corpus.from_arrays([np.array([5, 6, 7])], tmp_path / "c")
+def test_without_a_tokenizer_ids_are_shown():
+    corpus = Examples([[5, 6, 7]])
     shown = Shown(corpus, Plan(corpus, [Bucket(1, 4)]), 0)
     assert list(shown.lines())[-1].endswith(": 5 6 7")
 
@@ -164,20 +148,14 @@ def test_a_wrong_row_or_step_is_refused(shown, texts):
         Shown(texts, Plan(texts, [Bucket(2, 8)]), -1)
 
 
-@pytest.fixture
-def answers(tmp_path):
-    """Two questions with answers, which alone carry loss; rows of 12."""
+def test_text_with_loss_is_marked_and_ids_and_targets_are_printed_on_request(tmp_path):
     records = Records([{"q": "ab", "a": "xyz"}, {"q": "c", "a": "no"}])
     answer = templates.Answer(prompt="{q}?", answer="{a}")
     options = {"template": answer, "progress": False}
     corpus = prepare(records, Bytes(begin=False), tmp_path / "answers", **options)
-    return Shown(corpus, Plan(corpus, [Bucket(1, 12)], shuffle=False), 0)
-
-
-def test_text_with_loss_is_marked_and_ids_and_targets_are_printed_on_request(answers):
-    end = answers.corpus.tokenizer.end_id
-    a, b, c, x, y, z, n, o, q = ids_of("abcxyzno?")
-    assert list(answers.lines(width=80, ids=True))[3:] == [
+    shown = Shown(corpus, Plan(corpus, [Bucket(1, 12)], shuffle=False), 0)
+    end, (a, b, c, x, y, z, n, o, q) = corpus.tokenizer.end_id, ids_of("abcxyzno?")
+    assert list(shown.lines(width=80, ids=True))[3:] == [
         "row 0   ▕aaAAAAbBBB··▏ 10 of 12",
         "  A example 0, positions 0 to 5, weights 4: ab?⟦xyz⟧",
         f"    inputs         {a} {b} {q} {x} {y} {z}",

@@ -8,8 +8,11 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Plan
+from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
-from pipeline.planning import figures
+from pipeline.history.auditing import FollowedLedger, NotAsPlanned
+from pipeline.planning import figures, growing
+from pipeline.planning.following import FollowedPlan
 from pipeline.planning.stream import Rows
 from tests.history.documents import write_documents
 
@@ -24,11 +27,6 @@ def lines_of(plan, steps):
     ]
 
 
-def write(workdir, lines):
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (workdir / "metrics.jsonl").write_text(text)
-
-
 @pytest.fixture
 def ran(tmp_path):
     """A run of 60 steps, over three epochs, that changed twice; its lines."""
@@ -38,20 +36,19 @@ def ran(tmp_path):
     write_history(epath.Path(tmp_path), corpus, plan)
     lines = lines_of(plan, 60)
     lines.insert(10, {"step": 10, "eval_loss": 2.0})
-    write(tmp_path, lines)
     return tmp_path, lines, plan
 
 
 @pytest.fixture
 def audited(run):
-    """`audited(workdir, lines)`: the exit code of the audit of a run with these lines, and output.
+    """`audited(workdir, lines, *wrong)`: what the audit of a run with these lines comes to.
 
-    With `wrong`, something is found, and each of its sentences is said.
+    With `wrong`, something is found, and each of these sentences is said.
     """
 
-    def audited(workdir, lines=None, *wrong):
-        if lines is not None:
-            write(workdir, lines)
+    def audited(workdir, lines, *wrong):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (workdir / "metrics.jsonl").write_text(text)
         code, out, err = run("audit", workdir)
         for sentence in wrong:
             assert (code, sentence in err) == (1, True), err
@@ -62,7 +59,7 @@ def audited(run):
 
 @pytest.fixture
 def passes(audited):
-    """`passes(workdir, lines, sentences)`: the run is as planned, and the audit says these."""
+    """`passes(workdir, lines, sentences)`: the audit says these, and that all is as planned."""
 
     def passes(workdir, lines, *sentences):
         code, out, err = audited(workdir, lines)
@@ -71,6 +68,7 @@ def passes(audited):
             assert sentence in out
         ran = len([line for line in lines if "loss" in line])
         assert f"all {ran} batches are those that were planned, each once and in order" in out
+        return out
 
     return passes
 
@@ -110,20 +108,18 @@ def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, passes):
         (lambda lines: lines.pop(31), "step 30 is missing"),
         (lambda lines: lines.insert(31, lines[30]), "step 29 was run twice"),
         (lambda lines: lines[31].update(batch=lines[30]["batch"]), "but that of step 29, again"),
+        (
+            lambda lines: lines.__delitem__(slice(31, None)),
+            "step 30 is missing: the log ends there, but the last checkpoint is for step 60",
+        ),
     ],
 )
 def test_a_step_that_is_altered_missing_or_repeated_is_named(ran, audited, change, sentence):
     workdir, lines, _ = ran
-    change(lines)
-    audited(workdir, lines, sentence)
-
-
-def test_steps_up_to_the_last_checkpoint_are_missing_where_the_log_ends_before_it(ran, audited):
-    workdir, lines, _ = ran
     for step in (20, 40, 60):  # a run keeps several
         (workdir / f"checkpoints/{step}").mkdir(parents=True)
-    missing = "step 30 is missing: the log ends there, but the last checkpoint is for step 60"
-    audited(workdir, lines[:31], missing)
+    change(lines)
+    audited(workdir, lines, sentence)
 
 
 def test_steps_without_an_update_are_told(ran, audited):
@@ -134,20 +130,16 @@ def test_steps_without_an_update_are_told(ran, audited):
     assert (code, "without an update: steps 3, 5\n" in out) == (0, True)
 
 
-def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
-    ran, tmp_path_factory, audited
-):
+def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, run):
     workdir, _, _ = ran
     history = json.loads((workdir / "plans.json").read_text())
     history["plans"][1]["changes"]["seed"] = 5
     (workdir / "plans.json").write_text(json.dumps(history))
-    code, _, err = audited(workdir)
-    assert code == 2
-    assert "the plan from step 7 on differs from that of the run: seed was 4 and is now 5" in err
+    differs = "the plan from step 7 on differs from that of the run: seed was 4 and is now 5"
+    assert differs in run.refused("audit", workdir)
     (workdir / "plans.json").write_text("{")
-    assert audited(workdir)[0] == 2
-    code, _, err = audited(tmp_path_factory.mktemp("empty"))
-    assert (code, "give the work directory of a run" in err) == (2, True)
+    run.refused("audit", workdir)
+    assert "give the work directory of a run" in run.refused("audit", workdir / "corpus/train")
 
 
 def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, audited, passes, losing):
@@ -272,3 +264,45 @@ def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
         again, _ = read_history(epath.Path(tmp_path / str(number)))
         assert again.fingerprint == each.fingerprint
     assert float(again[3]["reward"]) == 3
+
+
+# ---- runs that followed a corpus while it grew
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    """The work directory of a run, and its plan, which changes once."""
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+    rng = np.random.default_rng(0)
+    with Writer(tmp_path / "corpus" / "train") as writer:
+        for number in range(200):
+            writer.append(rng.integers(0, 255, rng.integers(2, 80)))
+            if number % 20 == 19:
+                writer.seal()
+        writer.finish()
+    corpus = pipeline.Corpus.open(tmp_path / "corpus" / "train", follow=True).split(0.1)[0]
+    plan = FollowedPlan(corpus.log, [Bucket(4, 64)], window=50)
+    plan = plan.after(12, buckets=[Bucket(2, 64)])
+    write_history(tmp_path, corpus, plan)
+    return tmp_path, plan
+
+
+@pytest.mark.parametrize("steps", [5, 40, 120])  # in a chapter, in another, in a later epoch
+def test_a_followed_run_is_audited(followed, passes, audited, steps):
+    workdir, plan = followed
+    lines = lines_of(plan, steps)
+    out = passes(workdir, lines, "epoch 0 of a corpus, which grows: ")
+    assert ("\nepoch 1" in out) == (steps == 120)
+    lines[4]["batch"] = lines[3]["batch"]
+    audited(workdir, lines, "step 4 did not run the batch that was planned")
+    corpus, _ = read_history(workdir)
+    assert len(corpus[150]["inputs"]) == corpus.lengths[150]
+
+
+def test_a_position_twice_in_a_followed_run_is_found(followed):
+    _, plan = followed
+    ledger = FollowedLedger(plan, print)
+    for step in (0, 1, 1):
+        ledger.add(plan.batch(step))
+    with pytest.raises(NotAsPlanned, match="does not have each position of example"):
+        ledger.finish(3)

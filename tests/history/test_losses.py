@@ -15,6 +15,7 @@ from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog, StepFiles
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
+from tests.corpus.files import contents
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
@@ -41,9 +42,8 @@ def test_sums_of_segments_are_those_of_their_positions(columns, microbatches):
     }
 
     def loss(scale, batch):
-        return (batch["loss_weights"] * (scale * batch["inputs"]) ** 2).sum(), jnp.sum(
-            batch["loss_weights"]
-        )
+        weights = batch["loss_weights"]
+        return (weights * (scale * batch["inputs"]) ** 2).sum(), weights.sum()
 
     @jax.jit
     def step(scale, batch):
@@ -99,9 +99,7 @@ def test_losses_name_the_examples_of_the_plan(ran):
     np.testing.assert_array_equal(found.example, segments[:, 1])
     np.testing.assert_array_equal(found.weight, segments[:, 3])
     assert np.unique(found.step).tolist() == list(range(STEPS))
-    assert (
-        found.epoch == np.repeat([b.epoch for b in batches], [len(b.segments) for b in batches])
-    ).all()
+    np.testing.assert_array_equal(found.epoch, [b.epoch for b in batches for _ in b.segments])
     for epoch in range(int(found.epoch.max())):  # all but the last are whole
         weight = found.select(found.epoch == epoch).weight.sum()
         assert weight == corpus.lengths.sum()
@@ -109,9 +107,8 @@ def test_losses_name_the_examples_of_the_plan(ran):
     numbers, loss, excess = found.documents()
     assert sorted(numbers[np.argsort(-excess)[:3]].tolist()) == NOISY
     assert excess[NOISY] == pytest.approx(1, abs=0.2)
-    assert loss[0] == pytest.approx(
-        found.loss[found.example == 0].sum() / found.weight[found.example == 0].sum()
-    )
+    first = found.select(found.example == 0)
+    assert loss[0] == pytest.approx(first.loss.sum() / first.weight.sum())
     files = sum(path.stat().st_size for path in (workdir / "losses").iterdir())
     assert files < segments[:, 3].sum()  # less than a byte for a token
 
@@ -121,7 +118,8 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
     lines = run.done("why", workdir, "--worst", 3).splitlines()
     assert lines[0] == f"200 documents in {STEPS} steps"
     assert sorted(int(line.split()[0]) for line in lines[2:]) == NOISY
-    (step,) = [s for s in range(40, STEPS) if 40 in plan.batch(s).segments[:, 1]][:1]
+    seen = [step for step in range(STEPS) if 40 in plan.batch(step).segments[:, 1]]
+    step = next(step for step in seen if step >= 40)
     lines = run.done("why", workdir, "--step", step).splitlines()
     planned = plan.batch(step)
     assert f"step {step}: {len(np.unique(planned.segments[:, 1]))} documents, loss " in lines[0]
@@ -130,9 +128,7 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
     assert ranked == sorted(ranked, reverse=True)
     assert " ".join(map(str, corpus[40]["inputs"][:3])) in lines[2]
     lines = run.done("why", workdir, "--document", 40).splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == [
-        str(s) for s in range(STEPS) if 40 in plan.batch(s).segments[:, 1]
-    ]
+    assert [line.split()[0] for line in lines[1:-1]] == [*map(str, seen)]
     assert lines[-1].split()[:3] == list(map(str, corpus[40]["inputs"][:3]))
     for asked in (["--step", 90], ["--document", 200]):
         assert "losses" in run.refused("why", workdir, *asked)
@@ -140,10 +136,10 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
 
 def test_a_run_that_goes_on_has_the_losses_of_each_step_once(ran, tmp_path):
     workdir, _, plan = ran
-    whole = {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()}
+    whole = contents(workdir / "losses")
     # Killed at step 50: what is after the checkpoint at 40 is made again.
     write_losses(workdir, plan, first=40)
-    assert {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()} == whole
+    assert contents(workdir / "losses") == whole
     # It may go on from the middle of a file, too.
     expected = losses(workdir)
     write_losses(workdir, plan, first=50)

@@ -31,14 +31,8 @@ EVERY_ORDER = pytest.mark.parametrize(
 def packed_ids(length, rng):
     """Rows of one segment, of many, of none, and of some and padding."""
     some = np.repeat(np.arange(1, 40), rng.integers(1, 30, 39))[: length - 5]
-    return np.stack(
-        [
-            np.ones(length),
-            np.arange(length) // 2 + 1,
-            np.zeros(length),
-            np.pad(some, (0, length - len(some))),
-        ]
-    ).astype(np.int32)
+    rows = np.ones(length), np.arange(length) // 2 + 1, np.zeros(length)
+    return np.stack([*rows, np.pad(some, (0, length - len(some)))]).astype(np.int32)
 
 
 def arrays(q_ids, kv_ids, *, heads=4, kv_heads=2, width=16, dtype="float32", seed=0):
@@ -56,21 +50,19 @@ def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, **options):
     return out, *pull_back(g)
 
 
-def assert_close(found, expected, tolerance):
-    for name, a, b in zip(("output", "dq", "dk", "dv"), found, expected, strict=True):
+def assert_equals_dense(
+    name, q_ids, kv_ids=None, dtype="float32", tolerance=1e-5, heads=4, _blocks=None, **order
+):
+    inputs = arrays(q_ids, q_ids if kv_ids is None else kv_ids, heads=heads, dtype=dtype)
+    exact = [np.asarray(x, np.float32) for x in inputs]
+    dense = value_and_gradients(*exact, q_ids, kv_ids, **order, implementation="dense")
+    order |= {"implementation": name, "_blocks": _blocks}
+    found = value_and_gradients(*inputs, q_ids, kv_ids, **order)
+    assert found[0].dtype == jnp.dtype(dtype)
+    for what, a, b in zip(("output", "dq", "dk", "dv"), found, dense, strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         error = np.abs(a - b).max() / max(1, np.abs(b).max())
-        assert error < tolerance, f"{name} is off by {error:.1e}"
-
-
-def assert_equals_dense(implementation, ids, causal, window, dtype, tolerance, **options):
-    inputs, options = arrays(ids, ids, dtype=dtype), options | {"implementation": implementation}
-    order = {"causal": causal, "window": window}
-    exact = [np.asarray(x, np.float32) for x in inputs]
-    dense = value_and_gradients(*exact, ids, None, **order, implementation="dense")
-    found = value_and_gradients(*inputs, ids, None, **order, **options)
-    assert found[0].dtype == jnp.dtype(dtype)
-    assert_close(found, dense, tolerance)
+        assert error < tolerance, f"{what} is off by {error:.1e}"
 
 
 @pytest.fixture(params=["rows in turn", "rows together"])
@@ -84,22 +76,21 @@ def small_blocks(request, monkeypatch):
 @EVERY_ORDER
 def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
     ids = packed_ids(83, np.random.default_rng(1))
-    assert_equals_dense("blocked", ids, causal, window, dtype, tolerance, _blocks=small_blocks)
+    options = {"causal": causal, "window": window, "_blocks": small_blocks}
+    assert_equals_dense("blocked", ids, None, dtype, tolerance, **options)
 
 
 @EVERY_ORDER
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_kernels_equal_dense(implementation, causal, window, dtype, tolerance):
     ids = packed_ids(150, np.random.default_rng(1))
-    assert_equals_dense(implementation, ids, causal, window, dtype, tolerance)
+    assert_equals_dense(implementation, ids, None, dtype, tolerance, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("length", [1, 128, 300])
 def test_blocked_equals_dense_with_its_own_block_size(length):
     ids = packed_ids(max(length, 6), np.random.default_rng(2))[:, :length]
-    inputs = arrays(ids, ids, heads=2, kv_heads=2)
-    dense = value_and_gradients(*inputs, ids, None, implementation="dense")
-    assert_close(value_and_gradients(*inputs, ids, None, implementation="blocked"), dense, 1e-5)
+    assert_equals_dense("blocked", ids, heads=2)  # as many as heads of keys
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -107,10 +98,7 @@ def test_cross_attention_equals_dense(implementation):
     rng = np.random.default_rng(3)
     q_ids, kv_ids = packed_ids(70, rng), packed_ids(131, rng)
     q_ids[3], kv_ids[3] = q_ids[3][::-1], np.where(kv_ids[3] == 2, 99, kv_ids[3])
-    inputs = arrays(q_ids, kv_ids)
-    dense = value_and_gradients(*inputs, q_ids, kv_ids, causal=False, implementation="dense")
-    found = value_and_gradients(*inputs, q_ids, kv_ids, causal=False, implementation=implementation)
-    assert_close(found, dense, 1e-5)
+    assert_equals_dense(implementation, q_ids, kv_ids, causal=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

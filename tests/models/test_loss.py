@@ -72,10 +72,9 @@ def test_the_loss_of_a_pair_is_that_of_its_paper(kind, beta, expected):
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo", "hinge"])
 def test_what_both_continuations_have_in_common_cancels(kind):
     logprobs, reference = np.random.default_rng(0).normal(0, 9, (2, 3, 5, 2)).astype(np.float32)
-    shift = np.float32(4)
-    one = preference_losses(jnp.array(logprobs), jnp.array(reference), beta=0.2, kind=kind)
-    other = preference_losses(
-        jnp.array(logprobs + shift), jnp.array(reference), beta=0.2, kind=kind
+    one, other = (
+        preference_losses(jnp.array(each), jnp.array(reference), beta=0.2, kind=kind)
+        for each in (logprobs, logprobs + np.float32(4))
     )
     assert one[0].shape == (3, 5)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
 """Models: packing changes nothing, and segments do not leak."""
 
+import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 
@@ -17,7 +19,8 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.parameters import AXES, decay_mask, parameter_shardings
-from models.splash import splash_available
+from pipeline.loading.sharding import batch_sharding
+from tests.meshes import mesh_of
 
 CONFIG = TransformerConfig(
     vocab_size=50,
@@ -31,9 +34,6 @@ CONFIG = TransformerConfig(
 )  # fmt: skip  (kernels want heads of 16 or more)
 KINDS = {"decoder": Decoder, "encoder": Encoder, "encoder–decoder": EncoderDecoder}
 LENGTHS = (9, 4, 7)
-SPLASH = pytest.param(
-    "splash", marks=pytest.mark.skipif(not splash_available(), reason="tokamax is not installed")
-)
 
 
 # Compiling is most of what these tests do, so they share programs, and compare results in NumPy.
@@ -53,7 +53,7 @@ def state_of(kind, config=CONFIG):
     return jax.jit(lambda: nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))[1])()
 
 
-def rows_of(examples, length, *, first_positions=None):
+def rows_of(examples, length):
     """One side of a batch with one row: tokens, segment ids, positions, targets, weights."""
     row = {name: np.zeros((1, length), np.int32) for name in ("tokens", "ids", "positions", "next")}
     start = 0
@@ -173,6 +173,33 @@ def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     exact, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
     rough = jax.jit(lambda state: losses("decoder", state, batch, config)[0])(state_of("decoder"))
     np.testing.assert_allclose(rough, exact, atol=0.05)
+
+
+@pytest.mark.slow
+def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
+    mesh = mesh_of(data=1, fsdp=2, tensor=2)
+    ids = np.tile(np.repeat([1, 2, 0], [30, 20, 6]), (4, 1)).astype(np.int32)
+    tokens = np.random.default_rng(6).integers(1, 50, ids.shape).astype(np.int32)
+    rows = {"tokens": tokens, "ids": ids, "positions": ids * 0 + np.arange(56, dtype=np.int32)}
+    kinds = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    values, found = [], []
+    for attention in ("dense", "blocked"):
+        config = replace(CONFIG, attention=attention)
+
+        def loss(state, rows, config=config):
+            nll, _ = losses("decoder", state, (rows | {"next": rows["tokens"]}, None), config)
+            return (nll * (rows["ids"] > 0)).sum()
+
+        shardings = parameter_shardings(state_of("decoder"), mesh), batch_sharding(mesh)
+        given = jax.device_put((state_of("decoder"), rows), shardings)
+        with jax.set_mesh(mesh):
+            step = jax.jit(jax.value_and_grad(loss), in_shardings=shardings)
+            compiled = step.lower(*given).compile()
+            values.append(compiled(*given)[0])
+        found.append(Counter(re.findall(kinds, compiled.as_text())))
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-5)
+    assert found[0], "the step was not split at all"
+    assert found[1] <= found[0], found
 
 
 @pytest.mark.parametrize("kind", KINDS)

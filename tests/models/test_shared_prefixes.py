@@ -111,9 +111,7 @@ ALL_KEY_HEADS = False, {"num_kv_heads": 4}
         pytest.param("blocked", *ONE_KEY_HEAD, marks=pytest.mark.slow),
     ],
 )
-def test_a_group_has_the_losses_and_gradients_of_its_continuations_alone(
-    attention, tables, options
-):
+def test_a_group_trains_like_its_continuations_alone(attention, tables, options):
     step = value_and_gradient(TransformerConfig(**CONFIG | options, attention=attention), tables)
     trees = [DOCUMENT, PAIR, TREE, OF_ONE_TOKEN]
     batch, names = row_of(trees)

@@ -84,16 +84,16 @@ addEventListener("message", (e) => document.body.append(
 </script><iframe src="probed.html" style="border:0;width:{width}px;height:9000px"></iframe>"""
 
 
-def look(file, folder, *, width: int, dark: bool = False) -> dict:
+def look(page: str, folder, *, width: int, dark: bool = False) -> dict:
     """What a page in a window of this width shows: problems, console messages, contrast, drawings.
 
     Args:
-        file: the page.
+        page: its text.
         folder: where to write copies and the browser's profile.
         width: of the window.
         dark: whether the reader prefers dark pages.
     """
-    probed = file.read_text().replace("</head>", f"<script>{PROBE}</script></head>", 1)
+    probed = page.replace("</head>", f"<script>{PROBE}</script></head>", 1)
     (folder / "probed.html").write_text(probed)
     frame = folder / "frame.html"
     frame.write_text(FRAME.replace("{width}", str(width)))

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from benchmarks import simulations
 from pipeline.planning.lengths import histogram
 from pipeline.report import Options
-from pipeline.report.strategies import (
-    compare_others,
-    cut_documents,
-    pad_windows,
-    read_ahead,
-)
+from pipeline.report.strategies import compare_others, cut_documents, pad_windows, read_ahead
 
 SKEWED = np.clip(np.random.default_rng(0).lognormal(4, 1, 3000), 1, 512).astype(int)
 
@@ -62,9 +57,8 @@ def cut(lengths, row):
 def test_cut_documents_are_as_expected_of_a_random_order(row):
     rng = np.random.default_rng(row)
     counted = [cut(rng.permutation(SKEWED), row) for _ in range(60)]
-    assert cut_documents(*histogram(SKEWED), row) == pytest.approx(
-        np.mean(counted, axis=0), rel=0.01
-    )
+    expected = cut_documents(*histogram(SKEWED), row)
+    assert expected == pytest.approx(np.mean(counted, axis=0), rel=0.01)
 
 
 def test_documents_that_fill_rows_exactly_are_not_cut():

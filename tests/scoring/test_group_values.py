@@ -70,8 +70,8 @@ def test_an_update_gives_the_values_of_continuations_back_in_order():
     results, shapes = [], set()
     for planned, batch in pack(examples, [Bucket(2, 64), Bucket(1, 64)], max_segments=6):
         shapes.add(batch["advantage"].shape)
-        results.append((planned, sum_continuations(logprobs(table, batch), batch, 24)))
-        results[-1] = planned, {"sum": results[-1][1], "advantage": batch["advantage"]}
+        sums = sum_continuations(logprobs(table, batch), batch, 24)
+        results.append((planned, {"sum": sums, "advantage": batch["advantage"]}))
     assert shapes <= {(2, 24), (1, 24)}
     found = unpack(results, examples, per="continuation")
     for one, other in zip(found["sum"], sums_of(groups, table), strict=True):

@@ -23,12 +23,12 @@ from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_eval_step, make_mesh
 from pipeline.trainer.corpora import prepare_corpora
+from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
-PAIRED = (pipeline.Bucket(4, (96, 64)),)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,7 @@ def masked(examples, tmp_path_factory):
         ("pairs", "targets", "decoder_inputs", pipeline.Bucket(4, (96, 96)), 0),
     ],
 )
-def test_values_of_positions_are_those_of_the_example_they_are_at(
-    given, per, field, bucket, epoch, request, tmp_path
-):
+def test_each_position_has_its_value(given, per, field, bucket, epoch, request, tmp_path):
     corpus = request.getfixturevalue(given)
     options = {"directory": tmp_path, "buckets": [bucket], "epoch": epoch, "per": per}
     scores = pipeline.score(corpus, lambda batch: {"token": batch[field]}, **options)
@@ -68,8 +66,9 @@ def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
         first = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
         return {"inputs": batch["inputs"], "weights": batch["targets"] % 7, "first": first}
 
-    options = {"buckets": PAIRED, "overflow": "truncate", "max_segments": 16}
-    options |= {"per": {"inputs": "inputs", "weights": "targets", "first": "segment"}}
+    per = {"inputs": "inputs", "weights": "targets", "first": "segment"}
+    options = {"per": per, "overflow": "truncate", "max_segments": 16}
+    options |= {"buckets": [pipeline.Bucket(4, (96, 64))]}
     one, other = (
         pipeline.score(pairs, step, directory=tmp_path / f"{align}", align=align, **options)
         for align in (1, 8)
@@ -96,9 +95,7 @@ PER = {"token": "position", "wide": "position", "segment": "segment", "even": "p
 OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
 
 
-def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
-    corpus, tmp_path, monkeypatch
-):
+def test_values_of_positions_and_segments_keep_their_shapes(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROWS", 70)  # several record batches
     scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
     types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
@@ -180,9 +177,7 @@ def interrupted(monkeypatch):
     return score
 
 
-def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
-    corpus, tmp_path, interrupted, monkeypatch
-):
+def test_an_interrupted_call_goes_on_where_it_was(corpus, tmp_path, interrupted, monkeypatch):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
     numbers, kills, scores = [], -1, None
@@ -198,14 +193,10 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
     assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
 
 
-def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "STEPS", 3)
+def test_a_damaged_part_is_made_again(corpus, tmp_path, interrupted):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
-    monkeypatch.setattr("pipeline.scoring.scores.write_table", None)
-    with pytest.raises(TypeError):  # every part is there, and no table
-        pipeline.score(corpus, ready, directory=again, **READY)
-    monkeypatch.setattr("pipeline.scoring.scores.write_table", table.write_table)
+    interrupted(4, corpus, ready, directory=again, **READY)
     part = sorted((again / "scores.parts").glob("*.npz"))[2]
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
@@ -427,17 +418,9 @@ def start(count, folder, corpus, directory, **asked):
     return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """600 examples, some of them longer than 32."""
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 600), 0, 70).astype(int)
-    examples = [rng.integers(1, 99, size) for size in sizes]
-    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("many"), vocab_size=99)
-
-
 @pytest.mark.slow
-def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_path):
+def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(tmp_path):
+    many = write_documents(tmp_path / "many", 600)  # some of them longer than 32
     for count in (1, 2, 4):
         group = start(count, tmp_path / f"logs{count}", many, tmp_path / str(count))
         assert group.wait() == [0] * count, group.outputs()

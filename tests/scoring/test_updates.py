@@ -93,15 +93,15 @@ def test_other_lengths_compile_nothing():
 
 def test_records_of_rows_segments_and_pairs_come_back():
     examples = make([5, 9, 3])
-    alone = [
-        (p, b["inputs"].sum(axis=1)) for p, b in pack(examples, [Bucket(2, 8)], max_segments=1)
-    ]
-    assert [int(each) for each in unpack(alone, examples, per="row")] == [
-        int(example["inputs"].sum()) for example in examples
-    ]
-    split = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
-        examples, [Bucket(4, 4)], overflow="split", features=()
-    )]  # fmt: skip
+    alone = pack(examples, [Bucket(2, 8)], max_segments=1)
+    sums = unpack([(p, b["inputs"].sum(axis=1)) for p, b in alone], examples, per="row")
+    assert sums == [example["inputs"].sum() for example in examples]
+
+    def ones_of(overflow):
+        packed = pack(examples, [Bucket(4, 4)], overflow=overflow, features=())
+        return [(planned, jnp.ones(planned.bucket.shape)) for planned, _ in packed]
+
+    split, dropped = ones_of("split"), ones_of("drop")
     assert [each.sum() for each in unpack(split, examples, per="position")] == [4, 8, 2]
     ones = [(p, jnp.ones((p.bucket.rows, 4))) for p, _ in split]
     with pytest.raises(ValueError, match="give combine="):
@@ -113,12 +113,9 @@ def test_records_of_rows_segments_and_pairs_come_back():
         values[planned.segments[:, 0], planned.numbers] = planned.segments[:, 2] > 0
     assert unpack(later, examples, per="segment", combine="sum") == [0, 1, 0]
     assert unpack(later, examples, per="segment", combine="mean") == [0, 0.5, 0]
-    dropped = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
-        examples, [Bucket(4, 4)], overflow="drop", features=()
-    )]  # fmt: skip
     assert [len(each) for each in unpack(dropped, examples, per="position")] == [4, 0, 2]
     with pytest.raises(ValueError, match="give each batch of a pass once"):
-        unpack(split[:0] + split + split, examples, per="position")
+        unpack(split + split, examples, per="position")
 
 
 @pytest.mark.parametrize(
@@ -126,11 +123,7 @@ def test_records_of_rows_segments_and_pairs_come_back():
     [
         ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; remove them"),
         ([3, 90], {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
-        (
-            [3, 4],
-            {"buckets": [Bucket(2, 8), Bucket(2, 8)]},
-            "length must descend by rows",
-        ),
+        ([3, 4], {"buckets": [Bucket(2, 8), Bucket(2, 8)]}, "length must descend by rows"),
         ([3, 4], {"max_segments": None}, "reward have a column for each segment.*max_segments="),
         ([3, 4], {"features": ["rewards"]}, "no feature 'rewards'; did you mean 'reward'"),
         ([3, 4], {"align": 3}, "align"),
@@ -152,11 +145,7 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
     examples = make([5, 9, 3])
     (planned, batch), *_ = pack(examples, [Bucket(4, 16)], max_segments=4)
     for values, per, sentence in (
-        (
-            batch["inputs"][:, :5],
-            "position",
-            r"shape .4, 5., and per='position' needs 16 positions",
-        ),
+        (batch["inputs"][:, :5], "position", "shape .4, 5., and per='position' needs 16 pos"),
         (batch["inputs"][:, :0], "segment", "needs"),
         (batch["inputs"][:, 0], "row", "hold up to"),
         (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),

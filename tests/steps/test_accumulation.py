@@ -70,11 +70,12 @@ def test_a_batch_in_which_nothing_has_a_weight_is_a_finite_step_that_moves_nothi
 
 @pytest.mark.slow
 def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
-    config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
-    run(config, tmp_path / "whole")
-    _, plan = read_history(epath.Path(tmp_path / "whole"))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = {"steps": 8, "accumulate": BATCHES, "checkpoint_every": 100}
+    run(tiny(text, **options), whole)
+    _, plan = read_history(epath.Path(whole))
     assert plan.options.tiers == BATCHES
-    rates = [line["learning_rate"] for line in steps(tmp_path / "whole")]
+    rates = [line["learning_rate"] for line in steps(whole)]
     assert [len(set(rates[first : first + BATCHES])) for first in (0, 4)] == [1, 1]
     assert rates[0] != rates[4]
 
@@ -88,17 +89,11 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hosts.StopSignals, "received", received)
         for _ in range(3):
-            config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
-            run(config, tmp_path / "parts")
+            run(tiny(text, **options), parts)
     assert not stops
-    for one, other in zip(
-        segment_losses(tmp_path / "parts"), segment_losses(tmp_path / "whole"), strict=True
-    ):
+    for one, other in zip(segment_losses(parts), segment_losses(whole), strict=True):
         np.testing.assert_array_equal(one, other)
-    whole, parts = (
-        [line["loss"] for line in steps(tmp_path / name)] for name in ("whole", "parts")
-    )
-    assert whole == parts
+    assert lines(parts) == lines(whole)
 
 
 def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):

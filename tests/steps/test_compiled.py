@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +17,8 @@ WIDTH = 16
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return mesh_of(data=4)
-
-
-@pytest.fixture(scope="module")
-def sharding(mesh):
-    return NamedSharding(mesh, PartitionSpec("data"))
+def sharding():
+    return NamedSharding(mesh_of(data=4), PartitionSpec("data"))
 
 
 def specs_of(sharding, *shapes):
@@ -72,17 +69,9 @@ def make_step(sharding):
 @pytest.mark.parametrize("number", [2, 4, 8])
 def test_microbatches_give_the_gradients_of_the_whole_batch(sharding, params, number):
     batch = batch_of(sharding, (32, 24))
-    run = jax.jit(
-        lambda params, batch, number: summed(
-            jax.value_and_grad(loss, has_aux=True),
-            params,
-            batch,
-            microbatches=number,
-            sharding=sharding,
-        ),
-        static_argnums=2,
-    )
-    whole, parts = run(params, batch, 1), run(params, batch, number)
+    run = functools.partial(summed, jax.value_and_grad(loss, has_aux=True), sharding=sharding)
+    run = jax.jit(run, static_argnames="microbatches")
+    whole, parts = (run(params, batch, microbatches=count) for count in (1, number))
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6 * float(jnp.abs(one).max()))
     # Averaging over microbatches would be far off: their numbers of tokens differ.
@@ -125,9 +114,7 @@ def persistent_cache(tmp_path):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed(
-    caplog, persistent_cache
-):
+def test_the_guard_says_which_step_compiled_again_and_why(caplog, persistent_cache):
     @jax.jit
     def guarded(batch):
         return batch["inputs"].sum()
@@ -160,11 +147,11 @@ def test_what_is_held_besides_counts(sharding, params):
     assert more.memory - less.memory == 400  # a quarter of it on each of four devices
 
 
-def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
+def test_what_was_not_compiled_is_refused_before_xla(sharding, params):
     step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)))
     good = batch_of(sharding, (8, 8))
     host = {name: np.asarray(values) for name, values in good.items()}
-    whole = jax.device_put(good["inputs"], NamedSharding(mesh, PartitionSpec()))
+    whole = jax.device_put(good["inputs"], NamedSharding(sharding.mesh, PartitionSpec()))
     for changed, sentence in (
         ({"inputs": host["inputs"].astype(np.int64)}, "inputs is int64[8, 8] of NumPy"),
         ({"inputs": jnp.asarray(host["inputs"])}, "inputs is int32[8, 8], not committed"),
@@ -197,10 +184,8 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     assert f"{second.microbatches}" in programs_table(step)
     assert "microbatches" in caplog.text
     batch = batch_of(sharding, (32, 512))
-    for one, other in zip(
-        jax.tree.leaves(step(params, batch)), jax.tree.leaves(free(params, batch)), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    both = step(params, batch), free(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *both)
 
 
 def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params, caplog):

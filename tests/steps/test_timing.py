@@ -11,28 +11,19 @@ from pipeline.steps.timing import Stopwatch, Trial, typical
 SMALL, LARGE = Trial(0, Bucket(2, 64)), Trial(0, Bucket(1, 128))
 
 
-class Clock:
-    """A clock that only steps advance."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def make(clock, seconds, compiling=0.0):
+def make(seconds, compiling=0.0):
     """A stopwatch whose steps take `seconds(bucket)`, and the first of a shape `compiling` more."""
-    seen = set()
+    seen, now = set(), [0.0]
 
     def step(bucket):
-        clock.now += seconds(bucket) + compiling * (bucket not in seen)
+        now[0] += seconds(bucket) + compiling * (bucket not in seen)
         seen.add(bucket)
 
-    return Stopwatch(lambda choice: step, lambda bucket: bucket, clock)
+    return Stopwatch(lambda choice: step, lambda bucket: bucket, lambda: now[0])
 
 
 def test_seconds_and_compilation_are_told_apart():
-    stopwatch = make(Clock(), lambda bucket: 0.5 * bucket.rows, compiling=9)
+    stopwatch = make(lambda bucket: 0.5 * bucket.rows, compiling=9)
     stopwatch.measure([SMALL, LARGE], rounds=3)
     stopwatch.measure([SMALL], rounds=1)
     found = stopwatch.timings()
@@ -47,7 +38,7 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_measured():
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return 1.0
 
-    stopwatch = make(Clock(), seconds)
+    stopwatch = make(seconds)
     stopwatch.measure([LARGE, SMALL], rounds=2)
     stopwatch.measure([LARGE], rounds=2)  # it is not tried again
     assert set(stopwatch.timings()) == {SMALL}

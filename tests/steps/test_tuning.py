@@ -1,5 +1,4 @@
 import functools
-import itertools
 import json
 
 import jax
@@ -19,7 +18,7 @@ class Machine:
     """A clock and steps of a known cost, drawn by a seed, with jumps as caches make them.
 
     Args:
-        seed: of the cost and of the noise.
+        seed: of the cost, of the noise, and of examples for which there are twelve shapes.
         slow: the share of steps that are slow at random.
         fails: whether a step of a bucket fails.
         compiling: seconds that the first step of a bucket takes beside.
@@ -31,6 +30,13 @@ class Machine:
         self._width, self._edges = rng.uniform(200, 4000), rng.uniform(128, 1536, 3)
         self._jumps, self._odd = rng.uniform(1, 1.35, 3), rng.uniform(0.95, 1.05, 4096)
         self._slow, self._rng, self._compiling = slow, rng, compiling
+        self.stopwatch = Stopwatch(self._make_step, lambda bucket: bucket, self)
+        rng = np.random.default_rng(seed)
+        mean, sigma = rng.uniform(3.5, 6), rng.uniform(0.4, 1.2)
+        lengths = np.clip(rng.lognormal(mean, sigma, 20_000), 3, 1536).astype(int)
+        lengths[0] = 1536
+        search = make_search(lengths, tokens_per_batch=16_384)
+        self.search = SetSearch(search, [search.bucket((n,)) for n in range(128, 1537, 128)])
 
     def __call__(self):
         return self.now
@@ -41,72 +47,45 @@ class Machine:
         rate = (1 + bucket.length / self._width) * jumps * self._odd[bucket.length]
         return bucket.positions * rate * 1e-5 * (1 + 0.1 * choice)
 
-    def stopwatch(self):
-        def make_step(choice):
-            def step(bucket):
-                self.now += self._compiling * ((choice, bucket) not in self.seen)
-                self.seen.add((choice, bucket))
-                if self._fails(bucket):
-                    raise RuntimeError("RESOURCE_EXHAUSTED")
-                noise = 1 + 0.01 * self._rng.normal() if self._slow else 1
-                if self._rng.random() < self._slow:
-                    noise += self._rng.exponential()
-                self.now += self.cost(bucket, choice) * noise
+    def _make_step(self, choice):
+        def step(bucket):
+            self.now += self._compiling * ((choice, bucket) not in self.seen)
+            self.seen.add((choice, bucket))
+            if self._fails(bucket):
+                raise RuntimeError("RESOURCE_EXHAUSTED")
+            noise = 1 + 0.01 * self._rng.normal() if self._slow else 1
+            if self._rng.random() < self._slow:
+                noise += self._rng.exponential()
+            self.now += self.cost(bucket, choice) * noise
 
-            return step
+        return step
 
-        return Stopwatch(make_step, lambda bucket: bucket, self)
+    def tune(self, choices=1, max_buckets=2, epochs=1):
+        options = {"choices": choices, "max_buckets": max_buckets, "epochs": epochs}
+        return find_best(self.stopwatch, self.search, **options)
 
-
-def twelve_lengths(seed):
-    """Lengths of examples, and twelve shapes for them."""
-    rng = np.random.default_rng(seed)
-    mean, sigma = rng.uniform(3.5, 6), rng.uniform(0.4, 1.2)
-    lengths = np.clip(rng.lognormal(mean, sigma, 20_000), 3, 1536).astype(int)
-    lengths[0] = 1536
-    search = make_search(lengths, tokens_per_batch=16_384)
-    return lengths, SetSearch(
-        search, [search.bucket((length,)) for length in range(128, 1537, 128)]
-    )
-
-
-def regret(machine, search, chosen):
-    """By how much a set is slower than the best of all sets of one and two shapes."""
-
-    def epoch(seconds):
-        found = search.best(seconds, compiling=[0.0] * 12, max_buckets=2)
-        return min(each.seconds for each in found.values())
-
-    costs = [machine.cost(bucket) for bucket in search.candidates]
-    longest, *shorter = reversed(range(12))
-    sets = [(longest,), *((longest, number) for number in shorter)]
-    best = min(
-        epoch([cost if number in some else np.inf for number, cost in enumerate(costs)])
-        for some in sets
-    )
-    ours = sum(
-        count * machine.cost(bucket)
-        for count, bucket in zip(chosen.batches, chosen.buckets, strict=True)
-    )
-    return ours / best - 1
+    def regret(self, chosen):
+        """By how much a set is slower than the best of all sets of one and two shapes."""
+        costs = [self.cost(bucket) for bucket in self.search.candidates]
+        best = self.search.best(costs, compiling=[0.0] * 12, max_buckets=2)
+        batches = zip(chosen.batches, chosen.buckets, strict=True)
+        ours = sum(count * self.cost(bucket) for count, bucket in batches)
+        return ours / min(each.seconds for each in best.values()) - 1
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.2])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_choice_is_within_its_certificate_of_the_best_of_all_sets_of_two(seed, slow):
     machine = Machine(seed, slow)
-    _, search = twelve_lengths(seed)
-    options = {"choices": 1, "max_buckets": 2, "epochs": 1}
-    _, best, gap = find_best(machine.stopwatch(), search, **options)
-    assert regret(machine, search, best) <= max(gap, 0.001) + 0.01 * bool(slow)
+    _, best, gap = machine.tune()
+    assert machine.regret(best) <= max(gap, 0.001) + 0.01 * bool(slow)
     assert gap <= 0.03
     assert len(machine.seen) <= 10  # of twelve shapes
 
 
 def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
     machine = Machine(0)
-    _, search = twelve_lengths(0)
-    choice, _, gap = find_best(machine.stopwatch(), search, choices=3, max_buckets=2, epochs=1)
+    choice, _, gap = machine.tune(choices=3)
     assert choice == 0
     assert gap <= 0.02
     counts = [sum(each == choice for each, _ in machine.seen) for choice in range(3)]
@@ -116,27 +95,22 @@ def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
 @pytest.mark.parametrize(("epochs", "number"), [(1, 1), (10, 2)])
 def test_a_second_shape_is_compiled_where_epochs_enough_pay_for_it(epochs, number):
     machine = Machine(0, compiling=200.0)  # a second shape saves 36 seconds an epoch
-    _, search = twelve_lengths(0)
-    options = {"choices": 1, "max_buckets": 2, "epochs": epochs}
-    _, best, gap = find_best(machine.stopwatch(), search, **options)
+    _, best, gap = machine.tune(epochs=epochs)
     assert (len(best.buckets), best.compiling) == (number, pytest.approx(200 * number))
     assert gap <= 0.02
 
 
 def test_shapes_that_fail_are_left_out_and_so_are_larger_ones():
     machine = Machine(1, fails=lambda bucket: bucket.length == 128)
-    _, search = twelve_lengths(1)
-    stopwatch = machine.stopwatch()
-    _, best, _ = find_best(stopwatch, search, choices=1, max_buckets=3, epochs=1)
+    _, best, _ = machine.tune(max_buckets=3)
     assert all(bucket.length > 128 for bucket in best.buckets)
-    assert {trial.bucket.length for trial in stopwatch.failures} == {128}
+    assert {trial.bucket.length for trial in machine.stopwatch.failures} == {128}
 
 
 def test_if_no_shape_for_the_longest_example_runs_its_error_is_raised():
     machine = Machine(1, fails=lambda bucket: bucket.length > 1400)
-    _, search = twelve_lengths(1)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        find_best(machine.stopwatch(), search, choices=1, max_buckets=2, epochs=1)
+        machine.tune()
 
 
 def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
@@ -194,7 +168,7 @@ def tuned():
     return pipeline.tune(lambda: scores, examples(), **OPTIONS)
 
 
-def test_the_certificate_is_a_table(tuned):
+def test_the_certificate_is_a_table_and_the_same_after_json(tuned):
     text = str(tuned)
     assert "another set is better by at most" in text
     assert "µs a position" in text
@@ -203,9 +177,6 @@ def test_the_certificate_is_a_table(tuned):
     assert tuned.bound <= tuned.seconds
     assert tuned.checked[0] > 0
     assert [len(each.buckets) for each in tuned.sets] == [1, 2][: len(tuned.sets)]
-
-
-def test_it_is_the_same_after_json(tuned):
     assert Tuned.from_json(json.loads(json.dumps(tuned.as_json()))) == tuned
 
 
@@ -285,4 +256,4 @@ def test_pairs_and_unpacked_rows_are_tuned_too(tmp_path, translations):
         plan = Plan(pairs, tuned.buckets, packing=packing, overflow="error")
         assert plan.num_batches() == sum(plan.batches_per_bucket.values())
         assert isinstance(tuned.buckets[-1], Bucket)
-        assert len(list(itertools.chain(tuned.shapes))) <= MOST
+        assert len(tuned.shapes) <= MOST

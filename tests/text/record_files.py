@@ -1,5 +1,6 @@
-"""Sources of every kind, with the same records."""
+"""Sources of every kind, with the same records; files as compressors write them."""
 
+import gzip
 import json
 
 import grain
@@ -8,7 +9,18 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import feather, parquet
 
 from pipeline.text.sources import ArrayRecords, ArrowFiles, Records, open_files
-from tests.text.compressed import compressed
+
+
+def compressed(content, suffix):
+    """Bytes of a file with such a name."""
+    if suffix == ".gz":
+        return gzip.compress(content)
+    if suffix == ".zst":
+        # Two frames, as parallel compressors write them.
+        half, codec = len(content) // 2, pa.Codec("zstd")
+        frames = (codec.compress(part).to_pybytes() for part in (content[:half], content[half:]))
+        return b"".join(frames)
+    return content
 
 
 def write_array_record(path, records):
@@ -19,8 +31,9 @@ def write_array_record(path, records):
 
 
 def write_stream(path, records, at_once=7):
-    with pa.ipc.new_stream(str(path), pa.Table.from_pylist(records).schema) as writer:
-        for batch in pa.Table.from_pylist(records).to_batches(max_chunksize=at_once):
+    table = pa.Table.from_pylist(records)
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=at_once):
             writer.write_batch(batch)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import itertools
 import linecache
 import re
 import sys
@@ -20,7 +19,7 @@ from pipeline.text.tokenizers import Bytes
 from tests.processes import call
 
 RECORDS = Records([{"text": f"text {number}"} for number in range(5)])
-LIMIT, NAMES = 3, {"b", "a", "c"}
+LIMIT = 3
 
 # A project of two modules, with all that a template may depend on.
 PROJECT = {
@@ -164,28 +163,6 @@ def ask(program, place, seed):
     return done.stdout.split()
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Imports the project, with one text in place of another, and gives the fingerprints."""
-    monkeypatch.syspath_prepend(str(tmp_path / "0"))
-    numbers = itertools.count()
-
-    def load(old=None, new=None):
-        place = tmp_path / str(next(numbers))
-        texts = PROJECT
-        if old is not None:
-            assert sum(text.count(old) for text in PROJECT.values()) == 1
-            texts = {name: text.replace(old, new) for name, text in PROJECT.items()}
-        write(place, texts)
-        monkeypatch.setattr(sys, "path", [str(place), *sys.path])
-        for name in ("words", "chats"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        return importlib.import_module("chats").ALL
-
-    return load
-
-
 def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
     write(tmp_path / "here")
     moved = {name: "# A line.\n\n" + textwrap.dedent(text) for name, text in PROJECT.items()}
@@ -216,10 +193,17 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
         ('{"text": text}) * 2', '{"text": text})', (LONGER,)),
     ],
 )
-def test_a_fingerprint_sees_all_that_a_template_depends_on(project, old, new, changed):
-    before = list(map(fingerprint, project()))
-    after = list(map(fingerprint, project(old, new)))
-    assert [n for n in EVERY if before[n] != after[n]] == sorted(changed)
+def test_a_fingerprint_sees_all_a_template_depends_on(tmp_path, monkeypatch, old, new, changed):
+    assert sum(text.count(old) for text in PROJECT.values()) == 1
+    found = {}
+    for text in (old, new):
+        place = tmp_path / str(len(found))
+        write(place, {name: lines.replace(old, text) for name, lines in PROJECT.items()})
+        monkeypatch.syspath_prepend(place)
+        for name in ("words", "chats"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        found[text] = [*map(fingerprint, importlib.import_module("chats").ALL)]
+    assert [n for n in EVERY if found[old][n] != found[new][n]] == sorted(changed)
 
 
 def test_the_fingerprints_of_what_lockstep_brings_stay():

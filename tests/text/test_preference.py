@@ -118,11 +118,7 @@ def two(record):
         (PAIR, {"q": "?", "good": "a", "bad": "a"}, "its two sides are equal"),
         (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
         (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
-        (
-            Preference(chosen="{a}", rejected=lambda record: []),
-            {"a": "b"},
-            "it returned no spans",
-        ),
+        (Preference(chosen="{a}", rejected=lambda record: []), {"a": "b"}, "it returned no spans"),
     ],
 )
 def test_records_that_are_no_preference_are_refused(template, record, sentence):

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import (
-    ArrayRecords,
-    ArrowFiles,
-    ParquetFiles,
-    Records,
-    open_files,
-)
+from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make, save_to_disk, write_array_record
@@ -69,9 +63,7 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     assert len(open_files([str(folder / "notes.txt")])) == 2
     for name in ("tokens.bin", "records.json", "README"):
         (folder / name).write_text('{"text": "one"}\n')
-        with pytest.raises(
-            ValueError, match=rf"{name} does not tell the kind of the file.*\.jsonl"
-        ):
+        with pytest.raises(ValueError, match=rf"{name} does not tell the kind .*\.jsonl"):
             open_files([str(folder / name)])
         assert len(open_files([str(folder / name)], kind="jsonl")) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
@@ -103,9 +95,8 @@ def test_a_damaged_file_is_named(tmp_path, kind):
 
 
 def test_only_the_columns_that_are_wanted_are_read(tmp_path):
-    for kind in ("parquet", "feather"):
+    for kind, cls in (("parquet", ParquetFiles), ("feather", ArrowFiles)):
         make(kind, tmp_path, RECORDS)
-        cls = ParquetFiles if kind == "parquet" else ArrowFiles
         source = cls(tmp_path / f"*.{kind}", columns=["text"])
         assert source[59] == {"text": "né 59"}
         with pytest.raises(ValueError, match=r"has no column 'body' \(its columns: text, turns\)"):

@@ -16,19 +16,6 @@ from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat
 from pipeline.text.tokenizers import Bytes
 
-CHATS = [
-    {
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "x" * number},
-            {"role": "assistant", "content": f"answer {number}"},
-            {"role": "user", "content": "Thanks"},
-            {"role": "assistant", "content": "né" * (number % 4)},
-        ]
-    }
-    for number in range(40)
-]
-
 TEXT = st.text(max_size=12)
 SPANS = st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=5)
 
@@ -40,12 +27,6 @@ def spoken(record):
 
 def other(record):
     return [*record["spans"], ("", 1.0)]
-
-
-def learnt(corpus, example):
-    """The text whose tokens are trained on."""
-    fields = corpus[example]
-    return Bytes().decode(fields["targets"][fields["loss_weights"] > 0])
 
 
 @given(
@@ -78,26 +59,27 @@ def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
     assert "22 to train on, 6 of them with loss, from 4 bytes of text" in str(corpus)
     assert pipeline.Corpora({"a": corpus, "b": corpus}).num_learnt == 12
     # The first token of a text is no target, whatever its weight.
-    arrays = [[1, 2, 3], [4, 5], []], [[1, 0, 2], [1, 1], []]
-    corpus = pipeline.Corpus.from_arrays(
-        {"tokens": arrays[0], "weights": arrays[1]}, tmp_path / "b"
-    )
+    columns = {"tokens": [[1, 2, 3], [4, 5], []], "weights": [[1, 0, 2], [1, 1], []]}
+    corpus = Corpus.from_arrays(columns, tmp_path / "b")
     assert (corpus.num_tokens, corpus.num_learnt) == (3, 2)
-    plain = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "c")
+    plain = Corpus.from_arrays(columns["tokens"], tmp_path / "c")
     assert (plain.num_tokens, plain.num_learnt) == (3, 3)
     assert "3 to train on\n" in str(plain)
 
 
 def test_chosen_roles_are_learnt(tmp_path):
+    turns = [("system", "Be brief."), ("user", "xxx"), ("assistant", "answer")]
+    turns += [("user", "Thanks"), ("assistant", "né")]
+    record = {"messages": [{"role": role, "content": text} for role, text in turns]}
     chat = Chat(weights={"assistant": 1.0, "system": 0.25})
-    corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=chat)
-    assert learnt(corpus, 3) == "Be brief.<|end|>\nanswer 3<|end|>\nnénéné<|end|>\n"
-    whole = Bytes().decode(np.append(corpus[3]["inputs"], corpus[3]["targets"][-1]))
-    assert whole == (
-        "<|system|>\nBe brief.<|end|>\n<|user|>\nxxx<|end|>\n<|assistant|>\nanswer 3<|end|>\n"
-        "<|user|>\nThanks<|end|>\n<|assistant|>\nnénéné<|end|>\n"
+    (example,) = prepare(Records([record]), Bytes(), tmp_path, template=chat)
+    targets, weights = example["targets"], example["loss_weights"]
+    assert Bytes().decode(targets[weights > 0]) == "Be brief.<|end|>\nanswer<|end|>\nné<|end|>\n"
+    assert Bytes().decode(np.append(example["inputs"], targets[-1])) == (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nxxx<|end|>\n<|assistant|>\nanswer<|end|>\n"
+        "<|user|>\nThanks<|end|>\n<|assistant|>\nné<|end|>\n"
     )
-    assert set(np.unique(corpus[3]["loss_weights"])) == {0.0, 0.25, 1.0}
+    assert set(np.unique(weights)) == {0.0, 0.25, 1.0}
 
 
 def test_a_template_that_changed_makes_another_corpus(tmp_path):
@@ -126,11 +108,7 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
         ({"spans": []}, spoken, r"template test_templates\.spoken-.*it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; a weight must"),
         ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
-        (
-            {"spans": "text"},
-            spoken,
-            "it returned 'text'; return a list of spans, each a text and its w",
-        ),
+        ({"spans": "text"}, spoken, "it returned 'text'; return a list of spans, each a text and"),
         ({"spans": ["text"]}, spoken, r"it returned \['text'\]; return a list of spans"),
         ({"spans": None}, spoken, "it returned None; return a list of spans"),
     ],

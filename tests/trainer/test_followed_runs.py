@@ -1,7 +1,5 @@
 """Runs on a corpus that another program writes meanwhile, with a model that is next to nothing."""
 
-import contextlib
-import io
 import json
 import logging
 import re
@@ -35,19 +33,6 @@ def config(text):
     return config
 
 
-class WaitsFor(threading.Event):
-    """Is set once a message that contains `text` is logged."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-
-    def filter(self, record):
-        if self.text in record.getMessage():
-            self.set()
-        return True
-
-
 def write(directory, first, last, *, finish, tokenizer=None):
     """Writes the examples of these numbers after those that are there."""
     rng = np.random.default_rng(first)
@@ -62,7 +47,12 @@ def write(directory, first, last, *, finish, tokenizer=None):
 def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_path):
     place = tmp_path / "corpus" / "train"
     write(place, 0, 40, finish=False)
-    waits = WaitsFor("waiting for part 1 of")
+    waits = threading.Event()
+
+    def note(record):
+        if "waiting for part 1 of" in record.getMessage():
+            waits.set()
+        return True
 
     def write_the_rest():
         assert waits.wait(60)
@@ -71,9 +61,9 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     thread = threading.Thread(target=write_the_rest)
     thread.start()
     log = logging.getLogger("pipeline.corpus.log")
-    log.addFilter(waits)
+    log.addFilter(note)
     run(config, tmp_path)
-    log.removeFilter(waits)
+    log.removeFilter(note)
     assert len(steps(tmp_path)) == 8
     assert audit(tmp_path)[0] == 0
     thread.join()
@@ -84,7 +74,7 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     assert table["weight"].to_pylist() == Corpus.open(place).lengths.tolist()
 
 
-def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, monkeypatch):
+def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(growing, "CHAPTER", 3)
 
     def train_on(name, **fields):
@@ -122,10 +112,10 @@ def test_a_mixture_follows_what_is_written_and_what_is_prepared(text, tmp_path, 
         "epoch 1 of written, not over: ",
     ):
         assert line in said
+    capsys.readouterr()
     for command in (["show", f"{workdir}", "--step=3"], ["why", f"{workdir}", "--step=40"]):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert main(command) == 0
-        assert "written" in out.getvalue()
+        assert main(command) == 0
+        assert "written" in capsys.readouterr().out
 
 
 def test_a_run_and_its_audit_say_that_the_corpus_has_shifted(config, tmp_path):
@@ -191,6 +181,7 @@ def test_what_cannot_be_followed_is_refused(config, tmp_path, fields, message):
 def test_a_corpus_that_still_grows_is_not_scored(tmp_path):
     write(tmp_path / "corpus", 0, 20, finish=False)
     options = {"per": "position", "buckets": [pipeline.Bucket(2, 128)]}
+    options |= {"directory": tmp_path / "scores"}
 
     def step(batch):
         return {"token": batch["inputs"]}
@@ -198,11 +189,9 @@ def test_a_corpus_that_still_grows_is_not_scored(tmp_path):
     grown = Corpus.open(tmp_path / "corpus", follow=True)
     for corpus in (grown, pipeline.Corpora({"a": grown, "b": grown})):
         with pytest.raises(ValueError, match="is half-written"):
-            pipeline.score(corpus, step, directory=tmp_path / "scores", **options)
+            pipeline.score(corpus, step, **options)
     with pytest.raises(TypeError, match="no option 'follow'"):
-        pipeline.score(
-            tmp_path / "corpus", step, directory=tmp_path / "scores", follow=True, **options
-        )
+        pipeline.score(tmp_path / "corpus", step, follow=True, **options)
     write(tmp_path / "corpus", 20, 30, finish=True)
-    found = pipeline.score(grown, step, directory=tmp_path / "scores", **options)
+    found = pipeline.score(grown, step, **options)
     assert found["token"].to_pylist()[-1] == Corpus.open(tmp_path / "corpus")[-1]["inputs"].tolist()

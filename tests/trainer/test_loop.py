@@ -12,7 +12,7 @@ import pipeline
 import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import directory_lock
-from pipeline.history import RunLog, losses, read_history
+from pipeline.history import losses, read_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
@@ -33,6 +33,10 @@ def whole_summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
+def evaluations(workdir):
+    return [(line["step"], line["eval_loss"]) for line in lines(workdir) if "eval_loss" in line]
+
+
 def test_an_evaluation_cuts_no_document_to_fill_a_row():
     corpus = pipeline.Examples([np.arange(10)] * 3)
     options = pipeline.Plan(corpus, [pipeline.Bucket(2, 14)], packing="fill").options
@@ -41,15 +45,18 @@ def test_an_evaluation_cuts_no_document_to_fill_a_row():
     assert found[:, 1:].tolist() == [[0, 0, 9], [1, 0, 9], [2, 0, 9]]
 
 
-def test_an_evaluation_weighs_every_held_out_position_once(config, tmp_path):
+def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
+    begin = time.perf_counter()
     assert "step 0: eval_loss 0.0000" in run(config, tmp_path)
-    evaluations = {
-        line["step"]: line["eval_loss"] for line in lines(tmp_path) if "batch" not in line
-    }
-    assert evaluations == {0: 0.0, 6: 6.0, 12: 12.0}
+    passed = time.perf_counter() - begin
+    assert evaluations(tmp_path) == [(0, 0.0), (6, 6.0), (12, 12.0)]
     _, plan = read_history(train.epath.Path(tmp_path))
     assert summary(tmp_path)["tokens"] == sum(plan.batch(step).num_tokens for step in range(12))
     assert [line["loss"] for line in steps(tmp_path)] == list(range(12))
+    seconds = whole_summary(tmp_path)["seconds"]
+    assert 0.5 * passed < sum(seconds.values()) < passed
+    phases = {"prepare", "plan", "compile", "initialise", "train", "wait", "evaluate", "save"}
+    assert set(seconds) == phases | {"other"}
 
 
 def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
@@ -86,63 +93,44 @@ def test_a_step_compiled_after_the_start_stops_the_run(config, tmp_path, monkeyp
         return original(self, state, batch)
 
     monkeypatch.setattr(Compiled, "__call__", sneaky)
-    with pytest.raises(
-        RuntimeError, match=r"compiled at step 4, after the start: jit\(train_step\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"at step 4, after the start: jit\(train_step\)"):
         run(config, tmp_path)
     assert [line["step"] for line in steps(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
-    begin, ahead = RunLog.__enter__, []
-
-    def one_ahead(log):
-        (loader,) = ahead
-        next(loader)  # a defect: the loader is a batch ahead of the loop
-        return begin(log)
-
     make = pipeline.Loader
 
-    def remember(*arguments, **options):
+    def make_ahead(*arguments, **options):
         loader = make(*arguments, **options)
-        if not ahead:
-            ahead.append(loader)
+        next(loader)  # a defect: the loader is a batch ahead of the loop
         return loader
 
-    monkeypatch.setattr(pipeline, "Loader", remember)
-    monkeypatch.setattr(RunLog, "__enter__", one_ahead)
+    monkeypatch.setattr(pipeline, "Loader", make_ahead)
     run(config, tmp_path)
     _, plan = read_history(train.epath.Path(tmp_path))
-    assert [line["batch"] for line in steps(tmp_path)] == [
-        plan.batch(step + 1).digest for step in range(12)
-    ]
+    batches = [line["batch"] for line in steps(tmp_path)]
+    assert batches == [plan.batch(step).digest for step in range(1, 13)]
 
 
-def test_told_to_stop_it_saves_at_once_and_each_evaluation_is_logged_once(
-    config, tmp_path, monkeypatch
-):
-    def evaluations():
-        return [line["step"] for line in lines(tmp_path) if "eval_loss" in line]
-
+def test_told_to_stop_it_saves_at_once_and_logs_evaluations_once(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 6)
         run(config, tmp_path)
-    assert evaluations() == [0]
+    assert evaluations(tmp_path) == [(0, 0.0)]
     assert Checkpoints(tmp_path / "checkpoints").latest == 6
     # The next start makes the evaluation up, and is killed before it is saved.
     with monkeypatch.context() as patch:
         patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 8)
         patch.setattr(Checkpoints, "save", lambda *_, **__: None)
         run(config, tmp_path)
-    assert evaluations() == [0, 6]
+    assert evaluations(tmp_path) == [(0, 0.0), (6, 6.0)]
     run(config, tmp_path)
-    assert evaluations() == [0, 6, 12]
+    assert evaluations(tmp_path) == [(0, 0.0), (6, 6.0), (12, 12.0)]
     assert [line["step"] for line in steps(tmp_path)] == list(range(12))
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
-    config, tmp_path, monkeypatch, capsys
-):
+def test_a_loss_that_is_not_finite_stops_or_is_skipped(config, tmp_path, monkeypatch, capsys):
     make_model = train.make_model
 
     def diverging(config, corpus):
@@ -178,25 +166,14 @@ def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
     assert set(found.step[np.isnan(found.loss)].tolist()) == {8, 9, 10, 11}
 
 
-def test_the_seconds_of_all_phases_are_those_that_have_passed(config, tmp_path):
-    begin = time.perf_counter()
-    run(config, tmp_path)
-    passed = time.perf_counter() - begin
-    seconds = whole_summary(tmp_path)["seconds"]
-    assert 0.5 * passed < sum(seconds.values()) < passed
-    phases = {"prepare", "plan", "compile", "initialise", "train", "wait", "evaluate", "save"}
-    assert set(seconds) == phases | {"other"}
-
-
 def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tmp_path):
     run(config, tmp_path / "whole")
     config.skip_steps = (2, 4)
     run(config, tmp_path / "some")
     whole = {line["step"]: line["batch"] for line in steps(tmp_path / "whole")}
     some = {line["step"]: line["batch"] for line in steps(tmp_path / "some")}
-    skipped = {
-        line["step"]: line["skipped"] for line in lines(tmp_path / "some") if "skipped" in line
-    }
+    skipped = [line for line in lines(tmp_path / "some") if "skipped" in line]
+    skipped = {line["step"]: line["skipped"] for line in skipped}
     assert list(skipped) == [2, 4]
     assert some | skipped == whole
     assert not some.keys() & skipped.keys()
@@ -224,8 +201,7 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     run(config, tmp_path)
     assert [line["batch"] for line in steps(tmp_path)][:12] == batches
     assert [line["loss"] for line in steps(tmp_path)] == list(range(15))
-    evaluations = [line["step"] for line in lines(tmp_path) if "eval_loss" in line]
-    assert evaluations == [0, 6, 12, 15]  # each once
+    assert [step for step, _ in evaluations(tmp_path)] == [0, 6, 12, 15]  # each once
 
 
 def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
@@ -239,9 +215,7 @@ def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
     assert rates[0] == rates[1]
 
 
-def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_right(
-    config, tmp_path
-):
+def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, tmp_path):
     config.peak_flops = 0.0  # utilisation depends on the clock
     run(config.copy_and_resolve_references(), tmp_path / "alone")
     both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"

@@ -48,12 +48,8 @@ def test_docstrings_and_dialogues_are_about_the_same_functions():
     pairs, dialogues = list(Docstrings("validation")), list(Dialogues("validation"))
     assert len(pairs) > 100
     assert all(pair["docstring"] and "(" in pair["signature"] for pair in pairs)
-    answers = [
-        turn["content"]
-        for dialogue in dialogues
-        for turn in dialogue["messages"]
-        if turn["role"] == "assistant"
-    ]
+    turns = [turn for dialogue in dialogues for turn in dialogue["messages"]]
+    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
     assert answers == [pair["signature"] for pair in pairs]
     roles = [turn["role"] for turn in dialogues[0]["messages"]]
     assert roles == ["system", *["user", "assistant"] * 3]

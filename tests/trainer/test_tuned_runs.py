@@ -10,7 +10,7 @@ from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
 from pipeline.steps import tuning
 from pipeline.trainer import read_tuned
-from tests.runs.runs import audit, lines, messages, run, tiny
+from tests.runs.runs import assert_same_losses, audit, messages, run, steps, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -56,18 +56,13 @@ def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path, measured):
     assert len(measured) == 1
     assert buckets_of(tmp_path) == tuned.buckets
     assert audit(tmp_path)[0] == 0
-    assert [line["step"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
     # Steps that were measured leave no trace in the losses.
-    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
+    assert [(line["step"], line["loss"]) for line in steps(tmp_path)] == [(n, n) for n in range(18)]
     # The batches are those of a run that is given these buckets.
     with config.unlocked():
         config.batches.update(tune=False, buckets=[bucket.as_json for bucket in tuned.buckets])
     run(config, tmp_path / "given")
-    batches = [
-        [line["batch"] for line in lines(place) if "loss" in line]
-        for place in (tmp_path, tmp_path / "given")
-    ]
-    assert batches[0] == batches[1]
+    assert_same_losses(tmp_path, tmp_path / "given")
 
 
 def test_the_report_of_a_run_shows_what_was_measured(config, tmp_path, capsys):
