@@ -31,9 +31,10 @@ from pipeline.planning.following import FollowedPlan
 from pipeline.text import ragged
 from tests.fs import object_servers
 from tests.processes import fork
+from tests.properties.kills import serve_bucket
 
 HOSTS = 1, 2, 1  # of a reader, in turns
-STORED = 3  # every so many histories are in a bucket
+STORED = 2  # every so many histories are in a bucket
 LOADS = 0.1  # the share of readers that have a `Loader` while they have one host
 FIRST_ID = 1 << 24  # of the tokens of the second corpus; twice that, of the third
 END, OVER = -1, object()
@@ -92,20 +93,15 @@ class Seen:
         )
 
 
-def tell(number: int, seed: int, stored: int = STORED) -> dict[str, Seen]:
+def tell(number: int, seed: int) -> dict[str, Seen]:
     """What so many histories show on disk, and every so many of them in a bucket."""
     seen = {"on disk": Seen(), "in a bucket": Seen()}
     os.environ["JAX_PLATFORMS"] = "cpu"
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        folder = Path(directory)
-        (folder / "server").mkdir()
-        port = stack.enter_context(object_servers.s3(folder / "server"))
-        os.environ |= object_servers.s3_environment(port)
-        bucket = folder / "server" / object_servers.BUCKET
+    with tempfile.TemporaryDirectory() as directory, serve_bucket(Path(directory)) as bucket:
         for at in range(number):
-            in_bucket = (at + 1) % stored == 0
+            in_bucket = (at + 1) % STORED == 0
             here = seen["in a bucket" if in_bucket else "on disk"]
-            history = History(f"{seed}-{at}", folder / f"{at}", here, in_bucket)
+            history = History(f"{seed}-{at}", Path(directory, f"{at}"), here, in_bucket)
             try:
                 history.run()
             except Wrong as error:
