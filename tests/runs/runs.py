@@ -21,10 +21,11 @@ from pipeline.history import losses
 CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
 
 
-def tiny(text, name="tiny_config", *arguments, **fields):
+def tiny(text, name="tiny_config", **fields):
     """A config of tests/ for the text in a file; names of fields have __ for dots."""
     os.environ["TINY_TEXT"] = str(text)
-    config = importlib.import_module(f"tests.runs.{name}").get_config(*arguments)
+    name, *kind = name.split(":")
+    config = importlib.import_module(f"tests.runs.{name}").get_config(*kind)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return config
 
@@ -73,6 +74,13 @@ def audit(workdir):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         code = main(["audit", str(workdir)])
     return code, out.getvalue()
+
+
+def audited(workdir):
+    """What the audit of a run says, which must pass."""
+    code, said = audit(workdir)
+    assert code == 0, said
+    return said
 
 
 def lines(workdir):
