@@ -116,6 +116,7 @@ def write(path: Path, content: bytes) -> Path:
 
 QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
 prepare = functools.partial(pipeline.prepare, **QUIETLY)
+prepare_pairs = functools.partial(pipeline.prepare_pairs, **QUIETLY)
 tokenize_on_read = functools.partial(pipeline.corpus.tokenize_on_read, **QUIETLY)
 
 
