@@ -44,14 +44,6 @@ def once(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def programs(once):
-    """Variables of processes that keep all programs that they compile, for one another."""
-    least = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
-    options = {f"JAX_PERSISTENT_CACHE_{name}": each for name, each in least.items()}
-    return options | {"JAX_COMPILATION_CACHE_DIR": str(once("programs", lambda folder: None))}
-
-
-@pytest.fixture(scope="session")
 def text(once):
     """160 documents of 5 to 300 characters as JSON lines."""
     return once("text", write_documents) / "documents.jsonl"

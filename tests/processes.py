@@ -107,6 +107,12 @@ class Group:
         assert None not in codes, "\n\n".join(self.outputs())[-6000:]
         return codes
 
+    def end_with(self, code, limit=TIME_LIMIT):
+        """The outputs of all, each of which must end with this exit code."""
+        codes, outputs = self.wait(limit), self.outputs()
+        assert codes == [code] * len(codes), "\n\n".join(outputs)[-6000:]
+        return outputs
+
     def kill(self):
         """Ends those that still run."""
         for process in self.processes:

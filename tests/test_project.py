@@ -1,5 +1,6 @@
 """The package as another project has it: installed into its environment, without the repository."""
 
+import functools
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ import pytest
 import pipeline
 from tests.processes import COMPILE_QUICKLY, ROOT
 
-STEPS = 8
+run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -39,45 +40,20 @@ def python(tmp_path_factory):
     shutil.copytree(ROOT / "pipeline", source / "pipeline", ignore=excluded)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", packages, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
     return python
-
-
-@pytest.fixture(scope="module")
-def run(python, tmp_path_factory):
-    """Trains an example in a directory to a step, on two devices; gives the loss of each step."""
-    project = tmp_path_factory.mktemp("project")
-    shutil.copy(ROOT / "examples/linen.py", project)
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_QUICKLY}"}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(project / "programs")
-
-    def train(directory, steps):
-        done = subprocess.run(
-            [python, "linen.py", f"--workdir={directory}", f"--steps={steps}"],
-            cwd=project,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = re.findall(r"^step (\d+) .* loss (\S+)$", done.stdout, re.M)
-        return {int(step): float(loss) for step, loss in found}
-
-    return train
 
 
 @pytest.fixture
 def printed(python, tmp_path):
     """The lines that a piece of code prints there."""
 
-    def run(code):
+    def lines_of(code):
         out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
         return out.splitlines()
 
-    return run
+    return lines_of
 
 
 def test_the_installed_package_is_pipeline_alone(printed, python):
@@ -129,18 +105,28 @@ def test_a_project_has_the_types(command, python, tmp_path):
     (tmp_path / "user.py").write_text("\n".join(lines) + "\n")
     (tmp_path / "pyproject.toml").write_text("[tool.pyright]\ntypeCheckingMode = 'standard'\n")
     program = pathlib.Path(sys.executable).parent / command[0]
-    done = subprocess.run(
-        [program, *command[1:], python, "user.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert re.findall(r"user\.py:(\d+):.*error: ", done.stdout) == ["4", "5"], (
-        done.stdout + done.stderr
-    )
+    done = run([program, *command[1:], python, "user.py"], cwd=tmp_path)
+    found = re.findall(r"user\.py:(\d+):.*error: ", done.stdout)
+    assert found == ["4", "5"], done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_a_project_trains_and_goes_on(run, tmp_path):
-    whole = run(tmp_path / "whole", STEPS)
-    assert list(whole) == list(range(STEPS))
-    assert whole[STEPS - 1] < whole[0]
+def test_a_project_trains_and_goes_on(python, tmp_path):
+    shutil.copy(ROOT / "examples/linen.py", tmp_path)
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    own |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_QUICKLY}"}
+    own["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "programs")
+
+    def train(directory, steps):
+        """The loss of each step of the example, on two devices."""
+        command = [python, "linen.py", f"--workdir={tmp_path / directory}", f"--steps={steps}"]
+        done = run(command, cwd=tmp_path, env=own)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.findall(r"^step (\d+) .* loss (\S+)$", done.stdout, re.M)
+        return {int(step): float(loss) for step, loss in found}
+
+    whole = train("whole", 8)
+    assert list(whole) == list(range(8))
+    assert whole[7] < whole[0]
     # Stopped and gone on with, it has the same losses: parameters and moments came back.
-    assert run(tmp_path / "parts", STEPS // 2) | run(tmp_path / "parts", STEPS) == whole
+    assert train("parts", 4) | train("parts", 8) == whole

@@ -13,6 +13,7 @@ import pytest
 
 import pipeline
 from tests.processes import ROOT, call
+from tests.runs.programs import variables
 
 # Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
 # Modules of BLOCKED cannot be imported.
@@ -36,16 +37,6 @@ exec(code)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-# Runs a program with the log of what is compiled among what it prints.
-MERGED = """
-import os, runpy, sys
-
-_, *sys.argv = sys.argv
-os.dup2(1, 2)
-sys.stdout.reconfigure(line_buffering=True)
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 STEP = re.compile(r"^step (\d+) (?:shape (\(.*\)) )?loss (\S+)$", re.M)
 COMPILE = re.compile(r"Compiling jit\((\w+)\) with global shapes and types (.*)")
 
@@ -95,14 +86,14 @@ class Example:
     def __str__(self):
         return " ".join([self.name, *self.arguments[1:]])
 
-    def run(self, folder, programs, *, kill_at=-1, checkpoint="", devices=4):
+    def run(self, folder, text, *, kill_at=-1, checkpoint="", devices=4):
         """To its end, or to a step: losses and shapes of its steps, and its output."""
         program = ROOT / f"examples/{self.name}.py"
         options = [kill_at, checkpoint, self.blocked, self.code, program]
         options += [each.format(folder=folder) for each in self.arguments]
         several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
         own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
-        own |= programs
+        own |= variables(text, "examples")
         done = call(sys.executable, "-c", KILLER, *options, cwd=folder, **own)
         expected = 0 if kill_at < 0 else -signal.SIGKILL
         assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
@@ -111,9 +102,9 @@ class Example:
         assert len(losses) == len(steps)
         return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
 
-    def run_killed(self, folder, programs, **options):
+    def run_killed(self, folder, text, **options):
         killed = {"kill_at": 17, "checkpoint": folder / self.checkpoint}
-        return self.run(folder, programs, **killed, **options)
+        return self.run(folder, text, **killed, **options)
 
 
 TORCH = Example("torch_loader", "torch", checkpoint="run/checkpoint.pt", blocked="jax", compiled=())
@@ -143,11 +134,11 @@ EXAMPLES = WITH_JAX + [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_an_example_learns_is_killed_and_goes_on_as_if_it_had_not_been(example, programs, tmp_path):
+def test_an_example_learns_is_killed_and_goes_on_as_if_it_had_not_been(example, text, tmp_path):
     pytest.importorskip(example.library)
-    before, _, said = example.run_killed(tmp_path, programs)
+    before, _, said = example.run_killed(tmp_path, text)
     assert list(before) == list(range(18))
-    after, shapes, said_again = example.run(tmp_path, programs)
+    after, shapes, said_again = example.run(tmp_path, text)
     assert list(after) == list(range(example.first, 40))
     again = range(example.first, 18)
     assert [after[step] for step in again] == [before[step] for step in again]
@@ -163,7 +154,7 @@ def test_an_example_learns_is_killed_and_goes_on_as_if_it_had_not_been(example, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", WITH_JAX, ids=str)
-def test_a_run_of_two_devices_goes_on_with_one_and_with_four(example, programs, tmp_path):
+def test_a_run_of_two_devices_goes_on_with_one_and_with_four(example, text, tmp_path):
     pytest.importorskip(example.library)
 
     def on(devices):
@@ -175,10 +166,10 @@ def test_a_run_of_two_devices_goes_on_with_one_and_with_four(example, programs, 
         return dataclasses.replace(example, arguments=example.arguments + more)
 
     (tmp_path / "2").mkdir()
-    before, _, _ = on(2).run_killed(tmp_path / "2", programs, devices=2)
+    before, _, _ = on(2).run_killed(tmp_path / "2", text, devices=2)
     for devices in (1, 4):
         folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
-        after, _, _ = on(devices).run(folder, programs, devices=devices)
+        after, _, _ = on(devices).run(folder, text, devices=devices)
         assert list(after) == list(range(example.first, 40))
         again = range(example.first, 18)
         np.testing.assert_allclose(
@@ -191,8 +182,8 @@ def test_rollouts_are_rewarded_more_and_nothing_is_compiled_after_their_first_up
     own = {"XLA_FLAGS": os.environ["XLA_FLAGS"], "NPROC": os.environ["NPROC"]}
     program = ROOT / "examples/rollouts.py"
     more = {"JAX_LOG_COMPILES": "1", "PYTHONWARNINGS": "ignore"} | own
-    done = call(sys.executable, "-c", MERGED, program, "--updates=40", **more)
-    assert done.returncode == 0, done.stderr[-6000:]
+    done = call("sh", "-c", '"$@" 2>&1', "sh", sys.executable, program, "--updates=40", **more)
+    assert done.returncode == 0, done.stdout[-6000:]
     lines = done.stdout.splitlines()
     rewards = [float(each) for each in re.findall(r"^update \d+ reward (\S+) ", done.stdout, re.M)]
     assert len(rewards) == 40

@@ -50,10 +50,8 @@ def unpad_train_example(example):
     """As Tunix's: a dict for each row."""
     found = []
     for row in range(len(example.prompt_ids)):
-        prompt, answer = (
-            int(example.prompt_mask[row].sum()),
-            int(example.completion_mask[row].sum()),
-        )
+        masks = example.prompt_mask, example.completion_mask
+        prompt, answer = (int(mask[row].sum()) for mask in masks)
         found.append({"prompt_ids": np.asarray(example.prompt_ids)[row, PROMPT - prompt :]})
         for name in ("completion_ids", "completion_mask", "ref_per_token_logps"):
             found[-1][name] = np.asarray(getattr(example, name))[row, :answer]
@@ -138,13 +136,14 @@ def as_stream(program, rollouts, microbatches):
         yield [pad(rollouts[first : first + size], program.TrainExample)]
 
 
-def answers(ids, fields):
+def answers(example):
     """For the first token of each answer, its values, in its order."""
-    found = {}
-    for place in zip(*np.nonzero(np.asarray(fields["completion_mask"])), strict=True):
-        token = int(np.asarray(ids)[place])
-        found[token] = [round(float(np.asarray(each)[place]), 5) for each in fields.values()]
-    return found
+    names = "completion_ids", "completion_mask", "advantages", "ref_per_token_logps"
+    ids, *fields = (np.asarray(getattr(example, name)) for name in names)
+    return {
+        int(ids[place]): [round(float(each[place]), 5) for each in fields]
+        for place in zip(*np.nonzero(fields[0]), strict=True)
+    }
 
 
 def expected_answers(rollouts):
@@ -165,8 +164,7 @@ def test_the_packer_gives_tunix_as_many_microbatches_as_an_update_has(program):
     for example in found[:4]:
         assert example.completion_ids.shape == example.segment_ids.shape == (4, 64)
         assert example.prompt_ids.shape == (4, 0)
-        names = ("completion_mask", "advantages", "ref_per_token_logps")
-        values |= answers(example.completion_ids, {name: getattr(example, name) for name in names})
+        values |= answers(example)
         new = np.diff(np.asarray(example.segment_ids), prepend=0, axis=1) > 0
         positions = np.asarray(example.segment_positions)
         assert (positions[new] == 0).all()
@@ -204,13 +202,10 @@ def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
     module.AssembledBatch, module.PaddingStats = AssembledBatch, PaddingStats
     monkeypatch.setitem(sys.modules, "tunix.experimental.orchestrator.batch_assembly", module)
     rollouts = make_rollouts(20)
-    items = [
-        Payload(**each, metadata={"traj_id": f"traj_{number}"})
-        for number, each in enumerate(rollouts)
-    ]
+    named = {f"traj_{number}": each for number, each in enumerate(rollouts)}
+    items = [Payload(**each, metadata={"traj_id": name}) for name, each in named.items()]
     sizes = {
-        f"traj_{number}": len(each["prompt_ids"]) + len(each["completion_ids"])
-        for number, each in enumerate(rollouts)
+        name: len(each["prompt_ids"]) + len(each["completion_ids"]) for name, each in named.items()
     }
     assembler = program.Assembler(
         batch_size=2,
@@ -239,14 +234,11 @@ def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
             assert fill.row_valid_tokens.tolist() == real.sum(axis=1).tolist()
             assert fill.row_num_sequences.tolist() == payload.segment_ids.max(axis=1).tolist()
             assert fill.row_valid_tokens.sum() == sum(sizes[each] for each in trajectories)
-            fields = ("completion_mask", "advantages", "ref_per_token_logps")
-            values |= answers(
-                payload.completion_ids, {name: getattr(payload, name) for name in fields}
-            )
+            values |= answers(payload)
             names += trajectories
             numbers.append(payload.metadata["batch_index"])
         whole = range(first, min(first + 8, 18))
-        assert sorted(names) == sorted(f"traj_{number}" for number in whole)
+        assert sorted(names) == sorted([*named][whole.start : whole.stop])
         assert values == expected_answers(rollouts[first : first + 8][: len(whole)])
     assert numbers == list(range(5, 5 + len(numbers)))
     assembler.feed(items[:3])

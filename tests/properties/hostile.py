@@ -20,15 +20,9 @@ ODD = ["", " ", "\x00", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff", "é"
 ODD += ["<|end|>", "<|user|>", "⟦", "nan", "-0", "1e999", "../..", "a;b=c", "part-00000.arrow"]
 HALF = ["\ud800", "a\udfff"]  # JSON can spell these, and UTF-8 cannot
 
-texts = st.one_of(
-    st.sampled_from(ODD), st.text(max_size=12), st.sampled_from(["one two", "a" * 70])
-)
-whole = st.one_of(
-    st.integers(-2, 20),
-    st.sampled_from(
-        [64, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 64, -(1 << 63), 10**30]
-    ),
-)
+texts = st.sampled_from(ODD) | st.text(max_size=12) | st.sampled_from(["one two", "a" * 70])
+HUGE = [64, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 64, -(1 << 63), 10**30]
+whole = st.integers(-2, 20) | st.sampled_from(HUGE)
 floats = st.sampled_from(
     [0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e-300, 1e300, math.inf, -math.inf, math.nan]
 )
@@ -43,14 +37,13 @@ values = st.recursive(
 objects = values | st.sampled_from([b"bytes", (1, 2), {1: 2}, np.int64(3), np.zeros(2), len])
 
 
-def sometimes(usual: st.SearchStrategy, odd: st.SearchStrategy = objects) -> st.SearchStrategy:
-    """Mostly a usual value, now and then an odd one."""
+def sometimes(usual: Any, odd: Any = objects) -> st.SearchStrategy:
+    """Mostly a usual value, now and then an odd one; each of a strategy or of a list."""
+    usual, odd = (st.sampled_from(e) if isinstance(e, list) else e for e in (usual, odd))
     return st.integers(0, 11).flatmap(lambda roll: odd if roll == 11 else usual)
 
 
-def options(
-    odd: st.SearchStrategy = objects, **usual: st.SearchStrategy
-) -> st.SearchStrategy[dict[str, Any]]:
+def options(odd: Any = objects, **usual: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Some of these options, each mostly with a usual value."""
     some = {name: sometimes(each, odd) for name, each in usual.items()}
     return st.fixed_dictionaries({}, optional=some)
@@ -180,9 +173,9 @@ json_files = st.lists(
 # ---- tables
 
 
-kinds = st.sampled_from(
-    [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
-)
+kinds = [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+kinds_of_tokens = [pa.list_(each) for each in (pa.int32(), pa.int64(), pa.uint16(), pa.int8())]
+odd_kinds = [pa.list_(pa.float32()), pa.list_(pa.string()), pa.large_list(pa.int32())]
 tokens = st.lists(st.integers(0, 300), max_size=6)
 
 
@@ -190,26 +183,18 @@ tokens = st.lists(st.integers(0, 300), max_size=6)
 def tables(draw, of_tokens: bool = False) -> pa.Table:
     """A table with a column `text`, or of tokens `input_ids`; now and then of an odd type."""
     rows = draw(st.integers(0, 6))
+    cells = (
+        tokens.map(lambda ids: [i % 100 for i in ids]) if of_tokens else sometimes(texts, [None])
+    )
+    column = draw(st.lists(cells, min_size=rows, max_size=rows))
     if of_tokens:
-        kind = pa.list_(draw(st.sampled_from([pa.int32(), pa.int64(), pa.uint16(), pa.int8()])))
-        column = draw(
-            st.lists(tokens.map(lambda ids: [i % 100 for i in ids]), min_size=rows, max_size=rows)
-        )
-        kind = draw(
-            sometimes(
-                st.just(kind),
-                st.sampled_from(
-                    [pa.list_(pa.float32()), pa.list_(pa.string()), pa.large_list(pa.int32())]
-                ),
-            )
-        )
+        kind = draw(sometimes(kinds_of_tokens, odd_kinds))
         if kind == pa.list_(pa.string()):
             column = [list(map(str, ids)) for ids in column]
-        array, name = pa.array(column, kind), "input_ids"
+        array = pa.array(column, kind)
     else:
-        column = draw(st.lists(sometimes(texts, st.none()), min_size=rows, max_size=rows))
-        array, name = pa.array(column, pa.string()).cast(draw(kinds)), "text"
-    name = draw(sometimes(st.just(name), texts))
+        array = pa.array(column, pa.string()).cast(draw(st.sampled_from(kinds)))
+    name = draw(sometimes(["input_ids" if of_tokens else "text"], texts))
     return pa.table({name: array, "number": pa.array(range(rows), pa.int64())})
 
 
@@ -237,45 +222,33 @@ def table_files(draw, of_tokens: bool = False) -> tuple[str, bytes, list[dict] |
 # ---- arrays, lengths, buckets, weights
 
 
+ODD_EXAMPLES = [np.zeros((2, 2), int), np.array(3), np.array([1.0, 2]), np.array([1 << 31])]
+ODD_EXAMPLES += [np.array([1 << 63], np.uint64), [1 << 70], [True, False], ["1"], [[1], [2, 3]]]
+ODD_EXAMPLES += [[-1, 2], [None]]
 examples = sometimes(
     st.one_of(
         tokens,
-        tokens.map(lambda ids: np.array(ids, np.int64)),
-        tokens.map(lambda ids: np.array(ids, np.uint16)),
         tokens.map(tuple),
+        st.builds(np.array, tokens, st.sampled_from([np.int64, np.uint16])),
     ),
-    st.one_of(
-        values,
-        st.sampled_from(
-            [np.zeros((2, 2), int), np.array(3), np.array([1.0, 2]), np.array([1 << 31]), [-1, 2]]
-        ),
-        st.sampled_from(
-            [np.array([1 << 63], np.uint64), [1 << 70], [True, False], ["1"], [[1], [2, 3]], [None]]
-        ),
-    ),
+    values | st.sampled_from(ODD_EXAMPLES),
 )
 
+ODD_LENGTHS = [[-1, 3], [1.5], [1 << 32], np.zeros((2, 3), int), np.array(["3"]), [[1, 2], [3]]]
+ODD_LENGTHS += [np.array([3, 1 << 40], np.uint64), [True], np.array([2], ">u4")]
+counts = st.lists(st.integers(0, 24), max_size=30)
 lengths = sometimes(
-    st.lists(st.integers(0, 24), max_size=30).flatmap(
-        lambda some: st.sampled_from(
-            [some, np.array(some, np.uint32), np.array(some, np.int64), np.array(some, np.uint8)]
-        )
-    ),
-    st.one_of(
-        objects,
-        st.sampled_from(
-            [[-1, 3], [1.5], [1 << 32], np.zeros((2, 3), int), np.array(["3"]), [[1, 2], [3]]]
-        ),
-        st.sampled_from([np.array([3, 1 << 40], np.uint64), [True], np.array([2], ">u4")]),
-    ),
+    counts | st.builds(np.array, counts, st.sampled_from([np.uint32, np.int64, np.uint8])),
+    objects | st.sampled_from(ODD_LENGTHS),
 )
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 24))
+PACKINGS = ["best_fit", "fill", "none"]
 planning = options(
     seed=st.integers(0, 5),
     shuffle=st.booleans(),
-    packing=st.sampled_from(["best_fit", "fill", "none"]),
-    overflow=st.sampled_from(["split", "truncate", "drop", "error"]),
+    packing=PACKINGS,
+    overflow=["split", "truncate", "drop", "error"],
     window=st.integers(1, 12),
     max_segments=st.integers(1, 4),
     exclude=st.lists(st.integers(0, 5), max_size=2),
@@ -286,46 +259,24 @@ fitting = options(
     max_length=st.integers(1, 40),
     length_multiple=st.integers(1, 16),
     row_multiple=st.integers(1, 3),
-    attention=st.sampled_from(["dense", "segment"]),
+    attention=["dense", "segment"],
     width=st.integers(1, 64),
-    packing=st.sampled_from(["best_fit", "fill", "none"]),
+    packing=PACKINGS,
 )
 
-shares = sometimes(st.sampled_from([0, 1, 2, 0.5, 0.7, "1/3", 1e-3]), scalars)
-weights = sometimes(
-    st.one_of(
-        st.fixed_dictionaries({"a": shares, "b": shares}),
-        st.lists(
-            st.tuples(
-                sometimes(st.integers(0, 20)), st.fixed_dictionaries({"a": shares, "b": shares})
-            ),
-            max_size=3,
-        ),
-    )
-)
+shares = sometimes([0, 1, 2, 0.5, 0.7, "1/3", 1e-3], scalars)
+phase = st.fixed_dictionaries({"a": shares, "b": shares})
+phases = st.lists(st.tuples(sometimes(st.integers(0, 20)), phase), max_size=3)
+weights = sometimes(phase | phases)
 
 
 # ---- fields of configs, records of chats, command lines
 
-messages = sometimes(
-    st.lists(
-        sometimes(
-            st.fixed_dictionaries(
-                {
-                    "role": sometimes(st.sampled_from(["user", "assistant"])),
-                    "content": sometimes(texts),
-                }
-            )
-        ),
-        max_size=3,
-    )
+message = st.fixed_dictionaries(
+    {"role": sometimes(["user", "assistant"]), "content": sometimes(texts)}
 )
-chats = sometimes(
-    st.fixed_dictionaries(
-        {},
-        optional={"messages": messages, "question": sometimes(texts), "answer": sometimes(texts)},
-    )
-)
+messages = st.lists(sometimes(message), max_size=3)
+chats = sometimes(options(messages=messages, question=texts, answer=texts))
 
 FLAGS = """
     --tokens-per-batch --max-buckets --max-length --length-multiple --row-multiple --packing
@@ -333,23 +284,18 @@ FLAGS = """
     --vocab-size --split --kind --ids --no-marks --json --workers --color --workdir
 """
 flags = st.sampled_from(FLAGS.split())
+DATA = ["corpus", "run", "lengths.json", "odd.json", "a.jsonl"]
 arguments = st.one_of(
     st.sampled_from(["0", "1", "2", "16", "128", "1000", "-1", "1e3", "0.5", "nan", "x" * 300]),
     st.sampled_from(["best_fit", "none", "split", "drop", "text", "jsonl", "always", "bytes"]),
-    st.sampled_from(
-        ["corpus", "run", "lengths.npy", "lengths.json", "odd.json", "text.txt", "a.jsonl"]
-    ),
+    st.sampled_from([*DATA, "lengths.npy", "text.txt"]),
     st.sampled_from(["9" * 5000, str(1 << 62), str(1 << 63), "", ".", "/", "nowhere", "*.txt"]),
     texts.filter(lambda text: "\x00" not in text),
 )
-words = st.one_of(flags, arguments)
+words = st.one_of(flags, arguments, st.tuples(flags, arguments).map("=".join))
 command_lines = st.builds(
-    lambda command, data, more: [command, *data, *more],
+    lambda command, data, more: [command, data, *more],
     st.sampled_from(["report", "buckets", "show", "check", "audit", "prepare", "prepare"]),
-    st.lists(
-        st.sampled_from(["corpus", "run", "lengths.json", "odd.json", "a.jsonl"]),
-        min_size=1,
-        max_size=1,
-    ),
-    st.lists(st.one_of(words, st.tuples(flags, arguments).map("=".join)), max_size=4),
+    st.sampled_from(DATA),
+    st.lists(words, max_size=4),
 )

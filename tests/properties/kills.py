@@ -4,11 +4,13 @@ The process that imports this starts no backend of JAX. So it can fork children 
 imports done: a run of train.py takes a second or two, and a corpus some hundredths of one.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -16,10 +18,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.fs import object_servers
 from tests.processes import COMPILE_QUICKLY, Stuck, fork, wait
 
 WORDS = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
@@ -35,9 +38,6 @@ SIBLINGS = (
 
 # Seconds that one run may take; on a machine with much other work, a hundred times those it needs.
 PATIENCE = 600
-
-# Requests to a bucket that a run of `Training` makes at least.
-REQUESTS = 250
 
 # What a process may do to files, as Python's audit hooks call it.
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
@@ -70,9 +70,29 @@ class Point:
 
 
 class Trial:
-    """Work that a process does in a folder, and what is to be the same after each of its ends."""
+    """Work that a process does in a folder, and what is to be the same after each of its ends.
+
+    Attributes:
+        name: of the work.
+        bucket: where `serve_bucket` keeps its bucket, if what the work makes is there; None: it is
+            in the folder of each run.
+        requests: to the bucket, before the last of which a kill may hit.
+    """
 
     name: str
+    bucket: Path | None = None
+    requests = 6
+
+    def root(self, folder: Path) -> Path:
+        """The local directory in which a run makes what it makes, or the server keeps it."""
+        return self.bucket / f"{folder.parent.name}-{folder.name}" if self.bucket else folder
+
+    def address(self, folder: Path) -> Any:
+        """The same directory, as a run names it."""
+        from pipeline.fs import as_path
+
+        root = self.root(folder)
+        return as_path(f"s3://{self.bucket.name}/{root.name}" if self.bucket else root)
 
     def begin(self, folder: Path) -> None:
         """Makes what is there before the work begins."""
@@ -83,7 +103,11 @@ class Trial:
 
     def points(self) -> dict[str, Point]:
         """Named points at which a kill may hit."""
-        return {}
+        if not self.bucket:
+            return {}
+        from pipeline.fs import objects
+
+        return {"at a request": Point(objects, "_open", self.requests)}
 
     def result(self, folder: Path) -> dict[str, Any]:
         """All that must be equal: the bytes of each file."""
@@ -128,16 +152,6 @@ class Preparation(Trial):
             )
 
 
-def name_of(folder: Path) -> str:
-    """The name that stands in a bucket for the folder of a run."""
-    return f"{folder.parent.name}-{folder.name}"
-
-
-def in_bucket(bucket: Path, folder: Path) -> str:
-    """What stands in a bucket for the folder of a run."""
-    return f"s3://{bucket.name}/{name_of(folder)}"
-
-
 class Stream(Trial):
     """A stream becomes a corpus that others can read meanwhile, and goes on from its cursor.
 
@@ -146,19 +160,12 @@ class Stream(Trial):
 
     Args:
         examples: how many.
-        bucket: where a server of `object_servers.s3` keeps its bucket, in which the corpora are
-            then; None: they are in the folder of each run.
+        bucket: of the corpora, if they are in one.
     """
 
     def __init__(self, examples: int = 120, bucket: Path | None = None):
         self.examples, self.bucket, self.notes = examples, bucket, True
         self.name = "Writer in a bucket" if bucket else "Writer"
-
-    def place(self, folder: Path) -> Any:
-        """Where the corpus of a run is."""
-        from pipeline.fs import as_path
-
-        return as_path(in_bucket(self.bucket, folder) if self.bucket else folder / "c")
 
     def example(self, number: int) -> list[int]:
         """The tokens of an example, by which it is told from others."""
@@ -169,7 +176,7 @@ class Stream(Trial):
         from pipeline.text import ragged
 
         ragged.TOKENS_PER_PART = 50
-        place, note = self.place(folder), folder / "acknowledged"
+        place, note = self.address(folder) / "c", folder / "acknowledged"
         acknowledged = len(note.read_bytes()) if note.exists() else 0
         with contextlib.suppress(FileExistsError), Writer(place) as writer:
             begin = writer.cursor or 0
@@ -207,13 +214,8 @@ class Stream(Trial):
             assert length == len(self.example(number)) - 1
             yield self.example(number)[:1] if not length else corpus[number]["inputs"]
 
-    def points(self) -> dict[str, Point]:
-        from pipeline.fs import objects
-
-        return {"at a request": Point(objects, "_open")} if self.bucket else {}
-
     def result(self, folder: Path) -> dict[str, Any]:
-        return super().result(self.bucket / name_of(folder) if self.bucket else folder / "c")
+        return super().result(self.root(folder) / "c")
 
 
 class Training(Trial):
@@ -222,18 +224,15 @@ class Training(Trial):
     Args:
         text: from `write_documents`.
         steps: how many.
-        bucket: where a server of `object_servers.s3` keeps its bucket, in which the work
-            directories are then, each with files of others beside it and among its checkpoints;
-            None: they are in the folder of each run.
+        bucket: of the work directories, if they are in one, each with files of others beside it and
+            among its checkpoints.
     """
+
+    requests = 250  # that a run makes at least
 
     def __init__(self, text: Path, steps: int = 12, bucket: Path | None = None):
         self.text, self.steps, self.bucket = text, steps, bucket
         self.name = "train.py in a bucket" if bucket else "train.py"
-
-    def root(self, folder: Path) -> Path:
-        """The local directory in which the work directory of a run is, or the server keeps it."""
-        return self.bucket / name_of(folder) if self.bucket else folder
 
     def begin(self, folder: Path) -> None:
         for name in SIBLINGS if self.bucket else ():
@@ -244,7 +243,6 @@ class Training(Trial):
         import jax
 
         import train
-        from pipeline.fs import as_path
         from pipeline.history import audit
         from pipeline.loading.checkpoint import Checkpoints
         from tests.runs.runs import tiny
@@ -270,23 +268,22 @@ class Training(Trial):
             batches__max_length=64,
         )
         config.model.update(num_layers=1, width=16, num_heads=1, num_kv_heads=1, mlp_width=16)
-        workdir = as_path(in_bucket(self.bucket, folder) if self.bucket else folder) / "run"
+        workdir = self.address(folder) / "run"
         train.train(config, workdir)
         audit(workdir, lambda line: None)
 
     def points(self) -> dict[str, Point]:
-        from pipeline.fs import objects
         from pipeline.loading.checkpoint import Checkpoints
         from pipeline.steps.compiled import Compiled
 
         def evaluates(compiled, *_):
             return compiled.name == "eval_step"
 
-        found = {
+        return {
             "in a checkpoint": Point(Checkpoints, "save"),
             "in an evaluation": Point(Compiled, "__call__", counts=evaluates),
+            **super().points(),
         }
-        return found | ({"at a request": Point(objects, "_open", REQUESTS)} if self.bucket else {})
 
     def result(self, folder: Path) -> dict[str, Any]:
         from tests.runs.runs import lines, summary
@@ -337,6 +334,11 @@ def kill_me(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+#: A kind, seconds to wait or None, and what the child runs.
+Instant = tuple[str, float | None, Callable[[Path], None]]
+END = "to the end"  # no kind of instant
+
+
 class Kills:
     """Trials in processes that are killed, each run again until it ends, and compared.
 
@@ -352,17 +354,25 @@ class Kills:
 
     def __init__(self, trial: Trial, folder: Path, seed: int = 0):
         self.trial, self.folder, self.random = trial, folder, random.Random(seed)
-        self.kills: dict[str, int] = {}
+        self.kills: collections.Counter[str] = collections.Counter()
         self.found: list[str] = []
         folder.mkdir(parents=True)
         self._log = folder / "log"
-        for name in ("first", "whole"):  # the first run fills caches of compiled programs
+
+        def count(whole: Path) -> None:
+            counts: list[int] = []
+            at_change(whole, counts.append)
+            trial.run(whole)
+            (folder / "changes").write_text(str(len(counts)))
+
+        # The first run fills caches of compiled programs.
+        for name, run in (("first", trial.run), ("whole", count)):
             begin = time.monotonic()
-            if code := self._start(name, self.trial.run):
+            if code := self._start(name, run):
                 raise RuntimeError(f"{trial.name} ended with {code}:\n{self._log.read_text()}")
             self.seconds = time.monotonic() - begin
         self.expected = trial.result(folder / "whole")
-        self.changes = self._count()
+        self.changes = int((folder / "changes").read_text())
 
     def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
         """The exit code of one run in the folder `name`; killed `after` seconds, if given."""
@@ -377,38 +387,26 @@ class Kills:
                 os.kill(pid, signal.SIGKILL)
         return wait(pid, self._log, PATIENCE)
 
-    def _count(self) -> int:
-        """How many changes to files an undisturbed run makes."""
-
-        def run(folder):
-            counts = []
-            at_change(folder, counts.append)
-            self.trial.run(folder)
-            (self.folder / "changes").write_text(str(len(counts)))
-
-        self._start("counted", run)
-        return int((self.folder / "changes").read_text())
-
-    def _instants(self) -> Iterator[tuple[str, float | None, Callable[[Path], None]]]:
-        """Instants without end: the kind, seconds to wait or None, and what the child runs."""
+    def _instants(self) -> Iterator[Instant]:
+        """Instants without end."""
         while True:
             kinds = ["at any time", "at a change of a file", *self.trial.points()]
             kind = self.random.choice(kinds)
             if kind == "at any time":
                 yield kind, self.random.uniform(0, self.seconds), self.trial.run
             elif kind == "at a change of a file":
-                yield kind, None, functools.partial(self._run_to_change, self._draw_change())
+                yield self._at_change(self.random.randint(1, self.changes))
             else:
                 point, delay = self.trial.points()[kind], self.random.uniform(0, 0.03)
                 call = self.random.randint(1, point.calls)
                 yield kind, None, functools.partial(self._run_to_point, point, call, delay)
 
-    def _draw_change(self) -> int:
-        return self.random.randint(1, self.changes)
+    def _at_change(self, number: int) -> Instant:
+        def run(folder: Path) -> None:
+            at_change(folder, lambda count: kill_me() if count == number else None)
+            self.trial.run(folder)
 
-    def _run_to_change(self, number: int, folder: Path) -> None:
-        at_change(folder, lambda count: kill_me() if count == number else None)
-        self.trial.run(folder)
+        return "at a change of a file", None, run
 
     def _run_to_point(self, point: Point, number: int, delay: float, folder: Path) -> None:
         method, calls = getattr(point.owner, point.name), []
@@ -423,53 +421,55 @@ class Kills:
         setattr(point.owner, point.name, timed)
         self.trial.run(folder)
 
-    def run(self, kills: int, report: Callable[[str], None] = lambda line: None) -> None:
-        """Kills that many processes; after one or several kills each folder is run to its end."""
-        instants, number = self._instants(), 0
-        while (done := sum(self.kills.values())) < kills:
-            number += 1
+    def run(self, kills: int | None) -> None:
+        """Kills that many processes; None: one before each change that an undisturbed run makes.
+
+        After one or several kills in a folder, the work is run to its end there.
+        """
+        for number, instants in enumerate(self._rounds(kills), 1):
             name, story = f"{number}", []
-            for _ in range(min(self.random.choice((1, 1, 2)), kills - done)):
-                kind, after, run = next(instants)
+            for kind, after, run in [*instants, (END, None, self.trial.run)]:
+                code = None
                 try:
                     code = self._start(name, run, after)
                 except Stuck as error:
-                    self._note(story, f"{kind}: {error}", report)
-                    continue
-                if code == -signal.SIGKILL:
+                    self._note(name, story, f"{kind}: {error}")
+                if code == -signal.SIGKILL and kind != END:
                     story.append(kind if after is None else f"{kind} ({after:.3f} s)")
-                    self.kills[kind] = self.kills.get(kind, 0) + 1
+                    self.kills[kind] += 1
                 elif code:
-                    self._note(
-                        story, f"ended with {code}:\n{self._log.read_text()[-3000:]}", report
-                    )
-            self._finish(name, story, report)
+                    said = self._log.read_text()[-3000:]
+                    self._note(name, story, f"{kind}: ended with {code}:\n{said}")
+            result = self.trial.result(self.folder / name) if code == 0 else self.expected
+            for key in {**self.expected, **result}:
+                if (now := result.get(key)) != (due := self.expected.get(key)):
+                    self._note(name, story, f"{key} is {now!s:.2000}, not {due!s:.2000}")
+        if kills is None and (done := self.kills.total()) != self.changes:
+            self._note("all", [], f"{done} kills before {self.changes} changes")
 
-    def run_to_each_change(self, report: Callable[[str], None] = lambda line: None) -> None:
-        """Kills a process before each change that an undisturbed run makes to a file."""
-        for number in range(1, self.changes + 1):
-            code = self._start(f"{number}", functools.partial(self._run_to_change, number))
-            if code == -signal.SIGKILL:
-                kind = "at a change of a file"
-                self.kills[kind] = self.kills.get(kind, 0) + 1
-            self._finish(f"{number}", [f"at change {number}"], report)
+    def _rounds(self, kills: int | None) -> Iterator[Iterable[Instant]]:
+        """The instants of each folder."""
+        if kills is None:
+            yield from ([self._at_change(number)] for number in range(1, self.changes + 1))
+            return
+        instants = self._instants()
+        while (done := self.kills.total()) < kills:
+            several = min(self.random.choice((1, 1, 2)), kills - done)
+            yield itertools.islice(instants, several)
 
-    def _finish(self, name: str, story: list[str], report: Callable[[str], None]) -> None:
-        try:
-            if code := self._start(name, self.trial.run):
-                wrong = f"the last run ended with {code}:\n{self._log.read_text()[-3000:]}"
-                return self._note(story, wrong, report)
-        except Stuck as error:
-            return self._note(story, f"the last run: {error}", report)
-        result = self.trial.result(self.folder / name)
-        for key in {**self.expected, **result}:
-            if (now := result.get(key)) != (due := self.expected.get(key)):
-                self._note(story, f"{key} is {now!s:.2000}, not {due!s:.2000}", report)
-        return None
+    def _note(self, name: str, story: list[str], wrong: str) -> None:
+        killed = ", ".join(story) or "never"
+        self.found.append(f"{self.trial.name}, run {name}, killed {killed}: {wrong}")
+        print(self.found[-1], flush=True)
 
-    def _note(self, story: list[str], wrong: str, report: Callable[[str], None]) -> None:
-        self.found.append(f"{self.trial.name}, killed {', '.join(story) or 'never'}: {wrong}")
-        report(self.found[-1])
+
+@contextlib.contextmanager
+def serve_bucket(folder: Path) -> Iterator[Path]:
+    """A bucket that this process and its children reach; gives the directory that has its files."""
+    (folder / "server").mkdir()
+    with object_servers.s3(folder / "server") as port:
+        os.environ |= object_servers.s3_environment(port)
+        yield folder / "server" / object_servers.BUCKET
 
 
 def prepare_environment(folder: Path) -> None:

@@ -34,7 +34,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
-from tests.loading.definition import define_batch
+from tests.loading.definition import define_batch, require_same
 from tests.properties import hostile
 from tests.properties.accounts import Accounts, assert_batch_fits, assert_each_position_once
 
@@ -117,24 +117,19 @@ def write(path: Path, content: bytes) -> Path:
 
 QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
 prepare = functools.partial(pipeline.prepare, **QUIETLY)
+prepare_pairs = functools.partial(pipeline.prepare_pairs, **QUIETLY)
 tokenize_on_read = functools.partial(pipeline.corpus.tokenize_on_read, **QUIETLY)
 
 
 def read_all(source: Any) -> list[Any]:
     """All records, read in order; backwards, one by one and by a copy they are the same."""
-    count = len(source)
-    records = source.__getitems__(list(range(count)))
-    expect(len(records) == count, "other records than its length")
-    backwards = source.__getitems__(list(range(count))[::-1])[::-1]
-    clone = pickle.loads(pickle.dumps(source))
-    for other in (
-        backwards,
-        [source[at] for at in range(count)],
-        [clone[at] for at in range(count)],
-    ):
+    numbers, clone = [*range(len(source))], pickle.loads(pickle.dumps(source))
+    records = source.__getitems__(numbers)
+    expect(len(records) == len(source), "other records than its length")
+    others = [[each[at] for at in numbers] for each in (source, clone)]
+    for other in (source.__getitems__(numbers[::-1])[::-1], *others):
         expect(repr(other) == repr(records), records, "and read otherwise", other)
-    for at in range(count):
-        expect(source.where(at), "no place")
+    expect(all(source.where(at) for at in numbers), "no place")
     return records
 
 
@@ -146,29 +141,23 @@ def decoded(content: bytes) -> str | None:
         return None
 
 
-@holds(hostile.stored(hostile.text_files), 12)
-def text_lines(place, given):
-    stored, end, plain = given
+@holds(st.tuples(hostile.stored(hostile.text_files), st.sampled_from(["line", "file"])), 20)
+def text_files(place, given):
+    (stored, end, plain), sample_by = given
     path = write(place / f"a.txt{end}", stored)
     with refusing(path):
-        read = [record["text"] for record in read_all(sources.TextFiles(path))]
-        if plain is not None:
+        read = [record["text"] for record in read_all(sources.TextFiles(path, sample_by=sample_by))]
+        if plain is None:
+            return
+        texts = [decoded(plain)]
+        if sample_by == "line":
             lines = [line.rstrip(b"\r") for line in plain.split(b"\n")]
             texts = [
-                decoded(line) if not at else line.decode(errors="replace")
+                line.decode(errors="replace") if at else decoded(line)
                 for at, line in enumerate(lines)
+                if line.strip()
             ]
-            texts = [text for text, line in zip(texts, lines, strict=True) if line.strip()]
-            expect(read == texts, read, "and not", texts)
-
-
-@holds(hostile.stored(hostile.text_files), 8)
-def text_files(place, given):
-    stored, end, plain = given
-    path = write(place / f"a.txt{end}", stored)
-    with refusing(path):
-        read = read_all(sources.TextFiles(path, sample_by="file"))
-        expect(plain is None or read == [{"text": decoded(plain)}], read, "and not", plain)
+        expect(read == texts, read, "and not", texts)
 
 
 @holds(st.tuples(hostile.stored(hostile.json_files), hostile.texts), 12)
@@ -208,15 +197,10 @@ def records(place, given):
         check_texts(corpus, [each.decode() if isinstance(each, bytes) else each for each in texts])
 
 
-@holds(
-    st.tuples(
-        st.lists(hostile.chats, min_size=1, max_size=3),
-        st.sampled_from(
-            [templates.Chat(), templates.Answer(prompt="Q {question}\n", answer="{answer}")]
-        ),
-    ),
-    8,
-)
+TEMPLATES = [templates.Chat(), templates.Answer(prompt="Q {question}\n", answer="{answer}")]
+
+
+@holds(st.tuples(st.lists(hostile.chats, min_size=1, max_size=3), st.sampled_from(TEMPLATES)), 8)
 def filled_templates(place, given):
     chats, template = given
     with refusing():
@@ -254,10 +238,10 @@ def arrays(place, given):
 def weighted_arrays(place, given):
     examples = [ids for ids, _ in given]
     weights = [
-        [w if i >= len(list_) else list_[i] for i, w in enumerate([1.0] * len(ids))]
-        if isinstance(list_, list) and all(isinstance(each, float) for each in list_)
-        else list_
-        for ids, list_ in given
+        (some + [1.0] * len(ids))[: len(ids)]
+        if isinstance(some, list) and all(isinstance(each, float) for each in some)
+        else some
+        for ids, some in given
     ]
     with refusing():
         corpus = Corpus.from_arrays({"tokens": examples, "weights": weights}, place)
@@ -283,15 +267,20 @@ def tokens_in_place(place, given):
 TEXTS = [f"text {number} " * (number % 4) for number in range(12)]
 
 
+def files_in(place: Path) -> dict[str, bytes]:
+    """The content of all files in a folder, by their names."""
+    paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(place)): path.read_bytes() for path in paths}
+
+
 @functools.cache
 def made(kind: str) -> dict[str, bytes]:
     """The files of a small corpus, index or run, by name."""
     with folder() as place:
         if kind == "corpus":
-            weights = [np.linspace(0, 1, 5)] * 9
-            Corpus.from_arrays(
-                {"tokens": [np.arange(5) + at for at in range(9)], "weights": weights}, place
-            )
+            columns = {"tokens": [np.arange(5) + at for at in range(9)]}
+            columns["weights"] = [np.linspace(0, 1, 5)] * 9
+            Corpus.from_arrays(columns, place)
         elif kind == "prepared":
             prepare(sources.Records(TEXTS), directory=place)
         elif kind == "index":
@@ -307,14 +296,13 @@ def made(kind: str) -> dict[str, bytes]:
             ]
             lines.insert(10, {"step": 10, "eval_loss": 2.0})
             (place / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-        paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
-        return {str(path.relative_to(place)): path.read_bytes() for path in paths}
+        return files_in(place)
 
 
 def put(place: Path, files: dict[str, bytes]) -> None:
     """Writes files by name."""
     for name, content in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
 
 
@@ -376,9 +364,9 @@ def damaged_indices(place, given):
 
 
 @functools.cache
-def cached() -> dict[str, bytes]:
-    """The files of a small corpus in `source`, and of its cache, which has all parts."""
-    with folder() as place:
+def cached() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files of a small corpus, and of its cache, which has all parts."""
+    with folder():
         examples = [np.arange(at % 6) + at for at in range(40)]
         with unittest.mock.patch("pipeline.text.ragged.TOKENS_PER_PART", 20):
             Corpus.from_arrays(examples, "source")
@@ -387,9 +375,7 @@ def cached() -> dict[str, bytes]:
         for part in Path("source").glob("part-*"):
             (there / part.name).write_bytes(part.read_bytes())
         contents(corpus)
-        # A cache is named by the place of its corpus.
-        paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
-        return {"/".join(path.relative_to(place).parts[-2:]): path.read_bytes() for path in paths}
+        return files_in(Path("source")), files_in(there)
 
 
 FOREIGN = [".lock", "part-00000.arrow", "part-99999.arrow", ".part-00001.arrow.fetching", "notes"]
@@ -397,8 +383,8 @@ FOREIGN = [".lock", "part-00000.arrow", "part-99999.arrow", ".part-00001.arrow.f
 
 @holds(
     st.lists(
-        st.sampled_from(sorted(name for name in cached() if not name.startswith("source"))).flatmap(
-            lambda name: st.tuples(st.just(Path(name).name), hostile.damaged(cached()[name]))
+        st.sampled_from(sorted(cached()[1])).flatmap(
+            lambda name: st.tuples(st.just(name), hostile.damaged(cached()[1][name]))
         )
         | st.tuples(st.sampled_from(FOREIGN), st.none() | st.binary(max_size=40)),
         max_size=3,
@@ -407,11 +393,11 @@ FOREIGN = [".lock", "part-00000.arrow", "part-99999.arrow", ".part-00001.arrow.f
     8,
 )
 def damaged_caches(place, given):
-    put(place, {name: each for name, each in cached().items() if name.startswith("source")})
+    source, held = cached()
+    put(place / "source", source)
     due = contents(Corpus.open("source"))
     Corpus.open("source", cache="cache", cache_bytes=1 << 20)
     (there,) = Path("cache").iterdir()
-    held = {Path(name).name: each for name, each in cached().items() if "source" not in name}
     put(there, held)
     for name, content in given:
         if content is not None:
@@ -452,10 +438,8 @@ def plans(place, given):
         again = Plan(array.tolist(), buckets, **options)
         expect(again.fingerprint == plan.fingerprint, "another fingerprint")
         for step in (0, plan.num_batches(), 10**6):
-            expect(
-                np.array_equal(plan.batch(step).segments, again.batch(step).segments),
-                "another batch",
-            )
+            same = np.array_equal(plan.batch(step).segments, again.batch(step).segments)
+            expect(same, "another batch")
 
 
 def all_pairs(shapes: Any) -> bool:
@@ -469,25 +453,24 @@ def all_pairs(shapes: Any) -> bool:
 @holds(st.tuples(hostile.lengths, hostile.fitting), 10)
 def fitted_buckets(place, given):
     lengths, options = given
+    options = {"tokens_per_batch": 64, "max_buckets": 2, **options}
     with refusing():
-        buckets = pipeline.fit_buckets(
-            lengths, **{"tokens_per_batch": 64, "max_buckets": 2, **options}
-        )
-        sizes = [bucket.length for bucket in buckets]
+        buckets = pipeline.fit_buckets(lengths, **options)
+        sizes, budget = [bucket.length for bucket in buckets], options["tokens_per_batch"]
         expect(sizes == sorted(set(sizes)), "buckets do not ascend", buckets)
-        expect(len(buckets) <= options.get("max_buckets", 2), "too many buckets", buckets)
-        budget = options.get("tokens_per_batch", 64)
+        expect(len(buckets) <= options["max_buckets"], "too many buckets", buckets)
         expect(all(bucket.positions <= budget for bucket in buckets), "over the budget", buckets)
+
+
+few_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
 
 @holds(
     st.tuples(
-        st.lists(st.integers(0, 9), min_size=1, max_size=12),
-        st.lists(st.integers(0, 9), min_size=1, max_size=12),
+        few_lengths,
+        few_lengths,
         hostile.weights,
-        hostile.options(
-            by=st.sampled_from(["tokens", "examples"]), ending=st.sampled_from(["repeat", "stop"])
-        ),
+        hostile.options(by=["tokens", "examples"], ending=["repeat", "stop"]),
     ),
     10,
 )
@@ -510,7 +493,7 @@ def mixtures(place, given):
             expect(not plan.finite or len(account.over) <= 1, "a corpus repeats before the end")
 
 
-# ---- batches
+# ---- batches and scores
 
 
 @holds(
@@ -518,30 +501,21 @@ def mixtures(place, given):
         st.lists(hostile.tokens, min_size=1, max_size=12),
         st.lists(hostile.shapes.map(lambda s: (s[0] * 2, s[1])), min_size=1, max_size=2),
         st.sampled_from(["continue", "restart"]),
-        st.sampled_from([1, 2]),
         st.integers(0, 3),
     ),
     5,
 )
 def batches(place, given):
-    examples, shapes, positions, processes, seed = given
+    examples, shapes, positions, seed = given
     with refusing():
         corpus = Corpus.from_arrays(examples, place)
         plan = Plan(corpus, as_buckets(shapes), seed=seed)
-        parts = [
-            pipeline.Batches(
-                corpus, plan, positions=positions, process_index=p, process_count=processes
-            )
-            for p in range(processes)
-        ]
-        for step in range(len(parts[0])):
-            several = [part[step] for part in parts]
-            batch = {name: np.concatenate([each[name] for each in several]) for name in several[0]}
-            due = define_batch([examples], plan.batch(step), positions)
-            expect(batch.keys() == due.keys(), batch.keys())
-            for name, values in due.items():
-                expect(np.array_equal(batch[name], values), name, batch[name], values)
-                expect(batch[name].dtype == values.dtype, name, batch[name].dtype)
+        options = {"positions": positions, "process_count": 2}
+        halves = [pipeline.Batches(corpus, plan, process_index=p, **options) for p in (0, 1)]
+        for step in range(len(halves[0])):
+            first, second = (half[step] for half in halves)
+            batch = {name: np.concatenate([first[name], second[name]]) for name in first}
+            require_same(batch, define_batch([examples], plan.batch(step), positions))
 
 
 def count_inputs(batch):
@@ -554,12 +528,12 @@ def count_inputs(batch):
         st.lists(st.lists(st.integers(0, 300), max_size=9), min_size=1, max_size=12),
         st.lists(st.sampled_from([(1, 4), (2, 4), (2, 8), (1, 12)]), min_size=1, max_size=2),
         hostile.options(
-            overflow=st.sampled_from(["split", "drop", "truncate", "error"]),
-            reduce=st.sampled_from(["sum", "mean"]),
+            overflow=["split", "drop", "truncate", "error"],
+            reduce=["sum", "mean"],
             epoch=st.integers(0, 2),
             max_segments=st.integers(1, 3),
-            align=st.sampled_from([1, 2]),
-            per=st.sampled_from(["position", "segment", "row", {"inputs": "position"}]),
+            align=[1, 2],
+            per=["position", "segment", "row", {"inputs": "position"}],
         ),
     ),
     4,
@@ -598,15 +572,11 @@ def changed_plan() -> Plan:
 
 @holds(
     st.integers(0, 14).flatmap(
-        lambda step: (
-            st.tuples(st.just(step), hostile.altered(StateKey(changed_plan()).state(step)))
-            | st.tuples(st.just(step), hostile.values)
-        )
+        lambda step: hostile.altered(StateKey(changed_plan()).state(step)) | hostile.values
     ),
     20,
 )
-def states(place, given):
-    _, state = given
+def states(place, state):
     plan = changed_plan()
     with refusing():
         at = StateKey(plan).step(state)
@@ -643,6 +613,11 @@ def damaged_runs(place, given):
         expect(max(steps) == 7 or not intact, steps)
 
 
+entry = st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)}))
+CHANGES = ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"exclude": [1]}', "{", "[]"]
+odd_changes = hostile.values.map(json.dumps).map(lambda text: text.replace("NaN", "nan"))
+
+
 @holds(
     st.tuples(
         hostile.options(
@@ -651,35 +626,24 @@ def damaged_runs(place, given):
             max_buckets=st.integers(1, 3),
             max_length=st.integers(4, 16),
             length_multiple=st.integers(1, 4),
-            overflow=st.sampled_from(["split", "drop"]),
-            packing=st.sampled_from(["best_fit", "fill", "none"]),
+            overflow=["split", "drop"],
+            packing=hostile.PACKINGS,
             exclude=st.lists(st.integers(0, 9)),
         ),
-        hostile.sometimes(
-            st.lists(
-                st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)})),
-                max_size=2,
-            ),
-            hostile.values,
-        ),
-        hostile.sometimes(
-            st.sampled_from(
-                ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"exclude": [1]}', "{", "[]"]
-            )
-            | hostile.values.map(json.dumps).map(lambda text: text.replace("NaN", "nan")),
-            st.just("x"),
-        ),
+        hostile.sometimes(st.lists(entry, max_size=2), hostile.values),
+        hostile.sometimes(st.sampled_from(CHANGES) | odd_changes, ["x"]),
     ),
     10,
 )
 def schedules(place, given):
     options, entries, change = given
+    options = {"seed": 1, "tokens_per_batch": 32, **options}
     lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
     with refusing():
-        schedule = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
+        schedule = Schedule(options, entries)
         plan = schedule.plan(lengths)
         plan.batch(10)
-        later = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
+        later = Schedule(options, entries)
         later.resume(json.loads(json.dumps(schedule.as_json())), 5, change)
         went_on = later.plan(lengths)
         for step in range(5):
@@ -690,52 +654,41 @@ def schedules(place, given):
 
 fields = st.fixed_dictionaries(
     {
-        "source": hostile.sometimes(
-            st.just(""), st.sampled_from(["os:path", "nowhere:x", "x", ":"])
-        ),
+        "source": hostile.sometimes([""], ["os:path", "nowhere:x", "x", ":"]),
         "files": hostile.sometimes(
-            st.sampled_from(["a.txt", "a.jsonl", "*.txt", "", "a.json", "a.txt,"]), hostile.values
+            ["a.txt", "a.jsonl", "*.txt", "", "a.json", "a.txt,"], hostile.values
         ),
-        "split": hostile.sometimes(st.just("train"), hostile.values),
-        "begin": hostile.sometimes(st.just(0.0), hostile.floats),
-        "end": hostile.sometimes(st.just(1.0), hostile.floats),
+        "split": hostile.sometimes(["train"], hostile.values),
+        "begin": hostile.sometimes([0.0], hostile.floats),
+        "end": hostile.sometimes([1.0], hostile.floats),
     },
     optional={
         "tfds": st.sampled_from(["", "nowhere"]),
-        "kind": hostile.sometimes(st.sampled_from(["", "text"]), hostile.texts),
+        "kind": hostile.sometimes(["", "text"], hostile.texts),
     },
 )
+SECTIONS = {
+    "template": open_template,
+    "view": lambda section: open_view(section, 1),
+    "tokenizer": open_tokenizer,
+}
+KINDS = ["", "chat", "answer", "masked", "causal", "spans"]
+KINDS += ["bytes", "sentencepiece", "huggingface"]
 sections = st.tuples(
-    st.sampled_from(["template", "view", "tokenizer"]),
+    st.sampled_from([*SECTIONS]),
     st.fixed_dictionaries(
-        {
-            "kind": hostile.sometimes(
-                st.sampled_from(
-                    [
-                        "",
-                        "chat",
-                        "answer",
-                        "masked",
-                        "causal",
-                        "spans",
-                        "bytes",
-                        "sentencepiece",
-                        "huggingface",
-                    ]
-                ),
-                hostile.texts,
-            )
-        },
-        optional={
-            "begin": hostile.sometimes(st.booleans(), hostile.values),
-            "end": hostile.sometimes(st.booleans(), hostile.values),
-            "model": hostile.sometimes(st.sampled_from(["", "a.txt", "nowhere"]), hostile.texts),
-            "prompt": hostile.sometimes(st.just("{q}"), hostile.values),
-            "answer": hostile.sometimes(st.just("{a}"), hostile.values),
-            "weights": hostile.sometimes(st.just({"assistant": 1.0}), hostile.values),
-            "share": hostile.sometimes(st.just(0.15), hostile.values),
-            "mask_id": hostile.sometimes(st.just(3), hostile.values),
-        },
+        {"kind": hostile.sometimes(KINDS, hostile.texts)},
+        optional={"model": hostile.sometimes(["", "a.txt", "nowhere"], hostile.texts)},
+    ),
+    hostile.options(
+        hostile.values,
+        begin=st.booleans(),
+        end=st.booleans(),
+        prompt=["{q}"],
+        answer=["{a}"],
+        weights=[{"assistant": 1.0}],
+        share=[0.15],
+        mask_id=[3],
     ),
 )
 
@@ -752,41 +705,31 @@ def config_sources(place, given):
 
 @holds(sections, 12)
 def config_sections(place, given):
-    name, options = given
+    name, section, options = given
+    options = options | section
     write(place / "a.txt", b"one\ntwo\n")
     if name == "tokenizer":
         options = {"begin": True, "end": True, "model": "", **options}
         options = {key: options[key] for key in ("kind", "begin", "end", "model")}
     with refusing():
-        section = ConfigDict(options, convert_dict=False)
-        if name == "template":
-            open_template(section)
-        elif name == "view":
-            open_view(section, 1)
-        else:
-            open_tokenizer(section)
+        SECTIONS[name](ConfigDict(options, convert_dict=False))
 
 
-@holds(
-    st.tuples(
-        hostile.command_lines,
-        st.dictionaries(
-            st.integers(-1, 300).map(str),
-            hostile.sometimes(st.integers(0, 9), hostile.values),
-            max_size=4,
-        ).map(json.dumps)
-        | hostile.json_objects.map(json.dumps),
-        hostile.json_files,
-    ),
-    4,
+lengths_and_counts = st.dictionaries(
+    st.integers(-1, 300).map(str),
+    hostile.sometimes(st.integers(0, 9), hostile.values),
+    max_size=4,
 )
+odd_files = (lengths_and_counts | hostile.json_objects).map(json.dumps)
+
+
+@holds(st.tuples(hostile.command_lines, odd_files, hostile.json_files), 4)
 def commands(place, given):
     from pipeline.cli.arguments import parser
     from pipeline.cli.commands import COMMANDS, Damaged
 
     line, odd, lines = given
-    put(place / "corpus", made("prepared")) if (place / "corpus").mkdir() is None else None
-    (place / "run").mkdir()
+    put(place / "corpus", made("prepared"))
     put(place / "run", made("run"))
     np.save(place / "lengths.npy", np.arange(50))
     write(place / "lengths.json", b'{"3": 40, "17": 8}')
@@ -808,18 +751,15 @@ def commands(place, given):
 
 
 @holds(
-    st.sampled_from(["sentencepiece", "huggingface"]).flatmap(
-        lambda kind: st.tuples(
-            st.just(kind),
-            st.binary(max_size=60) | hostile.values.map(lambda value: json.dumps(value).encode()),
-        )
+    st.tuples(
+        st.sampled_from([tokenizers.SentencePiece, tokenizers.HuggingFace]),
+        st.binary(max_size=60) | hostile.values.map(lambda value: json.dumps(value).encode()),
     ),
     6,
 )
 def tokenizer_files(place, given):
-    kind, content = given
+    make, content = given
     path = write(place / "model", content)
-    make = tokenizers.SentencePiece if kind == "sentencepiece" else tokenizers.HuggingFace
     with refusing():
         make(path).encode_batch(["a text"])
 

@@ -5,7 +5,6 @@ and the last moment at which it was about to write and was not refused.
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import mmap
@@ -21,6 +20,7 @@ import numpy as np
 
 from tests.fs import object_servers
 from tests.processes import fork
+from tests.properties.kills import serve_bucket
 
 WORKERS = 4
 BEAT, SILENCE = 0.25, 1.0  # seconds, in place of those of `pipeline.fs.lease`
@@ -53,51 +53,20 @@ class Notes:
         return together[np.argsort(together[:, 0])]
 
 
-@dataclasses.dataclass(frozen=True)
-class Takeovers:
-    """What a trial found.
+def take_over(number: int, seed: int) -> str:
+    """Lets workers take a lock from each other until so many takeovers are noted; says what it saw.
 
-    Attributes:
-        takeovers: takes from a holder that had been killed or stopped, or could not renew in time.
-        takes: all of them.
-        kills, stops: what was done to the workers.
-        together: moments at which a process took the lock while another believed to hold it; each
-            is the number of seconds by which that one believed it too long.
-        late: writes that a holder found in place of its own. No write begins without the lock, so
-            they were on their way when their process was killed or stopped.
-        gap: the fewest seconds between the end of one holder and the beginning of the next.
-        ended: what workers said that ended by themselves.
+    A takeover is a take from a holder that had been killed or stopped, or could not renew in time.
+    Two holders are told where a process took the lock while another believed to hold it, with the
+    seconds by which that one believed it too long. A write came late that a holder found in place
+    of its own: no write begins without the lock, so it was on its way when its process was killed
+    or stopped. Last comes what workers said that ended by themselves.
     """
-
-    takeovers: int
-    takes: int
-    kills: int
-    stops: int
-    together: list[float]
-    late: int
-    gap: float
-    ended: list[str]
-
-    def __str__(self) -> str:
-        said = (
-            f"{self.takeovers:,} takeovers among {self.takes:,} takes; {self.kills:,} kills and "
-            f"{self.stops:,} stops; {len(self.together)} moments with two holders; "
-            f"{self.late} writes that came late; "
-            f"at least {1000 * self.gap:.1f} ms from one holder to the next"
-        )
-        return "\n".join([said, *(f"two for {each:.3f} s" for each in self.together), *self.ended])
-
-
-def take_over(number: int, seed: int) -> Takeovers:
-    """Lets workers take a lock from each other until so many takeovers are noted."""
     notes, chance = Notes(), random.Random(seed)
     kills = stops = 0
     ended: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as directory, serve_bucket(pathlib.Path(directory)):
         folder = pathlib.Path(directory)
-        (folder / "server").mkdir()
-        port = stack.enter_context(object_servers.s3(folder / "server"))
-        os.environ |= object_servers.s3_environment(port)
         asleep: dict[int, float] = {}  # stopped workers, and when they go on
         pids: dict[int, int] = {}
 
@@ -145,16 +114,14 @@ def take_over(number: int, seed: int) -> Takeovers:
                 end(worker)
     spans = notes.all_spans()
     gaps = spans[1:, 0] - np.maximum.accumulate(spans[:, 1])[:-1]
-    return Takeovers(
-        takeovers=int(notes.taken_over.sum()),
-        takes=len(spans),
-        kills=kills,
-        stops=stops,
-        together=[-gap for gap in gaps.tolist() if gap < 0],
-        late=int(notes.late.sum()),
-        gap=float(gaps.min(initial=np.inf)),
-        ended=ended,
+    together = [f"two for {-gap:.3f} s" for gap in gaps.tolist() if gap < 0]
+    said = (
+        f"{notes.taken_over.sum():,.0f} takeovers among {len(spans):,} takes; {kills:,} kills and "
+        f"{stops:,} stops; {len(together)} moments with two holders; "
+        f"{notes.late.sum():.0f} writes that came late; "
+        f"at least {1000 * gaps.min(initial=np.inf):.1f} ms from one holder to the next"
     )
+    return "\n".join([said, *together, *ended])
 
 
 def work(worker: int, notes: Notes, seed: int, place: str | None) -> None:

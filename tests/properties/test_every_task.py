@@ -6,15 +6,15 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import Bucket, sources
+from pipeline import Batches, Bucket, sources
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.on_read import tokenize_on_read
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.text.sources.source import read_texts
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.kinds import require_pieces
+from tests.properties.properties import prepare, prepare_pairs, tokenize_on_read
 from tests.properties.questions import RECORDS, write_questions
 from tests.text.record_files import make
 
@@ -60,34 +60,22 @@ def make_source(kind, directory):
 
 
 def make_corpus(task, source, directory):
-    def prepared(**options):
-        place = directory / task
-        return pipeline.prepare(source, Bytes(), place, num_workers=0, progress=False, **options)
-
+    options = {"source": source, "directory": directory / task}
     match task:
         case "causal":
-            return prepared()
+            return prepare(**options)
         case "answers":
-            return prepared(template=answered)
+            return prepare(**options, template=answered)
         case "chat":
-            return prepared(template=chat)
+            return prepare(**options, template=chat)
         case "masked":
-            return Masked(prepared(task=INPUTS), seed=3)
+            return Masked(prepare(**options, task=INPUTS), seed=3)
         case "corrupted":
-            return SpanCorruption(prepared(task=INPUTS), max_length=20, seed=3)
+            return SpanCorruption(prepare(**options, task=INPUTS), max_length=20, seed=3)
         case "pairs":
-            return pipeline.prepare_pairs(
-                source,
-                Bytes(),
-                directory / task,
-                fields=(asked_of_pair, answer_of_pair),
-                num_workers=0,
-                progress=False,
-            )
+            return prepare_pairs(**options, fields=(asked_of_pair, answer_of_pair))
         case "on the fly":
-            return tokenize_on_read(
-                source, Bytes(), directory / task, num_workers=0, progress=False
-            )
+            return tokenize_on_read(**options)
         case "in place":
             texts = read_texts(source, range(len(source)), "text")
             ids = [Bytes().encode_batch([text])[0].tolist() for text in texts]
@@ -134,10 +122,9 @@ def test_each_source_gives_every_task_the_examples_of_a_list(source, task, tmp_p
 def test_two_epochs_on_any_hosts_from_any_step(kind, task, tmp_path):
     corpus = make_corpus(task, make_source(kind, tmp_path), tmp_path)
     paired = np.asarray(corpus.lengths).ndim == 2
-    plan = pipeline.Plan(
-        corpus, PAIRED if paired else BUCKETS, overflow="error" if paired else "split"
-    )
-    batches = pipeline.Batches(corpus, plan).repeat(2)
+    buckets, overflow = (PAIRED, "error") if paired else (BUCKETS, "split")
+    plan = pipeline.Plan(corpus, buckets, overflow=overflow)
+    batches = Batches(corpus, plan).repeat(2)
     every = [batches[step] for step in range(len(batches))]
     seen = np.zeros((2, len(corpus), len(corpus.sides)), np.int64)
     for step, batch in enumerate(every):
@@ -146,16 +133,14 @@ def test_two_epochs_on_any_hosts_from_any_step(kind, task, tmp_path):
         for number, side in enumerate(planned.sides):
             np.add.at(seen[planned.epoch], (side.segments[:, 1], number), side.segments[:, 3])
     assert (seen == np.reshape(corpus.lengths, seen.shape[1:])).all()
-    hosts = [
-        pipeline.Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)
-    ]
+    parts = [Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)]
     iterator = iter(batches.to_iter_dataset())
     state = iterator.get_state()
     for step in np.random.default_rng(0).permutation(len(every)).tolist():
         iterator.set_state(state | {"step": step})
-        batch, parts = every[step], [host[step] for host in hosts]
+        batch = every[step]
         assert same(next(iterator), batch)
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in batch}
+        joined = {name: np.concatenate([part[step][name] for part in parts]) for name in batch}
         assert same(joined, batch)
         assert all(values.dtype in (np.int32, np.float32) for values in batch.values())
     fresh = [batch["inputs"].tobytes() for batch in every]

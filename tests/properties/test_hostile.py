@@ -5,14 +5,12 @@ import pyarrow as pa
 import pytest
 from etils import epath
 
-import pipeline
 from pipeline import Corpus
 from pipeline.history import RunLog, audit
 from pipeline.text.sources import ArrowFiles, Records
-from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.corpora import open_source
 from pipeline.trainer.schedule import Schedule
-from tests.properties.properties import PROPERTIES, made, put, run
+from tests.properties.properties import PROPERTIES, TEXTS, made, put, run, tokenize_on_read
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
@@ -21,37 +19,31 @@ def test_hostile_input_keeps_the_contract_or_is_refused(name):
     assert run(one, one.quick, None) > one.quick / 2
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda place: Corpus.from_arrays([[[1], [2, 3]]], place), "example 0 cannot be an array"),
-        (
-            lambda place: Corpus.from_arrays({"tokens": [[1]], "weights": [{}]}, place),
-            "the weights of example 0 must have shape",
-        ),
-        (
-            lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
-            r"vocab_size is \[3\]; it must be a whole number",
-        ),
-        (
-            lambda place: Schedule({"tokens_per_batch": None}).plan([3, 8]),
-            "have neither tokens_per_batch nor",
-        ),
-        (
-            lambda place: open_source({"files": ["a.txt"], "split": ""}, "config.train"),
-            r"config.train.files is \['a.txt'\]; it must be text",
-        ),
-        (
-            lambda place: open_source(
-                {"source": "os:path", "files": "", "split": ""}, "config.train"
-            ),
-            "config.train.source is 'os:path', which cannot be imported: path is a module",
-        ),
-    ],
-)
-def test_what_was_found_is_a_sentence_now(call, sentence, tmp_path):
+# What was found, and is a sentence now.
+FOUND = {
+    "example 0 cannot be an array": lambda place: Corpus.from_arrays([[[1], [2, 3]]], place),
+    "the weights of example 0 must have shape": lambda place: Corpus.from_arrays(
+        {"tokens": [[1]], "weights": [{}]}, place
+    ),
+    r"vocab_size is \[3\]; it must be a whole number": lambda place: Corpus.from_arrays(
+        [[1, 2]], place, vocab_size=[3]
+    ),
+    "have neither tokens_per_batch nor": lambda place: Schedule({"tokens_per_batch": None}).plan(
+        [3, 8]
+    ),
+    r"config.train.files is \['a.txt'\]; it must be text": lambda place: open_source(
+        {"files": ["a.txt"], "split": ""}, "config.train"
+    ),
+    "source is 'os:path', which cannot be imported: path is a module": lambda place: open_source(
+        {"source": "os:path", "files": "", "split": ""}, "config.train"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", FOUND)
+def test_what_was_found_is_a_sentence_now(sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
-        call(tmp_path)
+        FOUND[sentence](tmp_path)
 
 
 def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
@@ -71,23 +63,15 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
 
 
 def test_a_damaged_index_is_refused(tmp_path):
-    def opened():
-        source = Records(["one", "two", "three"])
-        return pipeline.corpus.tokenize_on_read(
-            source, Bytes(), tmp_path / "index", progress=False, num_workers=0
-        )
-
-    assert opened().lengths.tolist() == [4, 4, 6]
-    path = tmp_path / "index" / "counts.npy"
-    content = path.read_bytes()
-    for at in (0, len(content) - 1, len(content) - 12):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        with pytest.raises(ValueError, match=r"the index is damaged at .*counts.npy"):
-            opened()
-    path.write_bytes(content)
-    (tmp_path / "index" / "index.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"the index is damaged at .*index.json"):
-        opened()
+    files, damage = made("index"), [("index.json", b"[]")]
+    for at in (0, -1, -12):
+        content = bytearray(files["counts.npy"])
+        content[at] ^= 1
+        damage.append(("counts.npy", bytes(content)))
+    for name, content in damage:
+        put(tmp_path, {**files, name: content})
+        with pytest.raises(ValueError, match=rf"the index is damaged at .*{name}"):
+            tokenize_on_read(Records(TEXTS), directory=tmp_path)
 
 
 @pytest.mark.parametrize(

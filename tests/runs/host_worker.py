@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 import pipeline.scoring.scores
@@ -18,13 +18,11 @@ from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
+from tests.meshes import mesh_of
 
 
 def layout(asked):
-    sizes = asked["mesh"]
-    order = asked.get("order", range(len(jax.devices())))
-    devices = np.array([jax.devices()[index] for index in order]).reshape(tuple(sizes.values()))
-    mesh = Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    mesh = mesh_of(order=asked.get("order"), **asked["mesh"])
     return mesh, NamedSharding(mesh, PartitionSpec(*asked["spec"])) if "spec" in asked else mesh
 
 

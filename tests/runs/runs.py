@@ -21,10 +21,11 @@ from pipeline.history import losses
 CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
 
 
-def tiny(text, name="tiny_config", *arguments, **fields):
+def tiny(text, name="tiny_config", **fields):
     """A config of tests/ for the text in a file; names of fields have __ for dots."""
     os.environ["TINY_TEXT"] = str(text)
-    config = importlib.import_module(f"tests.runs.{name}").get_config(*arguments)
+    name, *kind = name.split(":")
+    config = importlib.import_module(f"tests.runs.{name}").get_config(*kind)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return config
 
@@ -58,13 +59,13 @@ def messages():
         logger.setLevel(level)
 
 
-def run(config, workdir, *, change=""):
+def run(config, workdir, **options):
     """Runs a config to its end; returns what was logged."""
     programs = os.path.join(os.path.dirname(os.environ["TINY_TEXT"]), "programs-here")
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", before or programs)
     with messages() as found:
-        train.train(config, as_path(workdir), change=change)
+        train.train(config, as_path(workdir), **options)
     return str(found)
 
 
@@ -73,6 +74,13 @@ def audit(workdir):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         code = main(["audit", str(workdir)])
     return code, out.getvalue()
+
+
+def audited(workdir):
+    """What the audit of a run says, which must pass."""
+    code, said = audit(workdir)
+    assert code == 0, said
+    return said
 
 
 def lines(workdir):

@@ -9,7 +9,7 @@ from pipeline.cli.commands import main
 from pipeline.text.sources import Concatenated
 from pipeline.text.sources.source import read_texts, where
 from tests.processes import ROOT
-from tests.runs.runs import run, segment_losses, steps, summary, tiny
+from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
 CONFIG = ROOT / "tests/runs/mixture_config.py"
 
@@ -58,8 +58,7 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert "changed from step 18 on: tokens_per_batch=2048, exclude=7" in output
     rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
     assert rows * length == 2048
-    assert main(["audit", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = audited(tmp_path)
     assert "plan from step 15 on: weights={'first': '0', 'second': '0', 'another': '1'}" in said
     assert "exclude=7\n" in said
     assert "all 22 batches are those that were planned" in said

@@ -30,7 +30,7 @@ from pipeline.text.templates import Answer, Chat
 from pipeline.trainer import Run
 from pipeline.trainer import run as run_module
 from pipeline.trainer.corpora import open_template, prepare_corpora
-from tests.runs.runs import audit, lines, loss_files, run, segment_losses, steps, summary, tiny
+from tests.runs.runs import audited, lines, loss_files, run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +50,25 @@ def chats(tmp_path_factory):
     return path
 
 
-CHAT, PREFERENCE = (("tiny_tasks_config", task) for task in ("chat", "preference"))
+CHAT, PREFERENCE = "tiny_config:chat", "tiny_config:preference"
+KINDS = {"masked": Masked, "corrupted": SpanCorruption, "pairs": Pairs}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
-        (("tiny_tasks_config", "masked"), Masked),
-        (("tiny_tasks_config", "corrupted"), SpanCorruption),
-        (("tiny_pairs_config",), Pairs),
-    ],
-)
-def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, config, kind, tmp_path):
-    run(tiny(chats, *config), tmp_path)
+@pytest.mark.parametrize("task", KINDS)
+def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, task, tmp_path):
+    config = f"tiny_config:{task}"
+    run(tiny(chats, config), tmp_path)
     values, log = summary(tmp_path), steps(tmp_path)
     assert values["eval_loss_last"] < values["eval_loss_first"]
-    assert len(values["compiles"]) == (2 if kind is Pairs else 1)
+    assert len(values["compiles"]) == (2 if task == "pairs" else 1)
     assert set(values["compiles"].values()) == {1}
     assert values["compiles_after_start"] == 0
     assert {line["bucket"] for line in log} == set(values["compiles"])
-    assert "resumed: step 12 of 24" in run(tiny(chats, *config, steps=24), tmp_path)
+    assert "resumed: step 12 of 24" in run(tiny(chats, config, steps=24), tmp_path)
     assert steps(tmp_path)[:12] == log
     corpus, plan = read_history(epath.Path(tmp_path))
-    assert isinstance(corpus, kind)
+    assert isinstance(corpus, KINDS[task])
     digests = [plan.batch(step).digest for step in range(24)]
     assert [line["batch"] for line in steps(tmp_path)] == digests
     assert plan.batch(23).epoch > 0
@@ -82,19 +77,19 @@ def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, config, k
 
 
 def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
-    run(tiny(chats, *CHAT), tmp_path / "one")
+    run(tiny(chats, CHAT), tmp_path / "one")
     one = summary(tmp_path / "one")
     assert one["eval_loss_last"] < one["eval_loss_first"]
     found = segment_losses(tmp_path / "one")  # of the assistant's words alone
     corpus, _ = read_history(epath.Path(tmp_path / "one"))
     assert (found.weight < corpus.lengths[found.example]).all()
-    output = run(tiny(chats, *CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
+    output = run(tiny(chats, CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
 
 
 def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(chats, tmp_path):
-    config = tiny(chats, *PREFERENCE)
+    config = tiny(chats, PREFERENCE)
     corpus, _ = prepare_corpora(config, tmp_path)
     rng = np.random.default_rng(0)
     reference = rng.normal(-50, 5, (len(corpus), 2)).astype(np.float32)
@@ -129,7 +124,7 @@ def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(ch
 
 @pytest.mark.slow
 def test_a_run_of_preferences_that_dies_goes_on_bit_for_bit(chats, tmp_path, monkeypatch):
-    config = tiny(chats, *PREFERENCE)
+    config = tiny(chats, PREFERENCE)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(config, whole)
     values = [line["eval_reward_margin"] for line in lines(whole) if "eval_reward_margin" in line]
@@ -153,7 +148,7 @@ def test_a_run_of_preferences_that_dies_goes_on_bit_for_bit(chats, tmp_path, mon
     assert reference.stat().st_mtime_ns == made
     assert lines(parts) == lines(whole)
     assert loss_files(parts) == loss_files(whole)
-    assert audit(parts)[0] == 0
+    audited(parts)
     assert isinstance(read_history(as_path(parts))[0], Groups)
     found = segment_losses(whole)
     first = found.select(found.step == 11)
@@ -259,65 +254,52 @@ def changed(changes):
 PAIR = ("text", "name")
 PAIRS = {"train.field": PAIR, "eval.field": PAIR}
 NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
+PROMPT = {"template.prompt": "{q}"}
+WRONG = [
+    ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
+    (PROMPT, "template.prompt is given and template.kind is empty; set template.kind=answer"),
+    (
+        PROMPT | {"template.kind": "chat"},
+        "template.kind 'chat' does not fit .* unexpected keyword argument 'prompt'",
+    ),
+    (
+        PROMPT | {"template.kind": "answer"},
+        "template.kind 'answer' does not fit .* missing a required argument: 'answer'",
+    ),
+    (
+        {"template.kind": "chat", "template.weights": "assistant"},
+        "weights is 'assistant'; it must map roles to numbers",
+    ),
+    ({"task.kind": "poem"}, "task.kind is 'poem'; it must be one of causal, masked"),
+    (
+        {"task.kind": "masked", "task.density": 0.1},
+        "task.kind 'masked' does not fit .* unexpected keyword argument 'density'",
+    ),
+    ({"task.kind": "corrupted"}, "missing a required argument: 'max_length'"),
+    ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
+    ({"tokenizer.kind": "huggingface"}, "tokenizer.model is empty; give the path of a token"),
+    (
+        {"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"},
+        "no sentencepiece tokenizer",
+    ),
+    ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
+    ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
+    ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
+    ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
+    ({"eval.source": "configs.no_such:A"}, "config.eval.source is 'configs.no_such:A', which c"),
+    ({"eval.source": "configs.python_data:A"}, "cannot be imported: .* has no attribute 'A'"),
+    ({"eval.source": "configs/python_data.py"}, "cannot be imported: .* It must be MODULE:NAME"),
+    ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
+    ({"eval.end": 1.5}, "give 0.0 <= begin < end <= 1.0"),
+    (PAIRS | {"task.kind": "masked"}, NO_TASK),
+    (PAIRS | {"template.kind": "chat"}, NO_TASK),
+    (PAIRS | {"tokenizer.begin": False}, NO_TASK),
+    ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
+    ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"template.kind": "poem"},
-            r"template\.kind is 'poem'; it must be one of '', chat, answer",
-        ),
-        (
-            {"template.prompt": "{q}"},
-            r"template\.prompt is given and template\.kind is empty; set template\.kind=answer",
-        ),
-        (
-            {"template.kind": "chat", "template.prompt": "{q}"},
-            r"template\.kind 'chat' does not fit .* unexpected keyword argument 'prompt'",
-        ),
-        (
-            {"template.kind": "answer", "template.prompt": "{q}"},
-            r"template\.kind 'answer' does not fit .* missing a required argument: 'answer'",
-        ),
-        (
-            {"template.kind": "chat", "template.weights": "assistant"},
-            "weights is 'assistant'; it must map roles to numbers",
-        ),
-        ({"task.kind": "poem"}, r"task\.kind is 'poem'; it must be one of causal, masked"),
-        (
-            {"task.kind": "masked", "task.density": 0.1},
-            r"task\.kind 'masked' does not fit .* unexpected keyword argument 'density'",
-        ),
-        ({"task.kind": "corrupted"}, r"missing a required argument: 'max_length'"),
-        ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
-        ({"tokenizer.kind": "huggingface"}, r"tokenizer\.model is empty; give the path of a token"),
-        (
-            {"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"},
-            "no sentencepiece tokenizer",
-        ),
-        ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
-        ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
-        ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
-        ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
-        (
-            {"eval.source": "configs.no_such:A"},
-            "config.eval.source is 'configs.no_such:A', which c",
-        ),
-        ({"eval.source": "configs.python_data:A"}, "cannot be imported: .* has no attribute 'A'"),
-        (
-            {"eval.source": "configs/python_data.py"},
-            "cannot be imported: .* It must be MODULE:NAME",
-        ),
-        ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
-        ({"eval.end": 1.5}, "give 0.0 <= begin < end <= 1.0"),
-        (PAIRS | {"task.kind": "masked"}, NO_TASK),
-        (PAIRS | {"template.kind": "chat"}, NO_TASK),
-        (PAIRS | {"tokenizer.begin": False}, NO_TASK),
-        ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
-        ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), WRONG)
 def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes, sentence):
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         prepare_corpora(changed(changes), tmp_path)

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from tests.processes import call
-from tests.runs.programs import SLOW, run, start, uninterrupted, variables, wait_for_step
-from tests.runs.runs import lines, loss_files, segment_losses, summary
+from tests.pages import SNIPPETS
+from tests.processes import ROOT, call
+from tests.runs.programs import CONFIG, SLOW, run, start, uninterrupted, variables, wait_for_step
+from tests.runs.runs import lines, loss_files, segment_losses, steps, summary
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,10 @@ def test_a_run_learns_and_says_how_much(whole):
     values = summary(whole)
     assert values["eval_loss_last"] < values["eval_loss_first"]
     assert values["steps"] == 30
-    steps = [line for line in lines(whole) if "loss" in line]
-    assert [line["step"] for line in steps] == list(range(30))
-    assert {line["epoch"] for line in steps} >= {0, 1}
-    assert sum(line["tokens"] for line in steps) == values["tokens"]
+    log = steps(whole)
+    assert [line["step"] for line in log] == list(range(30))
+    assert {line["epoch"] for line in log} >= {0, 1}
+    assert sum(line["tokens"] for line in log) == values["tokens"]
     evaluations = [line for line in lines(whole) if "eval_loss" in line]
     assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
     assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
@@ -47,7 +48,7 @@ def test_killed_at_a_random_step_it_continues_bit_for_bit(whole, text, tmp_path)
     group = start(text, tmp_path, SLOW)
     wait_for_step(group, tmp_path, random.Random(0).randint(6, 20))
     group.kill()
-    assert group.wait() == [-signal.SIGKILL]
+    group.end_with(-signal.SIGKILL)
     kept = set((text.parent / "programs").glob("*_step-*"))
     done = call(sys.executable, "train.py", f"--workdir={tmp_path}", **variables(text))
     output = done.stdout + done.stderr
@@ -68,8 +69,7 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     group = start(text, tmp_path, SLOW)
     wait_for_step(group, tmp_path, 7)
     os.kill(group.processes[0].pid, number)
-    codes, (output,) = group.wait(), group.outputs()
-    assert codes == [128 + number], output  # so that `train.py && next` ends here
+    (output,) = group.end_with(128 + number)  # so that `train.py && next` ends here
     assert f"{number.name}: saved step" in output
     saved = lines(tmp_path)
     assert len(saved) > 7
@@ -85,6 +85,27 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path)
     while group.processes[0].is_alive() and not (tmp_path / "run_config.json").exists():
         time.sleep(0.02)
     os.kill(group.processes[0].pid, signal.SIGINT)
-    codes, (output,) = group.wait(), group.outputs()
-    assert (codes, "Traceback" in output) == ([-signal.SIGINT], False), output
+    (output,) = group.end_with(-signal.SIGINT)
+    assert "Traceback" not in output
     assert not lines(tmp_path)
+
+
+def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
+    """With those of a page; only what builds the model and the optimizer changes."""
+    whole = (ROOT / "train.py").read_text()
+    (builders,) = (each.content for each in SNIPPETS if "def make_model(" in each.content)
+    before, rest = whole.split("def make_model(", 1)
+    _, after = rest.split("# ---- ", 1)
+    copy = tmp_path / "linen_train.py"
+    copy.write_text(before + builders + "# ---- " + after)
+    for number in (6, 10):
+        command = [sys.executable, copy, CONFIG, "--config.keep=1"]
+        command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]
+        command += ["--config.batches.tokens_per_batch=512"]
+        done = call(*command, TINY_TEXT=str(text))
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed: step 6 of 10" in done.stdout
+    assert [line["step"] for line in steps(tmp_path / "run")] == list(range(10))
+    values = summary(tmp_path / "run")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0

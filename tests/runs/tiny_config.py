@@ -1,30 +1,59 @@
-"""The smallest run that has everything: three buckets, evaluations, checkpoints, two epochs."""
+"""The smallest run that has everything: three buckets, evaluations, checkpoints, two epochs.
+
+Others go by a name, as in `--config=tests/runs/tiny_config.py:hosts`: with rows that 1, 2, 3, 4, 6
+or 12 hosts can share, and of each task.
+"""
 
 import os
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from configs import pairs, quickstart
 
 
-def shrink(config: ConfigDict) -> ConfigDict:
-    """The config of a small model for the text in the file that TINY_TEXT names."""
+def get_config(kind: str = "") -> ConfigDict:
+    """Needs the text in the file that TINY_TEXT names; with TINY_MORE there is more to add.
+
+    Pairs are JSON lines of `de` and `en`; those of the other tasks have chats and `text`.
+    """
+    config = (pairs if kind == "pairs" else quickstart).get_config()
     for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
         part.source, part.files = "", os.environ["TINY_TEXT"]
         part.begin, part.end = begin, end
+    if "TINY_MORE" in os.environ:
+        config.added = ConfigDict({"more": config.eval})
     config.tokenizer.kind = "bytes"
     config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
     config.model.attention = "dense"  # compiles sooner
-    return config
-
-
-def get_config() -> ConfigDict:
-    """Needs the text in the file that TINY_TEXT names; with TINY_MORE there is more to add."""
-    config = shrink(quickstart.get_config())
-    config.steps = 30
-    if "TINY_MORE" in os.environ:
-        config.added = ConfigDict({"more": config.eval})
-    config.batches.update(tokens_per_batch=1024, max_buckets=3, max_length=128, length_multiple=16)
     config.optimizer.warmup_steps = 3
-    config.eval_every, config.checkpoint_every = 10, 5
+    config.steps, config.eval_every, config.checkpoint_every = 12, 6, 4
+    batches = config.batches
+    batches.update(tokens_per_batch=1024, max_buckets=1, length_multiple=16)
+    if kind != "pairs":
+        batches.max_length = 64
+    match kind:
+        case "":
+            config.steps, config.eval_every, config.checkpoint_every = 30, 10, 5
+            batches.update(max_buckets=3, max_length=128)
+        case "hosts":
+            config.steps, config.eval_every = 40, 10
+            batches.update(tokens_per_batch=1536, max_buckets=2, max_length=128, row_multiple=12)
+        case "pairs":
+            config.train.field = config.eval.field = "de", "en"
+            batches.update(max_buckets=2, max_length=(96, 64))
+            batches.packing = "none"  # so that there is more than one bucket
+        case "chat":
+            config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
+        case "preference":
+            sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
+            config.template = ConfigDict({"kind": "preference", **sides})
+            config.preference = ConfigDict({"kind": "sigmoid", "beta": 0.2})
+            batches.update(overflow="error", max_length=96)
+        case "masked":
+            config.task = ConfigDict({"kind": "masked", "rate": 0.3})
+        case "corrupted":
+            config.task = ConfigDict({"kind": "corrupted", "max_length": 40})
+            batches.overflow = "error"
+            with batches.ignore_type():
+                batches.max_length = (64, 32)
     return config
