@@ -8,6 +8,7 @@ import grain
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 from grain._src.python.dataset.transformations import testing_util
 
 import pipeline
@@ -16,26 +17,9 @@ from pipeline.corpus.tasks import INPUTS
 from pipeline.planning.options import Options
 from tests.pages import SNIPPETS
 
-
-def flatten(tree, prefix=""):
-    """The leaves of nested dicts, by names that features may have."""
-    leaves = {}
-    for name, value in tree.items():
-        inner = isinstance(value, dict)
-        leaves |= flatten(value, f"{prefix}{name}__") if inner else {prefix + name: value}
-    return leaves
-
-
-def unflatten(leaves):
-    """The nested dicts of which these are the leaves."""
-    tree = {}
-    for name, value in leaves.items():
-        *outer, last = name.split("__")
-        inside = tree
-        for each in outer:
-            inside = inside.setdefault(each, {})
-        inside[last] = value
-    return tree
+# Nested fields, by names that features may have.
+flatten = functools.partial(traverse_util.flatten_dict, sep="__")
+unflatten = functools.partial(traverse_util.unflatten_dict, sep="__")
 
 
 def feature(name):

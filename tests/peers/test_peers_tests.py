@@ -1,7 +1,6 @@
 """What other projects test of packing, masks and resume, with Lockstep as the source.
 
-Each test names theirs, and runs where their package is installed. The counts are in
-docs/migration.md; Grain's tests are in test_peers.py.
+Each test names theirs, and runs where their package is installed. README.md has the counts.
 """
 
 import dataclasses

@@ -112,8 +112,8 @@ def main() -> None:
     elif asked.what == "histories":
         from tests.properties.histories import tell  # which imports JAX, as kills must not
 
-        for place, seen in tell(asked.number, asked.seed).items():
-            print(f"{place}: {seen}")
+        for line in tell(asked.number, asked.seed):
+            print(line, flush=True)
     else:
         load(asked.batches)
 

@@ -55,20 +55,17 @@ def _round(one: Property, seed: int) -> tuple[int, str]:
     """The examples of a round, and what was found, or nothing."""
     with tempfile.TemporaryDirectory() as directory:
         place = pathlib.Path(directory)
+        log = place / "log"
         try:
-            code = wait(
-                fork(functools.partial(_check, one, seed, place), place / "log"), place / "log", 900
-            )
+            ended = f"{wait(fork(functools.partial(_check, one, seed, place), log), log, 900)}"
         except Stuck as error:
-            code, stuck = -1, f"{error}"
-        else:
-            stuck = ""
+            ended = f"{error}"
         if (result := place / "result").exists():
             count, wrong = json.loads(result.read_text())
             return count, wrong
         last = (place / "last").read_text() if (place / "last").exists() else "nothing"
-        log = stuck or (place / "log").read_text()[-3000:]
-        return 0, f"the process ended with {code} on {last}:\n{log}"
+        said = log.read_text()[-3000:]
+        return 0, f"the process ended with {ended} on {last}:\n{said}"
 
 
 def _check(one: Property, seed: int, place: pathlib.Path) -> None:

@@ -5,8 +5,8 @@ a reader who opens the corpora after their end. Each token has an id of its own,
 themselves show one that is trained on twice, or never.
 """
 
+import collections
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -57,45 +57,18 @@ OPTIONS: list[dict[str, Any]] = [
 WEIGHTS = [(60, 38, 2), (49, 49, 2), (28, 70, 2)]
 
 
-@dataclasses.dataclass
-class Seen:
-    """What some histories showed.
-
-    Attributes:
-        histories: how many there were.
-        writer_kills, reader_kills: how often a writer, or all hosts of a reader, were killed.
-        batches: those that readers had, also those that they had twice; all are compared.
-        resumes: how often a reader went on from a state.
-        windows, chapters: those of all corpora.
-        found: what was wrong, in words.
-    """
-
-    histories: int = 0
-    writer_kills: int = 0
-    reader_kills: int = 0
-    batches: int = 0
-    resumes: int = 0
-    windows: int = 0
-    chapters: int = 0
-    found: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, **counts: int) -> None:
-        """Adds to the figures of these names."""
-        for name, count in counts.items():
-            setattr(self, name, getattr(self, name) + count)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.histories:,} histories, {self.windows:,} windows in {self.chapters:,} "
-            f"chapters; {self.writer_kills:,} kills of writers and {self.reader_kills:,} of "
-            f"readers; {self.batches:,} batches and {self.resumes:,} resumes compared; "
-            f"{len(self.found)} wrong"
-        )
+# A kill of a reader is one of all its hosts; batches are counted that readers had, also those that
+# they had twice; a reader that goes on from a state resumes.
+FIGURES = (
+    "{histories:,} histories, {windows:,} windows in {chapters:,} chapters; {writer_kills:,} kills "
+    "of writers and {reader_kills:,} of readers; {batches:,} batches and {resumes:,} resumes "
+    "compared; {wrong:,} wrong"
+)
 
 
-def tell(number: int, seed: int) -> dict[str, Seen]:
+def tell(number: int, seed: int) -> Iterator[str]:
     """What so many histories show on disk, and every so many of them in a bucket."""
-    seen = {"on disk": Seen(), "in a bucket": Seen()}
+    seen = {place: collections.Counter[str]() for place in ("on disk", "in a bucket")}
     os.environ["JAX_PLATFORMS"] = "cpu"
     with tempfile.TemporaryDirectory() as directory, serve_bucket(Path(directory)) as bucket:
         for at in range(number):
@@ -105,12 +78,13 @@ def tell(number: int, seed: int) -> dict[str, Seen]:
             try:
                 history.run()
             except Wrong as error:
-                here.found.append(f"history {history.name}, {history}: {error}")
-                print(here.found[-1], flush=True)
-            here.add(histories=1)
+                here["wrong"] += 1
+                yield f"history {history.name}, {history}: {error}"
+            here["histories"] += 1
             shutil.rmtree(history.folder)
             shutil.rmtree(bucket / history.name, ignore_errors=True)
-    return seen
+    for place, figures in seen.items():
+        yield f"{place}: {FIGURES.format_map(figures)}"
 
 
 class Wrong(Exception):
@@ -127,7 +101,7 @@ class History:
         in_bucket: whether the corpora are in a bucket; else they are in the folder.
     """
 
-    def __init__(self, name: str, folder: Path, seen: Seen, in_bucket: bool):
+    def __init__(self, name: str, folder: Path, seen: collections.Counter, in_bucket: bool):
         self.name, self.folder, self._seen = name, folder, seen
         root = f"s3://{object_servers.BUCKET}/{name}" if in_bucket else str(folder)
         self.places = {each: as_path(f"{root}/{each}") for each in "abc"}
@@ -191,7 +165,7 @@ class History:
             going.append(self._live(f"reader {reader}", self.lives[reader], begin))
         self._finish(going)
         self._finish([self._live("check", [], lambda life: [self.check])])
-        self._seen.add(**json.loads((self.folder / "counts").read_text()))
+        self._seen.update(json.loads((self.folder / "counts").read_text()))
 
     # ---- processes, which are killed
 
@@ -244,7 +218,7 @@ class History:
                 raise Wrong("\n".join([f"{name} ended with {codes}", *said]))
             if codes == {0}:
                 return
-            self._seen.add(**{f"{name.split()[0]}_kills": 1})
+            self._seen[f"{name.split()[0]}_kills"] += 1
 
     def _begin_reader(self, reader: int, life: int) -> list[Callable]:
         """What its hosts do, which go on from the last state that all hosts before have saved."""

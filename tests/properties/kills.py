@@ -103,9 +103,11 @@ class Trial:
 
     def points(self) -> dict[str, Point]:
         """Named points at which a kill may hit."""
+        if not self.bucket:
+            return {}
         from pipeline.fs import objects
 
-        return {"at a request": Point(objects, "_open", self.requests)} if self.bucket else {}
+        return {"at a request": Point(objects, "_open", self.requests)}
 
     def result(self, folder: Path) -> dict[str, Any]:
         """All that must be equal: the bytes of each file."""
@@ -356,13 +358,21 @@ class Kills:
         self.found: list[str] = []
         folder.mkdir(parents=True)
         self._log = folder / "log"
-        for name in ("first", "whole"):  # the first run fills caches of compiled programs
+
+        def count(whole: Path) -> None:
+            counts: list[int] = []
+            at_change(whole, counts.append)
+            trial.run(whole)
+            (folder / "changes").write_text(str(len(counts)))
+
+        # The first run fills caches of compiled programs.
+        for name, run in (("first", trial.run), ("whole", count)):
             begin = time.monotonic()
-            if code := self._start(name, self.trial.run):
+            if code := self._start(name, run):
                 raise RuntimeError(f"{trial.name} ended with {code}:\n{self._log.read_text()}")
             self.seconds = time.monotonic() - begin
         self.expected = trial.result(folder / "whole")
-        self.changes = self._count()
+        self.changes = int((folder / "changes").read_text())
 
     def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
         """The exit code of one run in the folder `name`; killed `after` seconds, if given."""
@@ -376,18 +386,6 @@ class Kills:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return wait(pid, self._log, PATIENCE)
-
-    def _count(self) -> int:
-        """How many changes to files an undisturbed run makes."""
-
-        def run(folder):
-            counts = []
-            at_change(folder, counts.append)
-            self.trial.run(folder)
-            (self.folder / "changes").write_text(str(len(counts)))
-
-        self._start("counted", run)
-        return int((self.folder / "changes").read_text())
 
     def _instants(self) -> Iterator[Instant]:
         """Instants without end."""

@@ -34,6 +34,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
+from tests.loading.definition import define_batch, require_same
 from tests.properties import hostile
 from tests.properties.accounts import Accounts, assert_batch_fits, assert_each_position_once
 
@@ -492,7 +493,29 @@ def mixtures(place, given):
             expect(not plan.finite or len(account.over) <= 1, "a corpus repeats before the end")
 
 
-# ---- scores
+# ---- batches and scores
+
+
+@holds(
+    st.tuples(
+        st.lists(hostile.tokens, min_size=1, max_size=12),
+        st.lists(hostile.shapes.map(lambda s: (s[0] * 2, s[1])), min_size=1, max_size=2),
+        st.sampled_from(["continue", "restart"]),
+        st.integers(0, 3),
+    ),
+    5,
+)
+def batches(place, given):
+    examples, shapes, positions, seed = given
+    with refusing():
+        corpus = Corpus.from_arrays(examples, place)
+        plan = Plan(corpus, as_buckets(shapes), seed=seed)
+        options = {"positions": positions, "process_count": 2}
+        halves = [pipeline.Batches(corpus, plan, process_index=p, **options) for p in (0, 1)]
+        for step in range(len(halves[0])):
+            first, second = (half[step] for half in halves)
+            batch = {name: np.concatenate([first[name], second[name]]) for name in first}
+            require_same(batch, define_batch([examples], plan.batch(step), positions))
 
 
 def count_inputs(batch):
@@ -644,12 +667,17 @@ fields = st.fixed_dictionaries(
         "kind": hostile.sometimes(["", "text"], hostile.texts),
     },
 )
-SECTIONS = ["", "chat", "answer", "masked", "causal", "spans"]
-SECTIONS += ["bytes", "sentencepiece", "huggingface"]
+SECTIONS = {
+    "template": open_template,
+    "view": lambda section: open_view(section, 1),
+    "tokenizer": open_tokenizer,
+}
+KINDS = ["", "chat", "answer", "masked", "causal", "spans"]
+KINDS += ["bytes", "sentencepiece", "huggingface"]
 sections = st.tuples(
-    st.sampled_from(["template", "view", "tokenizer"]),
+    st.sampled_from([*SECTIONS]),
     st.fixed_dictionaries(
-        {"kind": hostile.sometimes(SECTIONS, hostile.texts)},
+        {"kind": hostile.sometimes(KINDS, hostile.texts)},
         optional={"model": hostile.sometimes(["", "a.txt", "nowhere"], hostile.texts)},
     ),
     hostile.options(
@@ -684,13 +712,7 @@ def config_sections(place, given):
         options = {"begin": True, "end": True, "model": "", **options}
         options = {key: options[key] for key in ("kind", "begin", "end", "model")}
     with refusing():
-        section = ConfigDict(options, convert_dict=False)
-        if name == "template":
-            open_template(section)
-        elif name == "view":
-            open_view(section, 1)
-        else:
-            open_tokenizer(section)
+        SECTIONS[name](ConfigDict(options, convert_dict=False))
 
 
 lengths_and_counts = st.dictionaries(

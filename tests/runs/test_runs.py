@@ -13,13 +13,13 @@ from pipeline.steps import hosts
 from pipeline.trainer.run_config import __file__ as KNOWN
 from pipeline.trainer.run_config import get_config, save_config
 from tests.processes import Group, environment
-from tests.runs.runs import assert_same_losses, audited, lines, messages, run, steps, summary, tiny
+from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
 
 
 @pytest.mark.slow
 def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_path):
     run(tiny(text, model__dtype="float16", optimizer__loss_scale=1e9), tmp_path)
-    log = [line for line in lines(tmp_path) if "loss_scale" in line]
+    log = steps(tmp_path)
     scales = [line["loss_scale"] for line in log]
     skipped = [line["step"] for line in log if line["gradient_norm"] is None]
     assert skipped
@@ -36,9 +36,7 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
 
 
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
-    config = tiny(text, steps=4)
-    with messages():
-        train.train(config, epath.Path(tmp_path), profile="1:2")
+    run(tiny(text, steps=4), tmp_path, profile="1:2")
     (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
     for name in (b"plan", b"collate", b"transfer", b"train_step"):
         assert name in trace.read_bytes()
@@ -90,6 +88,35 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
     said = audited(tmp_path)
     assert "plan from step 9 on: examples=" in said
     assert "all 13 batches are those that were planned" in said
+
+
+RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
+
+
+def test_planned_changes_are_compiled_before_step_0_and_survive_a_kill(text, tmp_path):
+    """A ramp of the batch size, and then longer context."""
+    config, save = {"steps": 16, "schedule": RAMP}, Checkpoints.save
+
+    def lose_the_last(checkpoints, step, *items, **more):
+        return step == 8 or save(checkpoints, step, *items, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 8)
+        patch.setattr(Checkpoints, "save", lose_the_last)
+        run(tiny(text, **config), tmp_path)
+    assert Checkpoints(tmp_path / "checkpoints").latest == 5
+    output, log = run(tiny(text, **config), tmp_path), steps(tmp_path)
+    assert [line["step"] for line in log] == list(range(16))
+    shapes = [tuple(map(int, line["bucket"].split("x"))) for line in log]
+    assert {rows * length for rows, length in shapes[:4]} == {1024}
+    assert {length for _, length in shapes[:9]} == {128}
+    assert max(length for _, length in shapes[9:]) == 256
+    assert summary(tmp_path)["compiles_after_start"] == 0, output
+    assert log[-1]["loss"] < log[0]["loss"] - 1
+    segment_losses(tmp_path)
+    said = audited(tmp_path)
+    assert "plan from step 9 on: buckets=" in said
+    assert "all 16 batches are those that were planned" in said
 
 
 ZIGZAG = {"mesh__data": 1, "mesh__context": 4, "context_order": "zigzag", "batches__max_buckets": 1}
@@ -239,9 +266,8 @@ def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path
 def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags):
     fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
     file, schedule = "tests/runs/tiny_config.py", ((2, {"max_length": 64}),)
-    with messages():
-        config = tiny(text, **fields, schedule=schedule)
-        train.train(config, epath.Path(tmp_path / "first"), file=file)
+    config = tiny(text, **fields, schedule=schedule)
+    run(config, tmp_path / "first", file=file)
     known = get_config(str(tmp_path / "first"))
     expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
     assert json.loads(known.to_json()) == json.loads(expected.to_json())
@@ -260,8 +286,7 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags)
     # It keeps the file also when it goes on without being given one.
     known = get_config(str(tmp_path / "first"))
     known.steps = 5
-    with messages():
-        train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
+    run(known, tmp_path / "first", file=f"{KNOWN}:{tmp_path / 'first'}")
     assert get_config(str(tmp_path / "first")).steps == 5
     # A directory that has no run is no reason for one of the default config.
     code, said = parse_flags("--workdir=nowhere")

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from tests.processes import call
-from tests.runs.programs import SLOW, run, start, uninterrupted, variables, wait_for_step
-from tests.runs.runs import lines, loss_files, segment_losses, summary
+from tests.pages import SNIPPETS
+from tests.processes import ROOT, call
+from tests.runs.programs import CONFIG, SLOW, run, start, uninterrupted, variables, wait_for_step
+from tests.runs.runs import lines, loss_files, segment_losses, steps, summary
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,10 @@ def test_a_run_learns_and_says_how_much(whole):
     values = summary(whole)
     assert values["eval_loss_last"] < values["eval_loss_first"]
     assert values["steps"] == 30
-    steps = [line for line in lines(whole) if "loss" in line]
-    assert [line["step"] for line in steps] == list(range(30))
-    assert {line["epoch"] for line in steps} >= {0, 1}
-    assert sum(line["tokens"] for line in steps) == values["tokens"]
+    log = steps(whole)
+    assert [line["step"] for line in log] == list(range(30))
+    assert {line["epoch"] for line in log} >= {0, 1}
+    assert sum(line["tokens"] for line in log) == values["tokens"]
     evaluations = [line for line in lines(whole) if "eval_loss" in line]
     assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
     assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
@@ -87,3 +88,24 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path)
     (output,) = group.end_with(-signal.SIGINT)
     assert "Traceback" not in output
     assert not lines(tmp_path)
+
+
+def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
+    """With those of a page; only what builds the model and the optimizer changes."""
+    whole = (ROOT / "train.py").read_text()
+    (builders,) = (each.content for each in SNIPPETS if "def make_model(" in each.content)
+    before, rest = whole.split("def make_model(", 1)
+    _, after = rest.split("# ---- ", 1)
+    copy = tmp_path / "linen_train.py"
+    copy.write_text(before + builders + "# ---- " + after)
+    for number in (6, 10):
+        command = [sys.executable, copy, CONFIG, "--config.keep=1"]
+        command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]
+        command += ["--config.batches.tokens_per_batch=512"]
+        done = call(*command, TINY_TEXT=str(text))
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed: step 6 of 10" in done.stdout
+    assert [line["step"] for line in steps(tmp_path / "run")] == list(range(10))
+    values = summary(tmp_path / "run")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0
