@@ -224,7 +224,7 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     corpus.refresh(start=100)
     assert corpus.entries[0].first == 400
     assert corpus.read([400, 799], [0, 0], [1, 1])["inputs"].tolist() == [100, 199]
-    with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is asked for: its wri"):
+    with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is needed: its writer"):
         Log(tmp_path).entries(99)
     # What a writer that was killed had begun to delete.
     (tmp_path / "log" / "00000100.json").unlink()
