@@ -141,6 +141,15 @@ def test_a_plan_that_changes_by_hand():
     assert "nothing to train on" not in str(later)
 
 
+def test_the_rest_of_a_split_example_is_joined_in_longer_rows():
+    plan = Plan([20, 3, 20], [Bucket(1, 8)], shuffle=False).after(1, buckets=[Bucket(1, 32)])
+    assert [plan.batch(step).segments.tolist() for step in range(3)] == [
+        [[0, 0, 0, 8]],
+        [[0, 1, 0, 3]],
+        [[0, 2, 0, 20], [0, 0, 8, 12]],
+    ]
+
+
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
     plan = Plan(corpus, FOURS)
     seeded = plan.after(10, seed=3)
