@@ -94,3 +94,10 @@ def test_optimal_packing_has_the_same_search_with_tails(tmp_path):
     patterns = [each.identity["patterns"] for each in (plain, tailed)]
     assert patterns[0] == patterns[1]
     assert tailed.padding <= plain.padding
+
+
+def test_a_tail_that_only_the_rest_of_an_epoch_has_is_a_bucket_of_the_plan():
+    three, two, one = (Bucket(rows, 16) for rows in (3, 2, 1))
+    plan = Plan([16] * 6, [two], shuffle=False).after(1, buckets=[three, one])
+    assert [plan.batch(step).bucket for step in range(5)] == [two, three, one, three, three]
+    assert set(plan.buckets) == {three, two, one}
