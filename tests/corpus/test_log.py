@@ -205,6 +205,15 @@ def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     assert len([*tmp_path.glob("part-*")]) == 6
 
 
+def test_a_record_stays_while_a_reader_holds_one_of_its_parts(tmp_path):
+    log = Log(write(tmp_path))  # a record of parts 0 and 1, of 2 and 3, and of 4
+    assert log.tail().number == 4
+    for held, first in ((1, 0), (3, 2), (4, 4)):
+        log.hold("run", held)
+        log.trim(5)
+        assert log.first() == first
+
+
 def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(tmp_path):
     options, corpus = {"keep_parts": 3}, None
     for number in range(200):
