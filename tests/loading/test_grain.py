@@ -192,6 +192,13 @@ def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, sav
             iter(work(other, workers)).set_state(state)
 
 
+@pytest.mark.parametrize("part", [slice(0, None, 2), slice(1, None, 2), slice(2, None, 3)])
+def test_the_steps_of_a_worker_go_on_from_every_state(make, part):
+    steps = make("plan").to_iter_dataset()
+    steps.set_slice(part)
+    check(steps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_grains_own_workers_around_other_grain_data_sets_go_on(make, workers):
