@@ -176,6 +176,7 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         ({"tokens": [[1, 2]], "a": [[1, 2]]}, {"a": Feature("example")}, "have shape .., not .2,."),
         ({"tokens": [[1]], "a": [0.5]}, {"a": Feature("example", dtype="int8")}, "from float64"),
         ({"tokens": [[1]], "a": [300]}, {"a": Feature("example", dtype="uint8")}, "holds 300"),
+        ({"tokens": [[1]], "a": [-1]}, {"a": Feature("example", dtype="uint8")}, "holds -1; uint8"),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
         ({"tokens": [[1]] * 2, "a": [1, NO_TIME]}, {"a": Feature("example")}, "datet"),

@@ -68,6 +68,17 @@ def test_a_batch_in_which_nothing_has_a_weight_is_a_finite_step_that_moves_nothi
     jax.tree.map(np.testing.assert_array_equal, state["params"], start)
 
 
+def test_a_finite_loss_whose_gradient_is_not_finite_changes_nothing():
+    def root(params, batch):
+        return jnp.sqrt(params["w"]).sum(), batch["weight"].sum()
+
+    init, train_step = make_train_step(root, optax.sgd(1e-2))
+    before = init({"w": jnp.zeros(2)})
+    after, values = train_step(before, {"weight": jnp.ones(4)})
+    assert (float(values["loss"]), bool(values["finite"])) == (0, False)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
 @pytest.mark.slow
 def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
