@@ -587,6 +587,26 @@ def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
         assert "is gone or silent; this process takes it" in str(said)
 
 
+def test_a_holder_that_gives_signs_of_life_keeps_its_lock_however_long(place, monkeypatch):
+    monkeypatch.setattr(lease, "SILENCE", 1.0)
+    order = []
+
+    def hold():
+        with directory_lock(place, "working"):
+            order.append("held")
+            time.sleep(1.5)
+            order.append("released")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    while not order:
+        time.sleep(0.01)
+    with directory_lock(place, "working"):
+        order.append("taken")
+    holder.join()
+    assert order == ["held", "released", "taken"]
+
+
 def test_who_has_lost_a_lock_ends(place, monkeypatch):
     monkeypatch.setattr(lease, "SILENCE", 1.0)
 

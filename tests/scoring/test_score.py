@@ -229,6 +229,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
     first = score()
     assert "tokens was" in again(given=pipeline.Corpora({"a": corpus, "b": corpus}))
     assert "max_segments was 16 and is now 17" in again(max_segments=17)
+    assert "epoch was 0 and is now 1" in again(epoch=1)
     reduced = "value was every int32 per position and is now sum int32 per position"
     assert reduced in again(reduce="sum")
     assert "state was" in again(w=4)
