@@ -45,6 +45,15 @@ def test_an_evaluation_cuts_no_document_to_fill_a_row():
     assert found[:, 1:].tolist() == [[0, 0, 9], [1, 0, 9], [2, 0, 9]]
 
 
+@pytest.mark.parametrize("overflow", ["drop", "truncate", "error"])
+def test_an_evaluation_splits_what_training_drops_truncates_or_refuses(overflow):
+    buckets = [pipeline.Bucket(2, 14)]
+    options = pipeline.Plan([9], buckets, overflow=overflow).options
+    batches = evaluation_batches(pipeline.Examples([np.arange(31)]), options)
+    assert batches.plan.batch(0).segments[:, 1:].tolist() == [[0, 0, 14], [0, 14, 14]]
+    assert batches.plan.batch(1).segments[:, 1:].tolist() == [[0, 28, 2]]
+
+
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
     begin = time.perf_counter()
     assert "step 0: eval_loss 0.0000" in run(config, tmp_path)
