@@ -304,8 +304,8 @@ def tune(
             taken += 1
     epoch = plan.batches_per_bucket
     of_shapes = sum(n * mine[bucket].seconds for bucket, n in epoch.items())
-    of_examples = sum(n * bucket.positions for bucket, n in epoch.items()) / positions
-    of_examples *= took - predicted
+    share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
+    of_examples = (took - predicted) / share
     estimate = estimate_all(search, timings, stopwatch.failures, choice)
     compiling = _compiling(search, mine)
     sets = search.best(

@@ -194,7 +194,9 @@ def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry,
     alter(corpus, change)
     opened = Corpus.open(corpus.directory, memory_map=memory_map)
     for read in (lambda: opened[6], opened.verify):
-        with pytest.raises(ValueError, match=rf"01.arrow: its {entry} is .*corpus.json says"):
+        with pytest.raises(
+            ValueError, match=rf"part-00001.arrow: its {entry} is .*corpus.json says"
+        ):
             read()
 
 

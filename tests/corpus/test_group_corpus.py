@@ -199,7 +199,10 @@ def test_what_a_group_cannot_be_is_refused():
         ([([1], [[2], []])], "continuation 1 of group 0 has no token; give each prefix"),
         ([([], [[2]])], "the prefix of group 0 has no token"),
         ([([1], [])], "group 0 has a prefix and no continuation; give at least one"),
-        ([([1], [[2], ([3], [[-3]])])], "0 of continuation 1 of group 0 holds the token id -3"),
+        (
+            [([1], [[2], ([3], [[-3]])])],
+            "continuation 0 of continuation 1 of group 0 holds the token id -3",
+        ),
         ([([9], [[2]])], "the prefix of group 0 holds the token id 9; ids are 0 to 7 (vocab_size)"),
         ([], "examples are empty"),
     ):
@@ -207,11 +210,27 @@ def test_what_a_group_cannot_be_is_refused():
     features = {"logprob": Feature("targets", dtype="float32"), "_above": Feature("example")}
     features |= REWARD
     for name, values, sentence in (
-        ("reward", [[1, 2], [3, 4], [5]], "shape of reward of group 1 is (2,); for a group of 3"),
+        (
+            "reward",
+            [[1, 2], [3, 4], [5]],
+            "the shape of reward of group 1 is (2,); for a group of 3 continuations, it must",
+        ),
         ("logprob", [[1, 2, 3]], "logprob of group 0 is [1, 2, 3]; nest it like the tokens"),
-        ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "of group 0 must have shape (1,), one value"),
-        ("weights", [[1, 2, 3]], "the shape of the weights of group 0 is (3,); for a group of 2"),
-        ("weights", [(0, [1, [-1]])], "1 of the weights of group 0 cannot hold -1.0; a weight"),
+        (
+            "logprob",
+            [([1, 2, 3], [[4, 5], [6, 7]])],
+            "continuation 1 of logprob of group 0 must have shape (1,), one value",
+        ),
+        (
+            "weights",
+            [[1, 2, 3]],
+            "the shape of the weights of group 0 is (3,); for a group of 2 continuations",
+        ),
+        (
+            "weights",
+            [(0, [1, [-1]])],
+            "continuation 1 of the weights of group 0 cannot hold -1.0; a weight must be",
+        ),
         ("_above", [], "a feature is named '_above'"),
     ):
         own = {name: features[name]} if name in features else {}

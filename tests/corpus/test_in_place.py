@@ -45,8 +45,16 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
             {"features": of_tokens},
             "points has missing entries",
         ),
-        ({"input_ids": [[1, 5]]}, {"vocab_size": 5}, "0 of .* holds the id 5; ids must be from 0"),
-        ({"input_ids": [[1, 2], [1, -100]]}, {}, "1 of .* holds the id -100; ids must be from 0"),
+        (
+            {"input_ids": [[1, 5]]},
+            {"vocab_size": 5},
+            "example 0 of .* holds the id 5; ids must be from 0",
+        ),
+        (
+            {"input_ids": [[1, 2], [1, -100]]},
+            {},
+            "example 1 of .* holds the id -100; ids must be from 0",
+        ),
     ):
         feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
         call = partial(InPlace.arrow, tmp_path / "a.arrow", **options)
