@@ -28,7 +28,10 @@ from pipeline.text.tokenizers import Bytes
 
 POSITIONS = 8_192  # of a batch
 DOCUMENTS = 3_000
-STEPS, ROUNDS = 12, 6  # different batches, and how often each is a step; of long rows, half
+
+# Different batches, and how often each is a step. With blocked attention a step depends on what its
+# rows hold, so that more batches say more than more rounds.
+DENSE, BLOCKED = (12, 6), (16, 2)
 
 COLUMNS = (
     "input path",
@@ -57,9 +60,8 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             attention.
     """
     rows = max(POSITIONS // length, 2)
-    fewer = 1 if length <= 512 else 2
-    steps, rounds = STEPS // fewer, ROUNDS // fewer
     model = model_for(length)
+    steps, rounds = DENSE if model.attention == "dense" else BLOCKED
     pythons = dict(each.split("=", 1) for each in interpreters)
     if unknown := pythons.keys() - {library for library, *_ in PATHS.values()}:
         raise SystemExit(f"--interpreter names no library of an input path: {', '.join(unknown)}")
@@ -74,18 +76,17 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             for name, (library, *_) in PATHS.items()
         }
     there = {name: result for name, result in results.items() if "batches" in result}
-    runs, whole = {}, {}
-    for name, result in there.items():
-        every = result["batches"]
-        some = [every[int(step)] for step in (np.arange(steps) + 0.5) * len(every) / steps]
-        # A step takes as long whatever its rows hold, and an epoch's last batch may be half empty.
-        whole[name] = _trained_share(every) / _trained_share(some)
-        runs[name] = Run(itertools.cycle(_readable(each, ids) for each in some), model)
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(steps)] for name in runs}
+    chosen = {name: _choose(result["batches"], steps) for name, result in there.items()}
+    runs = {
+        name: Run(itertools.cycle(_readable(each, ids) for each in some), model)
+        for name, some in chosen.items()
+    }
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in chosen[name]] for name in chosen}
+    turns = np.random.default_rng(0)  # a step's seconds depend on what ran before it
     for _ in range(rounds):
-        for step in range(steps):
-            for name, run in runs.items():
-                if spent := run.step():  # None where it compiled
+        for step in range(max(map(len, chosen.values()))):
+            for name in turns.permutation([n for n in chosen if step < len(chosen[n])]).tolist():
+                if spent := runs[name].step():  # None where it compiled
                     seconds[name][step].append(spent)
     versions = {}
     for result in there.values():
@@ -93,9 +94,10 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     about = (
         f"{len(documents):,} {subject}, {int((sizes - 1).sum()):,} tokens to predict, the longest "
         f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
-        "positions. Tokens of which a step trains the prediction, in a second of steps of a "
-        f"decoder of {MODEL.num_layers} layers of width {MODEL.width} without compilation, all "
-        f"paths in turns, each of {steps} batches at the median of its {rounds} steps; and of "
+        "positions. Tokens of which a step trains the prediction, in a second of an epoch's steps "
+        f"of a decoder of {MODEL.num_layers} layers of width {MODEL.width}, without compilation: "
+        f"all paths in turns, in random order, {steps} batches of each, as many of a shape as its "
+        f"share of the epoch and at least one, each at the median of {rounds} steps; and of "
         "making batches alone, each in its own process. Mean context is the number of tokens from "
         "which a token is predicted; paths that cut documents have less of it, and less work. "
         "Documents with a token that is trained to predict another document's, and that attend to "
@@ -106,8 +108,10 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
     rates = {
-        name: run.tokens / rounds / sum(map(np.median, seconds[name])) * whole[name]
-        for name, run in runs.items()
+        name: _rate(
+            there[name]["batches"], some, [float(np.median(each)) for each in seconds[name]]
+        )
+        for name, some in chosen.items()
     }
     lines = []
     for name, result in results.items():
@@ -153,10 +157,31 @@ def _result(name: str, folder: str, python: str) -> dict[str, Any]:
     return pickle.loads(pathlib.Path(folder, f"{name}.pickle").read_bytes())
 
 
-def _trained_share(batches: list[Batch]) -> float:
-    """The share of the positions of some batches that a step trains the prediction of."""
+def _choose(batches: list[Batch], steps: int) -> list[Batch]:
+    """Some batches, as many of each shape as its share of the epoch, and one of each if it can."""
+    shapes = [batch["inputs"].shape[::-1] for batch in batches]
+    order = sorted(range(len(batches)), key=shapes.__getitem__)
+    chosen = {order[int(at)] for at in (np.arange(steps) + 0.5) * len(batches) / steps}
+    if len(set(shapes)) <= steps:
+        seen = {shapes[number] for number in chosen}
+        chosen |= {shapes.index(shape) for shape in set(shapes) - seen}
+    return [batches[number] for number in sorted(chosen)]
+
+
+def _rate(batches: list[Batch], timed: list[Batch], seconds: list[float]) -> float:
+    """Trained tokens in a second of an epoch, from the seconds of steps of some of its batches.
+
+    A position takes as long in all batches of a length, and lengths between are interpolated.
+    """
+    each: dict[int, list[float]] = {}
+    for batch, spent in zip(timed, seconds, strict=True):
+        each.setdefault(batch["inputs"].shape[1], []).append(spent / batch["inputs"].size)
+    lengths = sorted(each)
+    means = [float(np.mean(each[length])) for length in lengths]
+    sizes = np.array([batch["inputs"].size for batch in batches])
+    columns = [batch["inputs"].shape[1] for batch in batches]
     trained = sum(float(batch["loss_weights"].sum()) for batch in batches)
-    return trained / sum(batch["inputs"].size for batch in batches)
+    return trained / float(sizes @ np.interp(columns, lengths, means))
 
 
 def _mean_context(batches: list[Batch]) -> float:
