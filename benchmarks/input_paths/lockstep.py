@@ -54,3 +54,10 @@ class Tuned(Lockstep):
         found = pipeline.tune(lambda: step, self._corpus, epochs=100, **options)
         print(found, file=sys.stderr)
         return found
+
+
+class Truncated(Tuned):
+    """The same for documents that are truncated to a row, as other paths truncate them."""
+
+    def __init__(self, documents, length):
+        super().__init__([document[: length + 1] for document in documents], length)

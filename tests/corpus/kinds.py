@@ -133,13 +133,16 @@ def require_pieces(corpus, planned, batch):
             which = int(np.searchsorted(first, example, side="right")) - 1
             own = corpora[which].sides[number]
             found = own.read([example - first[which]], [start], [size], epoch=epoch)
-            here = row, slice(columns[row], columns[row] + size)
+            begin = columns[row] + -columns[row] % planned.align
+            gap, here = (row, slice(columns[row], begin)), (row, slice(begin, begin + size))
             for name, values in found.items():
                 np.testing.assert_array_equal(batch[name][here], values)
             if "loss_weights" not in found and (number or len(planned.sides) == 1):
                 assert (batch["loss_weights"][here] == 1).all()
             assert (ids[here] > 0).all()
-            columns[row] += size
+            assert not ids[gap].any()
+            assert not batch[name][gap].any()
+            columns[row] = begin + size
         for row, end in enumerate(columns):
             assert not any(batch[name][row, end:].any() for name in found)
             assert not ids[row, end:].any()

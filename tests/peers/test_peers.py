@@ -66,9 +66,24 @@ def test_a_path_whose_library_is_not_there_says_so(tmp_path, monkeypatch):
     assert b"benchmarks.input_paths.absent" in (tmp_path / "Absent.pickle").read_bytes()
 
 
+def test_an_epoch_has_the_seconds_of_its_shapes():
+    def batch(rows, length):
+        return {"inputs": np.ones((rows, length)), "loss_weights": np.ones((rows, length))}
+
+    short, long, between = batch(4, 8), batch(2, 16), batch(3, 12)
+    every = [short] * 6 + [long] * 2
+    timed = peers._choose(every, 4)
+    assert [each["inputs"].shape for each in timed] == [(4, 8)] * 3 + [(2, 16)]
+    # A second for a short one, three for a long one.
+    assert peers._rate(every, timed, [1, 1, 1, 3]) == pytest.approx(8 * 32 / (6 * 1 + 2 * 3))
+    assert peers._choose([short] * 9 + [long], 2) == [short, short, long]
+    due = 36 / (36 * (1 / 32 + 3 / 32) / 2)
+    assert peers._rate([between], [short, long], [1, 3]) == pytest.approx(due)
+
+
 @pytest.mark.slow
 def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
-    for name, value in {"STEPS": 1, "ROUNDS": 2, "POSITIONS": 256}.items():
+    for name, value in {"DENSE": (1, 2), "POSITIONS": 256}.items():
         monkeypatch.setattr(peers, name, value)
     (tmp_path / "text").write_text("\n".join("a short line " * (1 + n % 20) for n in range(60)))
     section = peers.measure(str(tmp_path / "text"), [], length=128)

@@ -1,0 +1,237 @@
+"""Any run, of any corpus with any options, killed and changed: loaded, logged, audited, scored."""
+
+import contextlib
+import json
+import tempfile
+
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import Batches, Bucket, Corpora, Loader, Plan, score
+from pipeline.history import RunLog, audit, losses, read_history, write_history
+from pipeline.trainer.evaluation import evaluation_batches
+from tests.corpus.kinds import SIZES, make, require_pieces
+from tests.loading.definition import join
+
+EXAMPLES = 15
+
+# Two processes can share them; of one corpus, the last batches of an epoch may be smaller.
+TEXT = (Bucket(4, 16), Bucket(2, 40)), (Bucket(2, 48),)
+TAILED = ((Bucket(4, 16), Bucket(2, 16), Bucket(6, 44), Bucket(4, 44), Bucket(2, 44)),)
+PAIRED = (Bucket(4, (24, 12)), Bucket(2, (40, 36))), (Bucket(2, (48, 48)),)
+
+KINDS = ["arrays", "weighted", "ranges", "on_read", "template", "masked"]
+UNNAMED = ["on_read", "template"]  # of records in memory, which no later process can open
+PAIRS, GROUPS = ["pairs", "corrupted"], ["groups", "groups ranges"]
+# One corpus; a part of it, beside examples that are held out; two, one after the other or by
+# weight; and one that another joins.
+FORMS = ["alone", "split", "joined", "weights", "joins"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """`made(kind, number)`: the first or the second corpus of a kind; each is made once."""
+    base, known = tmp_path_factory.mktemp("made"), {}
+
+    def made(kind, number):
+        sizes = SIZES[:50] if number == 0 else SIZES[50:]
+        if (kind, number) not in known:
+            known[kind, number] = make(kind, base / f"{kind} {number}", sizes)
+        return known[kind, number]
+
+    return made
+
+
+@st.composite
+def runs(draw):
+    """What a run is of, its options, and its starts.
+
+    Each start is (steps, steps after the last checkpoint, processes, what changes before it).
+    """
+    kind, form = draw(st.sampled_from(KINDS + PAIRS + GROUPS)), draw(st.sampled_from(FORMS))
+    whole = kind in PAIRS + GROUPS
+    overflows = ["drop"] + ["truncate"] * (kind not in GROUPS) + ["split"] * (not whole)
+    options = {
+        "buckets": st.sampled_from(
+            PAIRED if kind in PAIRS else TEXT + TAILED * (form in ("alone", "split"))
+        ),
+        "seed": st.integers(0, 9),
+        "shuffle": st.booleans(),
+        "overflow": st.sampled_from(overflows),
+        "window": st.integers(5, 60),
+        "max_segments": st.sampled_from([None, 1, 3]),
+    }
+    if whole or draw(st.booleans()):
+        options["packing"] = st.sampled_from(["best_fit", "none"])
+        options["align"] = st.sampled_from([1, 2, 4])
+    else:
+        options["packing"] = st.sampled_from(["best_fit", "none", "fill"])
+    begin = {"buckets": (PAIRED if kind in PAIRS else TEXT)[0], "overflow": "drop"}
+    begin |= draw(st.fixed_dictionaries({}, optional=options | {"tiers": st.sampled_from([2, 3])}))
+    change = options | {"exclude": st.lists(st.integers(0, 29), max_size=4)}
+    if form == "weights":
+        change["weights"] = st.integers(0, 3).map(lambda share: {"first": 1, "new": share})
+        begin["by"] = draw(st.sampled_from(["tokens", "examples"]))
+    if form == "joins":
+        change["joins"] = st.just(True)
+    start = st.tuples(
+        st.integers(1, 14),
+        st.integers(0, 3),
+        st.sampled_from([1, 2]),
+        st.fixed_dictionaries({}, optional=change),
+    )
+    positions = draw(st.sampled_from(["continue", "restart"]))
+    return kind, form, begin, positions, draw(st.lists(start, min_size=1, max_size=4))
+
+
+def sum_of_segments(planned, batch, most):
+    """Sums by segment, as a step would return them; a token's loss is its id."""
+    ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
+    sums = np.zeros((2, planned.bucket.rows, most), np.float32)
+    for row, number in zip(planned.segments[:, 0], planned.numbers, strict=True):
+        weights = batch["loss_weights"][row] * (ids[row] == number + 1)
+        sums[:, row, number] = (weights * batch["targets"][row]).sum(), weights.sum()
+    return sums
+
+
+def open_iterators(stack, corpus, plan, processes, positions):
+    """Iterators of the processes of a run; a single one has a loader."""
+    if processes == 1:
+        batches = Batches(corpus, plan, positions=positions).repeat()
+        return [stack.enter_context(Loader(batches))]
+    return [
+        iter(
+            Batches(corpus, plan, process_index=p, process_count=processes, positions=positions)
+            .repeat()
+            .to_iter_dataset()
+        )
+        for p in range(processes)
+    ]
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(runs())
+def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_scored(made, what):
+    kind, form, begin, positions, starts = what
+    corpus, joins = made(kind, 0), {"first": made(kind, 0), "new": made(kind, 1)}
+    held = corpus
+    if form == "split":
+        corpus, held = corpus.split(0.3)
+    elif form in ("joined", "weights"):
+        held = corpus = Corpora(joins)
+    weights = {"weights": {"first": 2, "new": 1}} if form == "weights" else {}
+    plan = Plan(corpus, **begin, **weights)
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = epath.Path(folder)
+        step, state, log_state, ran = 0, None, None, []
+        for steps, lost, processes, changes in starts:
+            given = dict(changes)
+            if given.pop("joins", False):
+                given["lengths"] = corpus = Corpora(joins)
+            if given:
+                plan = plan.after(step, **given)
+            saved = plan.next_block(step + steps)
+            if kind not in UNNAMED:
+                write_history(workdir, corpus, plan)
+            with contextlib.ExitStack() as stack:
+                parts = open_iterators(stack, corpus, plan, processes, positions)
+                for part in parts if state else ():
+                    part.set_state(json.loads(json.dumps(state)))
+                log = stack.enter_context(RunLog(workdir, step, saved + lost, state=log_state))
+                most = plan.most_segments()
+                for now in range(step, saved + lost):
+                    planned, each = plan.batch(now), [next(part) for part in parts]
+                    batch = join([{k: np.asarray(v) for k, v in one.items()} for one in each])
+                    require_pieces(corpus, planned, batch)
+                    sums = sum_of_segments(planned, batch, most[planned.bucket])
+                    log.add(now, planned, {"loss": 1.0, "segments": sums})
+                    if now == saved - 1:
+                        log_state, (state, *others) = log.save(), [p.get_state() for p in parts]
+                        assert all(other == state for other in others)
+                    if now < saved:
+                        ran.append((planned, sums))
+            step = saved
+        with RunLog(workdir, step, step, state=log_state) as log:  # without what was lost
+            log.write_summary(step)
+        if kind not in UNNAMED:
+            require_history(workdir, corpus, plan, ran)
+        require_scores(workdir / "scores", corpus, plan, epoch=len(starts) - 1)
+    require_evaluation(held, plan)
+
+
+def require_history(workdir, corpus, plan, ran):
+    """What is on disk is the run: its plan, its batches, and the losses of its segments."""
+    said = []
+    audit(workdir, said.append)
+    assert said[-1].startswith(f"all {len(ran)} batches are those that were planned")
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["tokens"] == sum(planned.num_tokens for planned, _ in ran)
+    again, replayed = read_history(workdir)
+    assert (again.fingerprint, replayed.fingerprint) == (corpus.fingerprint, plan.fingerprint)
+    found = losses(workdir)
+    mine = found.example, found.epoch, found.loss, found.weight
+    columns = [
+        (planned.segments[:, 1], planned.epoch_of_segments, *sums[:, row, planned.numbers])
+        for planned, sums in ran
+        for row in [planned.segments[:, 0]]
+    ]
+    due = [np.concatenate(column) for column in zip(*columns, strict=True)]
+    for mine, values in zip(
+        (found.example, found.epoch, found.loss, found.weight), due, strict=True
+    ):
+        np.testing.assert_array_equal(mine, values)
+    # No position of an epoch was trained on twice.
+    pieces = np.concatenate(
+        [np.c_[p.epoch_of_segments, p.segments[:, 1], p.segments[:, 2:]] for p, _ in ran]
+    )
+    pieces = pieces[np.lexsort(pieces[:, 2::-1].T)]
+    same = (pieces[1:, :2] == pieces[:-1, :2]).all(axis=1)
+    ends = pieces[:-1, 2] + pieces[:-1, 3:].max(axis=1)
+    assert (pieces[1:, 2] >= ends)[same].all()
+
+
+def kept_lengths(corpus, options):
+    """How many positions of each example, on each side, the options leave in one epoch."""
+    lengths = np.reshape(corpus.lengths, (len(corpus), -1))
+    room = np.array(options.buckets[-1].lengths)
+    over = (lengths > room).any(axis=1, keepdims=True)
+    if options.overflow == "truncate":
+        lengths = np.minimum(lengths, room)
+    return np.where((over & (options.overflow == "drop")) | (lengths[:, -1:] == 0), 0, lengths)
+
+
+def require_evaluation(held, plan):
+    """All held-out positions are in one epoch, each once, as they are in training."""
+    batches = evaluation_batches(held, plan.options)
+    seen = np.zeros((len(held), len(held.sides)), np.int64)
+    for step in range(len(batches)):
+        planned = batches.plan.batch(step)
+        require_pieces(held, planned, batches[step])
+        np.add.at(seen, planned.segments[:, 1], planned.segments[:, 3:])
+    if held.trees is None:
+        np.testing.assert_array_equal(seen, kept_lengths(held, batches.plan.options))
+    whole = held.trees is not None or len(held.sides) == 2
+    assert batches.plan.options.overflow == (plan.options.overflow if whole else "split")
+
+
+def require_scores(directory, corpus, plan, epoch):
+    """Every example has its own values, in the order of the corpus."""
+    if corpus.trees is not None:
+        return
+    mine = ("buckets", "packing", "overflow", "max_segments", "align")
+    options = {name: getattr(plan.options, name) for name in mine}
+    options["per"] = "position" if len(corpus.sides) == 1 else "inputs"
+    values = score(
+        corpus,
+        lambda batch: {"token": batch["inputs"]},
+        directory=directory,
+        epoch=epoch,
+        **options,
+    )
+    sizes = kept_lengths(corpus, plan.options)[:, 0].tolist()
+    for number, (tokens, size) in enumerate(zip(values["token"].to_pylist(), sizes, strict=True)):
+        due = corpus.sides[0].read([number], [0], [size], epoch=epoch)["inputs"]
+        assert (tokens or []) == due.tolist()
