@@ -9,6 +9,7 @@ prediction.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import tempfile
@@ -107,7 +108,8 @@ def measure(text: str | None) -> Section:
         "Seconds of an epoch are its batches times the seconds of their shapes. After tuning, "
         "twelve shapes are measured in turns; the best of all sets of one and two of them is "
         "measured again in turns with the choice. Measured over predicted is of up to "
-        f"{STEPS} steps of the plan, in order. Compilations count over ten epochs. The machine had "
+        f"{STEPS} steps of the plan, in order, each beside one of the longest rows, which says how "
+        "fast the machine is by then. Compilations count over ten epochs. The machine had "
         f"a load of {os.getloadavg()[0]:.0f} at the end."
     )
     return Section("tuning", about, lines, COLUMNS)
@@ -159,33 +161,46 @@ def _compare(corpus, width: int) -> tuple[str, ...]:
 
 def _seconds(step: Step, corpus, buckets, rounds: int) -> dict[pipeline.Bucket, float]:
     """Seconds of a step of each bucket, measured in turns."""
-
-    def load(bucket):
-        lengths = corpus.lengths.reshape(len(corpus), -1)
-        long = np.flatnonzero((lengths > bucket.lengths).any(axis=1))
-        plan = pipeline.Plan(corpus, [bucket], exclude=() if len(long) == len(corpus) else long)
-        with pipeline.Loader(pipeline.Batches(corpus, plan), prefetch=1) as loader:
-            return next(loader)
-
-    stopwatch = Stopwatch(lambda choice: step, load)
+    stopwatch = Stopwatch(lambda choice: step, functools.partial(_load, corpus))
     stopwatch.measure([Trial(0, bucket) for bucket in buckets], rounds)
     return {trial.bucket: timing.seconds for trial, timing in stopwatch.timings().items()}
 
 
 def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
-    """Seconds of an epoch, or of its first steps, over those predicted for them."""
+    """Seconds of an epoch, or of its first steps, over those predicted for them.
+
+    The machine may have become slower or faster since it was tuned. So after each step one of the
+    longest rows is timed, always the same, and predictions are multiplied by what it takes now
+    over what it took then.
+    """
     known = {each.bucket: each.timing.seconds for each in tuned.shapes}
     epoch = plan.batches_per_bucket
     beside = tuned.seconds - sum(count * known[bucket] for bucket, count in epoch.items())
     beside /= sum(count * bucket.positions for bucket, count in epoch.items())
-    predicted = 0.0
+    longest = tuned.buckets[-1]
+    again, took, predicted, now = _load(corpus, longest), 0.0, 0.0, []
     with pipeline.Loader(pipeline.Batches(corpus, plan)) as loader:
-        begin = time.perf_counter()
         for batch in itertools.islice(loader, STEPS):
-            jax.block_until_ready(step(batch))
+            took += _time(step, batch)
+            now.append(_time(step, again))
             bucket = loader.planned.bucket
             predicted += known[bucket] + beside * bucket.positions
-        return (time.perf_counter() - begin) / predicted
+    return took / (predicted * float(np.median(now)) / known[longest])
+
+
+def _time(step: Step, batch) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(step(batch))
+    return time.perf_counter() - begin
+
+
+def _load(corpus, bucket: pipeline.Bucket):
+    """A batch of examples that fit a bucket, if there are any."""
+    lengths = corpus.lengths.reshape(len(corpus), -1)
+    long = np.flatnonzero((lengths > bucket.lengths).any(axis=1))
+    plan = pipeline.Plan(corpus, [bucket], exclude=() if len(long) == len(corpus) else long)
+    with pipeline.Loader(pipeline.Batches(corpus, plan), prefetch=1) as loader:
+        return next(loader)
 
 
 def _corpus(documents) -> pipeline.Examples:

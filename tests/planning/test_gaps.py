@@ -97,15 +97,31 @@ def size_of(size, cuts):
     return whole - first if is_second else first
 
 
+def assert_rows_are_counted(chains, cuts):
+    for chain in chains:
+        for row in chain.patterns:
+            assert row.fill == sum(size_of(size, cuts) * times for size, times in row.pieces)
+            assert row.segments == sum(times for _, times in row.pieces)
+            assert row.rows == chain.patterns[0].rows
+
+
+@given(histograms(300), st.integers(40, 60), st.integers(0, 30))
+def test_chains_without_some_of_their_rows_have_all_other_documents(counts, length, rows):
+    chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41), None)
+    every = sum(chain.rows for chain in chains)
+    left, moved = gaps.remove_rows(chains, rows := min(rows, every), cuts)
+    np.testing.assert_array_equal(as_documents(left, cuts) + moved, counts)
+    assert sum(chain.rows for chain in left) == every - rows
+    assert_rows_are_counted(left, cuts)
+
+
 @given(histograms(300), st.integers(40, 60), st.sampled_from([None, 1, 2, 5]))
 def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(counts, length, most):
     chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41), most)
     np.testing.assert_array_equal(as_documents(chains, cuts), counts)
+    assert_rows_are_counted(chains, cuts)
     for chain in chains:
-        for row in chain.patterns:
-            assert row.fill == sum(size_of(size, cuts) * times for size, times in row.pieces)
-            assert row.segments == sum(times for _, times in row.pieces) <= (most or length)
-            assert row.rows == chain.patterns[0].rows
+        assert all(row.segments <= (most or length) for row in chain.patterns)
         assert all(row.fill >= length - length // 4 for row in chain.patterns[:-1])
         assert all(row.fill <= length for row in chain.patterns)
     table = cuts.table
