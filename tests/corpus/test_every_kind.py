@@ -100,6 +100,16 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
 # ---- joined
 
 
+def test_a_sum_over_several_corpora_is_unknown_if_one_does_not_know_its_own(tmp_path):
+    one, other, mapped = (
+        make(kind, tmp_path / kind, SIZES[:30]) for kind in ("arrays", "weighted", "npy")
+    )
+    known = Corpora({"one": one, "other": other})
+    assert known.num_learnt == one.num_learnt + other.num_learnt > 0
+    assert mapped.num_learnt is None
+    assert Corpora({"one": one, "mapped": mapped}).num_learnt is None
+
+
 @pytest.mark.parametrize("weights", [WEIGHTS, None])
 def test_batches_of_several_corpora_are_what_each_gives_alone_also_one_of_nothing(joined, weights):
     plan = plan_of(joined, seed=1)
