@@ -72,6 +72,15 @@ def test_a_stored_corpus_has_its_features(tmp_path, memory_map):
         Corpus.from_arrays(columns, tmp_path, features=FEATURES)
 
 
+def test_features_are_added_one_after_another(tmp_path):
+    both = Corpus.from_arrays([[1, 2, 3], [4, 5]], tmp_path)
+    for name, values in {"a": [1.0, 2.0], "b": [3.0, 4.0]}.items():
+        both = both.with_features({name: values}, features={name: Feature("example")})
+    read = both.read_examples([1, 0])
+    assert {name: read[name].tolist() for name in both.features} == {"a": [2, 1], "b": [4, 3]}
+    assert Corpus.open(tmp_path, features=["a", "b"]).fingerprint == both.fingerprint
+
+
 def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
     columns = draw_columns(SIZES)
     base = {name: columns[name] for name in ("tokens", "weights", "logprob")}
@@ -178,6 +187,7 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         ({"tokens": [[1]], "a": [300]}, {"a": Feature("example", dtype="uint8")}, "holds 300"),
         ({"tokens": [[1]], "a": [-1]}, {"a": Feature("example", dtype="uint8")}, "holds -1; uint8"),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
+        ({"tokens": [[1]], "a": np.array([np.nan], np.float32)}, {"a": Feature("example")}, "NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
         ({"tokens": [[1]] * 2, "a": [1, NO_TIME]}, {"a": Feature("example")}, "datet"),
         ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 example,"),

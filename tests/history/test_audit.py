@@ -126,8 +126,9 @@ def test_steps_without_an_update_are_told(ran, audited):
     workdir, lines, plan = ran
     lines[3] = {"step": 3, "skipped": plan.batch(3).digest}
     lines[5]["loss"] = None
+    lines[7]["gradient_norm"] = None
     code, out, _ = audited(workdir, lines)
-    assert (code, "without an update: steps 3, 5\n" in out) == (0, True)
+    assert (code, "without an update: steps 3, 5, 7\n" in out) == (0, True)
 
 
 def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, run):

@@ -74,6 +74,10 @@ def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
         for align in (1, 8)
     )
     assert len(one) == len(pairs)
+    options |= {"per": "segment", "reduce": "mean", "directory": tmp_path / "mean"}
+    means = pipeline.score(pairs, lambda batch: {"first": step(batch)["first"]}, **options)
+    for mean, record in zip(means["first"].to_pylist(), one["first"].to_pylist(), strict=True):
+        assert mean == (record and pytest.approx(record))
     assert one.to_pylist() == other.to_pylist()
 
 
