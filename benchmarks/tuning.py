@@ -177,21 +177,16 @@ def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
     epoch = plan.batches_per_bucket
     beside = tuned.seconds - sum(count * known[bucket] for bucket, count in epoch.items())
     beside /= sum(count * bucket.positions for bucket, count in epoch.items())
-    longest = tuned.buckets[-1]
-    again, took, predicted, now = _load(corpus, longest), 0.0, 0.0, []
+    longest, took, predicted = Trial(0, tuned.buckets[-1]), 0.0, 0.0
+    stopwatch = Stopwatch(lambda choice: step, functools.partial(_load, corpus))
+    stopwatch.measure([longest], 1)
     with pipeline.Loader(pipeline.Batches(corpus, plan)) as loader:
         for batch in itertools.islice(loader, STEPS):
-            took += _time(step, batch)
-            now.append(_time(step, again))
+            took += stopwatch.run(0, batch)
+            stopwatch.measure([longest], 1)
             bucket = loader.planned.bucket
             predicted += known[bucket] + beside * bucket.positions
-    return took / (predicted * float(np.median(now)) / known[longest])
-
-
-def _time(step: Step, batch) -> float:
-    begin = time.perf_counter()
-    jax.block_until_ready(step(batch))
-    return time.perf_counter() - begin
+    return took / (predicted * stopwatch.timings()[longest].seconds / known[longest.bucket])
 
 
 def _load(corpus, bucket: pipeline.Bucket):

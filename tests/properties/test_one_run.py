@@ -15,6 +15,7 @@ from pipeline.history import RunLog, audit, losses, read_history, write_history
 from pipeline.trainer.evaluation import evaluation_batches
 from tests.corpus.kinds import SIZES, make, require_pieces
 from tests.loading.definition import join
+from tests.properties.accounts import Account
 
 EXAMPLES = 15
 
@@ -172,7 +173,6 @@ def require_history(workdir, corpus, plan, ran):
     again, replayed = read_history(workdir)
     assert (again.fingerprint, replayed.fingerprint) == (corpus.fingerprint, plan.fingerprint)
     found = losses(workdir)
-    mine = found.example, found.epoch, found.loss, found.weight
     columns = [
         (planned.segments[:, 1], planned.epoch_of_segments, *sums[:, row, planned.numbers])
         for planned, sums in ran
@@ -195,12 +195,7 @@ def require_history(workdir, corpus, plan, ran):
 
 def kept_lengths(corpus, options):
     """How many positions of each example, on each side, the options leave in one epoch."""
-    lengths = np.reshape(corpus.lengths, (len(corpus), -1))
-    room = np.array(options.buckets[-1].lengths)
-    over = (lengths > room).any(axis=1, keepdims=True)
-    if options.overflow == "truncate":
-        lengths = np.minimum(lengths, room)
-    return np.where((over & (options.overflow == "drop")) | (lengths[:, -1:] == 0), 0, lengths)
+    return Account(corpus.lengths, 0, vars(options)).due(0)
 
 
 def require_evaluation(held, plan):
