@@ -187,7 +187,8 @@ class Job:
         columns |= self._place_nodes(records[: len(chunk.counts)])
         if missing := {n: each for n, each in self.features.items() if n not in columns}:
             columns |= self._read_features(records[: len(chunk.counts)], chunk.counts, missing)
-        return dataclasses.replace(chunk, columns=columns)
+        of_features = {name: columns.pop(name) for name in self.features}  # always in one order
+        return dataclasses.replace(chunk, columns=columns | of_features)
 
     @property
     def _nodes(self) -> int:

@@ -212,7 +212,8 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
             f"the credentials do not allow this for {place}; they need permission to list the "
             f"bucket and to read and write in it{account} ({reason})"
         )
-    if status in (301, 307, 308):
+    moved = status in (301, 307, 308) or "redirect without LOCATION" in reason
+    if moved and bucket.startswith("s3://"):
         return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
     if status == 416:
         return _ends_before(place)

@@ -222,11 +222,13 @@ def make_search(
         )
     if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
         raise InvalidValue("none of the lengths is above 0, so there is nothing to fit buckets to")
+    if array.ndim == 2:  # no batch has the others
+        array = array[array[:, 1] > 0]
     limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
     if limits:
         limit = np.minimum(limit, limits)
     if array.ndim == 2:
-        sizes = _round_up(np.minimum(array[array[:, 1] > 0], limit).astype(np.int64), align)
+        sizes = _round_up(np.minimum(array, limit).astype(np.int64), align)
         counts = np.ones(len(sizes), np.int64)
     else:
         sizes, counts = lengths_lib.histogram(array)

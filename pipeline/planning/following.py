@@ -175,7 +175,7 @@ class FollowedPlan(Plan):
         for later in self.stages:
             if later.start > start.step:
                 new = {name: getattr(later.options, name) for name in later.changes}
-                plan = plan.after(later.start, **new)
+                plan = plan.after(plan.next_block(later.start), **new)
         return plan.stages
 
     def _stages_at(self, step: int) -> tuple[Start, tuple[Stage, ...]]:
@@ -183,10 +183,11 @@ class FollowedPlan(Plan):
         before = None
         while True:
             begun = self._begun
-            if step < begun[0].step:
+            if step < (first := begun[0].step):
                 raise OutOfRange(
-                    f"step is {step:,}, and this plan was resumed from a state, so it has only the "
-                    f"steps from {begun[0].step:,} on"
+                    f"step is {step:,}; steps count from 0 over all epochs"
+                    + f", and this plan, resumed from a state, has only those from {first:,} on"
+                    * (first > 0)
                 )
             start = begun[bisect.bisect_right(begun, step, key=lambda each: each.step) - 1]
             stages = self._cache.get((self.stages, start), 0, self._make, start, before)
@@ -205,7 +206,8 @@ class FollowedPlan(Plan):
         """The plan with other options from the end of a window on.
 
         A chapter ends with the window of step `step - 1`, and the next chapter has the new options.
-        In later epochs, which are ordinary, they apply from `step` on, as in `Plan.after`.
+        In later epochs, which are ordinary, they apply from the next step that `Plan.next_block`
+        allows.
 
         Args:
             step: the first step that may differ; not before an earlier change.
@@ -365,7 +367,7 @@ class FollowedPlan(Plan):
         return self
 
     def next_block(self, step: int) -> int:
-        """`step`: options may change at any step; they apply once its window has ended."""
+        """`step`: options may change at any step; they apply once its window or block has ended."""
         return require_whole("step", step, 0)
 
     def __repr__(self) -> str:

@@ -122,7 +122,7 @@ def save_config(workdir: epath.Path, config: Any, file: str) -> None:
 def find_config(arguments: Sequence[str], default: str) -> str:
     """The default of `--config`: the config of the run in `--workdir`, or `default`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--workdir")
+    parser.add_argument("--workdir", "-workdir")
     with contextlib.suppress(argparse.ArgumentError, UserError):  # the program raises these later
         workdir = parser.parse_known_args(arguments)[0].workdir
         if workdir and (as_path(workdir) / NAME).exists():

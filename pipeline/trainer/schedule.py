@@ -75,7 +75,7 @@ class Schedule:
         for step, options in _list_changes(changes):
             _check_options(options, begin=False)
             if step == 0:
-                self.entries[0].options |= options
+                self.entries[0].options = _merge([self.entries[0].options, options])
             else:
                 self.entries.append(Entry(step, options))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Corpus, Plan
+from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Plan
 from pipeline.corpus import cache as cache_module
 from pipeline.errors import UserError
 from pipeline.fs import objects
@@ -173,11 +173,15 @@ def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
         wait_for(lambda cache=cache: cache.traffic["fetched"] > 0)
 
 
-def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):
-    mine, cache = cached(corpus, tmp_path)
+def test_a_pickled_corpus_has_the_same_caches_which_share_the_room(corpus, tmp_path):
+    values = {"reward": [np.arange(n + 1.0) for n in corpus.lengths]}
+    plain, cache = cached(corpus, tmp_path)
+    mine = plain.with_features(values, features={"reward": Feature("targets")})
     again = pickle.loads(pickle.dumps(mine))
-    assert again.caches[0][0].directory == cache.directory
-    assert again.caches[0][0].max_bytes == cache.max_bytes
+    assert len({one.directory for each in (mine, again) for one, _ in each.caches}) == 2
+    for each in (mine, again):
+        assert -4 <= sum(one.max_bytes for one, _ in each.caches) - cache.max_bytes <= 0
+    assert again.read([9], [0], [1])["reward"].tolist() == [1]
     batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
     first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
     require_same(first, batches[0])
@@ -239,12 +243,15 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
             Corpus.open(corpus.directory, **options)
     opened = Corpus.open(corpus.directory, cache=tmp_path)
     assert pipeline.load(opened, tokens_per_batch=4096).plan.num_batches()
+    small = Corpus.from_arrays([[1, 2, 3]], tmp_path / "small")  # of one part
+    Corpus.open(small.directory, cache=tmp_path, cache_bytes=size_of(small))
 
 
 def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, tmp_path):
     for share in (2, 0.3):  # where parts must make way for others, too
         _, cache = cached(corpus, tmp_path / str(share), share)
         (cache.directory / "part-99999.arrow").write_bytes(b"mine")
+        (cache.directory / ".part-00001.arrow.fetching").write_bytes(b"of a killed process")
         order = [*range(cache.num_parts)]
         cache.follow(lambda order=order: [np.array([each]) for each in order])
         wait_for(lambda cache=cache, order=order: all(map(cache.file, order[:5])))

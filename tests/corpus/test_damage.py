@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from pipeline import Corpus, InPlace
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.files import flip
+from tests.corpus.kinds import SIZES, make
 from tests.corpus.manifests import alter
 from tests.processes import call
 
@@ -252,6 +255,16 @@ def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries)
     alter(corpus, lambda it: (it["parts"][0] if of_part else it).update(entries))
     with pytest.raises(ValueError, match="damaged at"):
         Corpus.open(tmp_path).verify()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "groups"])
+def test_verify_reads_all_parts_of_pairs_and_of_groups(kind, tmp_path):
+    corpus = make(kind, tmp_path / kind, SIZES[:9])
+    for path in tmp_path.rglob("part-*.arrow"):
+        for due in (pytest.raises(ValueError, match=f"damaged at {path}: "), nullcontext()):
+            flip(path, path.stat().st_size // 2)
+            with due:
+                corpus.verify()
 
 
 def test_a_part_without_tokens_may_say_anything_of_where_they_are(tmp_path):

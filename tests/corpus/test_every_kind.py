@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Plan, SpanCorruption, load
-from pipeline.corpus import duplicates
+from pipeline.corpus import INPUTS, Examples, duplicates, prepare
 from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
 from pipeline.history import read_history, write_history
 from pipeline.text import ragged
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_pieces, require_read
 from tests.loading.definition import require_same
 
@@ -87,7 +89,7 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
             assert example["loss_weights"].tolist() == (ids[1:] / 7).astype(np.float32).tolist()
     lengths = np.maximum(SIZES - 1, 0)
     assert corpus.lengths.tolist() == lengths.tolist()
-    assert corpus.num_tokens == lengths.sum()
+    assert (corpus.num_tokens, corpus.vocab_size) == (lengths.sum(), 99)
     plan = plan_of(corpus)
     assert plan.fingerprint == Plan(lengths, plan.buckets).fingerprint
     for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
@@ -106,8 +108,10 @@ def test_a_sum_over_several_corpora_is_unknown_if_one_does_not_know_its_own(tmp_
     )
     known = Corpora({"one": one, "other": other})
     assert known.num_learnt == one.num_learnt + other.num_learnt > 0
-    assert mapped.num_learnt is None
-    assert Corpora({"one": one, "mapped": mapped}).num_learnt is None
+    both = Corpora({"one": one, "mapped": mapped})
+    assert mapped.num_learnt is both.num_learnt is both.files is None
+    text = make("masked", tmp_path / "text").corpus
+    assert Corpora({"a": text, "b": text}).text_bytes == 2 * text.text_bytes > 0
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, None])
@@ -139,12 +143,17 @@ def test_examples_are_those_of_the_corpora_one_after_another(joined):
     assert joined.num_tokens == joined.lengths.sum()
     (name, one), *_ = joined.corpora.items()
     assert Corpora({name: one}).fingerprint == one.fingerprint
+    three = Corpora({**joined.corpora, "third": one})
+    assert three.begin(len(joined)).fingerprint == joined.fingerprint
 
 
-def test_pairs_and_examples_of_one_length_are_not_joined(pairs, corpus):
-    for several in ({"a": pairs, "b": corpus}, {"a": corpus, "b": pairs}):
-        with pytest.raises(ValueError, match="corpora that are read as one must agree"):
-            Corpora(several)
+def test_what_differs_in_kind_task_or_tokenizer_is_not_joined(pairs, corpus, tmp_path):
+    inputs = Examples([[1, 2]], vocab_size=1000, task=INPUTS)
+    text = prepare(Records(["a"]), Bytes(), tmp_path, progress=False)
+    for other, what in ((pairs, ""), (inputs, "task inputs"), (text, "tokenizer bytes-begin-end")):
+        for several in ({"a": other, "b": corpus}, {"b": corpus, "a": other}):
+            with pytest.raises(ValueError, match=f"{what}.* that are read as one must agree"):
+                Corpora(several)
 
 
 # ---- split

@@ -1,6 +1,7 @@
 """Features are read as they were given, from memory, files, ranges and other programs' files."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -73,12 +74,33 @@ def test_a_stored_corpus_has_its_features(tmp_path, memory_map):
 
 
 def test_features_are_added_one_after_another(tmp_path):
-    both = Corpus.from_arrays([[1, 2, 3], [4, 5]], tmp_path)
+    Corpus.from_arrays([[1, 2, 3], [4, 5]], tmp_path)
+    both = Corpus.open(tmp_path, memory_map=False)
     for name, values in {"a": [1.0, 2.0], "b": [3.0, 4.0]}.items():
         both = both.with_features({name: values}, features={name: Feature("example")})
+    assert not both.in_memory
     read = both.read_examples([1, 0])
     assert {name: read[name].tolist() for name in both.features} == {"a": [2, 1], "b": [4, 3]}
-    assert Corpus.open(tmp_path, features=["a", "b"]).fingerprint == both.fingerprint
+    for names in (["a", "b"], ["b", "a"]):
+        assert Corpus.open(tmp_path, features=names).fingerprint == both.fingerprint
+
+
+def test_features_that_do_not_match_their_corpus_are_not_added_or_opened(tmp_path):
+    one, other = (Corpus.from_arrays([[1, 2], [3, id_]], tmp_path / f"{id_}") for id_ in (4, 5))
+    a, ab = ({name: Feature("example")} for name in ("a", "ab"))
+    added = one.with_features({"ab": [1, 2]}, features=ab)
+    shutil.copytree(one.directory / "features", other.directory / "features")
+    for act, sentence in (
+        (lambda: one.with_features({}, features={}), "columns are none, but features are none"),
+        (lambda: one.with_features({"b": [1, 2]}, features=a), "are b, but features are a; give"),
+        (lambda: one.with_features({"a": [1]}, features=a), "have 1 entries, but the corpus has"),
+        (lambda: one.with_features({"a": [1] * 3}, features=a), "have more than 2 entries, one"),
+        (lambda: added.with_features({"ab": [1, 2]}, features=ab), "a feature 'ab' already; use"),
+        (lambda: Corpus.open(one.directory, features=["a"]), "no features were added .* as 'a'"),
+        (lambda: Corpus.open(other.directory, features=["ab"]), "it is of another corpus"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            act()
 
 
 def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
@@ -115,16 +137,19 @@ def test_features_of_columns_in_place(tmp_path):
         return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, values)]), rows)
 
     flags = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(columns["flags"])), 5)
-    stored = {"input_ids": columns["tokens"], "logprob": columns["logprob"], "flags": flags}
+    stored = {"ids": columns["tokens"], "logprob": columns["logprob"], "flags": flags}
     stored |= {name: nested(columns[name], size) for name, size in (("routing", 6), ("seen", 3))}
     table = pa.table(stored | {"reward": columns["reward"]})
     feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
     parquet.write_table(table, tmp_path / "a.parquet")
     wanted = {name: each for name, each in FEATURES.items() if name in columns}
     for kind in ("arrow", "parquet"):
-        corpus = getattr(InPlace, kind)(tmp_path / f"a.{kind}", features=wanted)
+        corpus = getattr(InPlace, kind)(tmp_path / f"a.{kind}", "ids", features=wanted)
         assert_reads(corpus, columns)
         assert_reads(pickle.loads(pickle.dumps(corpus)), columns)
+    narrow = {"routing": Feature("inputs", dtype="int8", shape=6)}
+    with pytest.raises(ValueError, match=r"routing of .* holds \d+; int8 holds -128 to 127"):
+        InPlace.arrow(tmp_path / "a.arrow", "ids", features=narrow)[2]
 
 
 def test_records_and_templates_give_features(tmp_path):
@@ -143,6 +168,8 @@ def test_records_and_templates_give_features(tmp_path):
     assert [float(each) for each in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
     with pytest.raises(ValueError, match="another features"):
         pipeline.prepare(*source, template=template)
+    with pytest.raises(ValueError, match="record 0: age is no field of it"):
+        pipeline.prepare(*source[:2], tmp_path / "age", features={"age": reward})
 
 
 def test_views_and_several_corpora_pass_features_on(tmp_path):
@@ -157,10 +184,13 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
     read = both.read([2, len(SIZES) + 2], [0, 0], [6, 6], features=["turn", "seen"])
     assert read["turn"].tolist() == [7] * 6 + [1, 2, 3, 4, 5, 6]
     np.testing.assert_array_equal(read["seen"][:6], columns["seen"][2][:6])
-    with pytest.raises(ValueError, match="plain has no feature 'turn', which more has; give the"):
-        Corpora({"plain": examples, "more": Examples(
-            {**columns, "turn": turn}, features={**FEATURES, "turn": Feature("targets")}
-        )})  # fmt: skip
+    for name, feature, sentence in (
+        ("turn", Feature("targets"), "plain has no feature 'turn', which more has; give the"),
+        ("reward", Feature("example", dtype="float16"), "'reward' of more is .* that of plain is"),
+    ):
+        wrong = Examples({**columns, "turn": turn}, features={**more.features, name: feature})
+        with pytest.raises(ValueError, match=sentence):
+            Corpora({"plain": examples, "more": wrong})
     base = Corpus.from_arrays([[1, 2, 3], [4, 5, 6]], tmp_path)
     reward = {"reward": Feature("example", fill=-1)}
     added = base.with_features({"reward": [1.0, 2.0]}, features=reward)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Masked, Pairs, Plan, load, rename
-from pipeline.corpus import duplicates
+from pipeline.corpus import Groups, duplicates
 from pipeline.loading import Batches, cu_seqlens
 from pipeline.report.tiers import row_costs
 
@@ -44,6 +44,7 @@ def test_weights_of_what_is_shared_add_up_unless_they_are_nested(weights, due, l
     corpus = Examples.from_groups({"tokens": GROUPS, "weights": weights})
     assert [example["loss_weights"].tolist() for example in corpus] == due
     assert corpus.num_learnt == learnt
+    assert corpus.truncate(5).num_learnt == (None if weights else 5 + 5 + 1)
 
 
 @given(
@@ -92,6 +93,8 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
     features = {"reference": Feature("continuation"), "kind": Feature("example")}
     more = corpus.with_features(columns, features=features)
     assert more.fingerprint != corpus.fingerprint
+    cut = corpus.truncate(5).with_features(columns, features=features)
+    assert cut.fingerprint == more.truncate(5).fingerprint
     opened = Corpus.open(tmp_path, features=["kind", "reference"])
     assert opened.fingerprint == more.fingerprint
     for each in (more, opened, pickle.loads(pickle.dumps(more))):
@@ -210,27 +213,11 @@ def test_what_a_group_cannot_be_is_refused():
     features = {"logprob": Feature("targets", dtype="float32"), "_above": Feature("example")}
     features |= REWARD
     for name, values, sentence in (
-        (
-            "reward",
-            [[1, 2], [3, 4], [5]],
-            "the shape of reward of group 1 is (2,); for a group of 3 continuations, it must",
-        ),
+        ("reward", [[1, 2], [3, 4], [5]], "shape of reward of group 1 is (2,); for a group of 3"),
         ("logprob", [[1, 2, 3]], "logprob of group 0 is [1, 2, 3]; nest it like the tokens"),
-        (
-            "logprob",
-            [([1, 2, 3], [[4, 5], [6, 7]])],
-            "continuation 1 of logprob of group 0 must have shape (1,), one value",
-        ),
-        (
-            "weights",
-            [[1, 2, 3]],
-            "the shape of the weights of group 0 is (3,); for a group of 2 continuations",
-        ),
-        (
-            "weights",
-            [(0, [1, [-1]])],
-            "continuation 1 of the weights of group 0 cannot hold -1.0; a weight must be",
-        ),
+        ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "1 of logprob of group 0 must have shape (1,"),
+        ("weights", [[1, 2, 3]], "the shape of the weights of group 0 is (3,); for a group of 2 c"),
+        ("weights", [(0, [1, [-1]])], "continuation 1 of the weights of group 0 cannot hold -1.0"),
         ("_above", [], "a feature is named '_above'"),
     ):
         own = {name: features[name]} if name in features else {}
@@ -239,11 +226,17 @@ def test_what_a_group_cannot_be_is_refused():
     assert "the feature 'reward' is of continuations, but these examples are not groups" in refused(
         Examples, {"tokens": [[1, 2]], "reward": [[1]]}, features=REWARD
     )
+    nodes = Examples.from_groups(GROUPS).nodes
+    for above in ([1, 0], [0, -1], [0, 0, 2]):
+        columns = {"tokens": [[1]] * len(above), "_above": above}
+        wrong = Examples(columns, features=nodes.features, task=nodes.task)
+        assert "its nodes do not make groups" in refused(Groups, wrong)
 
 
 def test_what_cannot_carry_groups_says_so(tmp_path):
     corpus = Corpus.from_groups(GROUPS, tmp_path)
     assert "holds a corpus of other examples" in refused(Corpus.from_groups, GROUPS[:2], tmp_path)
+    assert "groups, which cannot be followed" in refused(Corpus.open, tmp_path, follow=True)
     refused(Plan, corpus, [Bucket(1, 6)], overflow="error")
     for overflow in ("split", None):
         sentence = refused(Plan, corpus, [Bucket(1, 6)], overflow=overflow)

@@ -88,10 +88,7 @@ def reseal(directory, number, **entries):
         (lambda d: flip(record(d, 2), 100), "half-written or changed"),
         (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 00000004.json is there"),
         (lambda d: record(d, 0).unlink(), "begins at part 2, and part 0 is needed"),
-        (
-            lambda d: swap(record(d, 0), record(d, 2)),
-            "0.json: its number is 2, but the record before it says 0: it is out of order",
-        ),
+        (lambda d: swap(record(d, 0), record(d, 2)), "0.json: its number is 2, but .* says 0"),
         (
             lambda d: shutil.copy(record(d.parent / "other", 2), record(d, 2)),
             "2.json: its before is .*: it is out of order, or of another log",
@@ -105,10 +102,7 @@ def reseal(directory, number, **entries):
         (lambda d: part(d, 1).unlink(), "part-00001.arrow: it is missing"),
         (lambda d: cut(part(d, 3)), r"arrow: it has \S+ bytes instead of"),
         (lambda d: swap(part(d, 1), part(d, 2)), "its sha256 is|its digest"),
-        (
-            lambda d: shutil.copy(part(d.parent / "other", 1), part(d, 1)),
-            "part-00001.arrow: its sha256 is .*, but .* says",
-        ),
+        (lambda d: shutil.copy(part(d.parent / "other", 1), part(d, 1)), "1.arrow: its sha256 is"),
     ],
 )
 def test_what_is_damaged_is_a_sentence_and_is_not_read(damage, sentence, tmp_path):
@@ -251,5 +245,7 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     for refused in ("", "../x", "a b"):
         with pytest.raises(ValueError, match="letters, digits"):
             Log(tmp_path).hold(refused, 0)
+    with pytest.raises(ValueError, match="wait_seconds is nan; it must be a number of seconds"):
+        Log(tmp_path, float("nan"))
     with pytest.raises(ValueError, match="keep_parts is 0"):
         Writer(tmp_path / "other", keep_parts=0)

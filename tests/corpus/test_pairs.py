@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Bucket, Corpus, Pairs, Plan
+from pipeline import Batches, Bucket, Corpus, Feature, Pairs, Plan
 from pipeline.report import open_dataset
 from pipeline.steps import Compiled
 from pipeline.text.tokenizers import Bytes
@@ -63,12 +63,16 @@ def test_a_compiled_step_runs_each_of_the_buckets_that_are_fitted_or_given(pairs
             compiled(state, {name: a for name, a in batch.items() if name != "targets"})
 
 
-def test_pairs_read_and_describe_themselves(pairs, sides, plan):
-    assert len(pairs) == 300
+def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):
+    cached = Pairs.open(pairs.directory, cache=tmp_path, cache_bytes=100_001)
+    assert [cache.max_bytes for cache, _ in cached.caches] == [50_000] * 2
+    assert len(pairs) == len(cached) == 300
     expected = sides[0][7], sides[1][7][:-1], sides[1][7][1:]
     names = "inputs", "decoder_inputs", "targets"
-    require_same(pairs[7], dict(zip(names, expected, strict=True)))
+    for each in (pairs, cached):
+        require_same(each[7], dict(zip(names, expected, strict=True)))
     assert pairs.num_tokens == pairs.lengths.sum()
+    assert pairs.num_learnt == pairs.lengths[:, 1].sum()
     assert (pairs.vocab_size, pairs.identity["targets"]["task"]) == (1000, "targets")
     assert "documents    300" in str(pairs)
     assert pickle.loads(pickle.dumps(pairs)).fingerprint == pairs.fingerprint
@@ -77,7 +81,10 @@ def test_pairs_read_and_describe_themselves(pairs, sides, plan):
 
 
 def test_a_state_of_other_targets_is_refused_with_what_changed(pairs, sides, plan, tmp_path):
-    other = Pairs.from_arrays(sides[0], [target * 2 for target in sides[1]], tmp_path)
+    targets = [target * 2 for target in sides[1]]
+    other = Pairs.from_arrays(sides[0], targets, tmp_path, vocab_size=2000)
+    for mixed in (Pairs(pairs.inputs, other.targets), Pairs(other.inputs, pairs.targets)):
+        assert mixed.vocab_size == 2000
     state = iter(Batches(pairs, plan).to_iter_dataset()).get_state()
     with pytest.raises(ValueError, match=r"corpus: tokens of targets was .* and is now"):
         iter(Batches(other, plan).to_iter_dataset()).set_state(state)
@@ -103,16 +110,28 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
         pipeline.prepare_pairs(source, Bytes(begin=False), tmp_path, **options)
     with pytest.raises(ValueError, match="of the task 'inputs', not 'causal'"):
         pipeline.prepare(source, Bytes(), tmp_path / "inputs", field="de", progress=False)
+    with pytest.raises(ValueError, match="fields is 'de'; it must be two, of the inputs and of"):
+        pipeline.prepare_pairs(source, Bytes(), tmp_path, fields="de")
+    of_inputs, other = (Feature(of, dtype="int8", fill=4) for of in ("inputs", "example"))
+    options |= {"features": {"seen": of_inputs, "margin": other}, "on_error": "skip"}
+    pairs = pipeline.prepare_pairs(source, Bytes(), tmp_path / "more", **options)
+    assert [[*side.features] for side in pairs.sides] == [["seen"], ["margin"]]
+    assert [side.origin["on_error"] for side in pairs.sides] == ["skip"] * 2
+    assert (pairs[0]["seen"].tolist(), pairs[0]["margin"]) == ([4] * 4, 4)
 
 
 def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
     fewer = Pairs.from_arrays(sides[0][:9], sides[1][:9], tmp_path / "fewer")
     one = Corpus.from_arrays(sides[1], tmp_path / "one")
     (tmp_path / "a.txt").write_text("some text")
+    tag = functools.partial(Pairs.from_arrays, features={"a": Feature("example")})
+    tagged = {"tokens": [[1]], "a": [2]}
     load = functools.partial(pipeline.load, buckets=BUCKETS)
     for act, sentence in (
         (lambda: Pairs(pairs.inputs, pairs.inputs), "of the task 'inputs', not 'targets'"),
         (lambda: Pairs(fewer.inputs, pairs.targets), "there are 9 inputs and 300 targets"),
+        (lambda: tag(tagged, tagged, tmp_path / "twice"), "both have a feature 'a'"),
+        (lambda: tag([[1]], [[1]], tmp_path / "none"), "the feature 'a' has no column"),
         (lambda: load(pairs, overflow="split"), "it must be one of truncate, drop, error"),
         (lambda: load(pairs), "give a longer bucket, or overflow='truncate' or 'drop'"),
         (lambda: load(tmp_path / "a.txt"), "is a file; give the directory of a corpus"),

@@ -86,7 +86,7 @@ def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
 
 
 def test_a_record_that_is_no_preference_is_refused(tmp_path):
-    bare = Bytes(begin=False, end=False)
+    bare, options = Bytes(begin=False, end=False), {"template": TEMPLATE, "features": LENGTHS}
     for change, sentence in (
         ({"good": ""}, "its prefix or a continuation has no token"),
         ({"length": [1, 2, 3]}, "length .* for each of the 2 continuations"),
@@ -95,7 +95,10 @@ def test_a_record_that_is_no_preference_is_refused(tmp_path):
         records[1].update(change)
         source = Records(records), bare, tmp_path / next(iter(change))
         with pytest.raises(ValueError, match=f"record 1: {sentence}"):
-            prepare(*source, template=TEMPLATE, features=LENGTHS)
+            prepare(*source, **options)
+    records[0]["good"] = ""  # while the two other nodes have tokens
+    skipped = prepare(Records(records), bare, tmp_path / "skip", on_error="skip", **options)
+    assert np.flatnonzero(skipped.lengths == 0).tolist() == [0, 1]
 
 
 def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):

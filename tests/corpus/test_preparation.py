@@ -128,8 +128,11 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     monkeypatch.setattr(TextFiles, "__getitems__", None)
     # No lock, so a read-only place will do.
     monkeypatch.setattr(ranges, "directory_lock", None)
+    (tmp_path / "corpus" / "log").mkdir()  # as a kill leaves it, after the manifest was written
+    (tmp_path / "corpus" / "log" / "about.json").touch()
     again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
     assert again.fingerprint == first.fingerprint
+    assert not (tmp_path / "corpus" / "log").exists()
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -360,11 +363,12 @@ def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
 
 
 class Overflowing(Bytes):
-    """Gives an id beyond its vocabulary for one letter."""
+    """Gives ids that are not in its vocabulary for two letters."""
 
     def encode_batch(self, texts):
         flat, counts = super().encode_batch(texts)
         flat[flat == 3 + ord("!")] = 259
+        flat[flat == 3 + ord("?")] = -1
         return flat, counts
 
 
@@ -376,12 +380,8 @@ class Overflowing(Bytes):
         (TextFiles(__file__), "bytes", TypeError, "tokenizer is 'bytes'; it must be a tokenizer"),
         (TextFiles(__file__), Bytes, TypeError, "it must be a tokenizer, as tokenizers.Bytes"),
         (TextFiles(os.devnull), Bytes(), ValueError, r"the source is empty \(text, .*null\)"),
-        (
-            Records(["fine", "over!"]),
-            Overflowing(),
-            ValueError,
-            "record 1: the tokenizer bytes-begin-end gave the id 259, and its vocab_size is 259",
-        ),
+        (Records(["fine", "over!"]), Overflowing(), ValueError, "record 1: .* bytes.* the id 259"),
+        (Records(["under?"]), Overflowing(), ValueError, "record 0: .* id -1, and its vocab_size"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(source, tokenizer, error, sentence, tmp_path):

@@ -51,6 +51,7 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     view = Masked(corpus, rate=0.2)
     read, text = read_all(view, view.lengths, epoch=2), read_all(corpus, view.lengths)["inputs"]
     asked = read["loss_weights"] > 0
+    assert hashlib.sha256(read["inputs"].astype("<i4")).hexdigest().startswith("8e965a857898732a")
     assert np.array_equal(read["targets"], text)
     assert np.array_equal(read["inputs"][~asked], text[~asked])
     assert not asked[np.isin(text, [1, 2])].any()
@@ -154,6 +155,9 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
     assert len(SpanCorruption(corpus, max_length=1000)) == len(corpus)
     ids = SpanCorruption(corpus, max_length=30, sentinels=range(300, 200, -1)).sentinels
     assert ids.tolist() == [300, 299][: len(ids)]
+    own = SpanCorruption(corpus, max_length=30, start_id=0, end_id=0)  # not the tokenizer's marks
+    assert own.targets.read([5], [0], [1])["decoder_inputs"].tolist() == [0]
+    assert own.inputs.read([5], own.lengths[5, :1] - 1, [1])["inputs"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,7 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
         ({"seed": -1}, "seed is -1; it must be a whole number from 0 up"),
         ({"max_length": 2}, "max_length is 2; it must be a whole number"),
         ({"max_length": 9, "mean_span": []}, r"mean_span is \[\]; it must be"),
+        ({"max_length": 9, "mean_span": 0.9}, r"mean_span is 0\.9; it must be a number from 1"),
         ({"max_length": 9, "end_id": "e"}, "end_id is 'e'; it must be a"),
         ({"max_length": 9, "density": 0}, "density is 0;"),
         ({"max_length": 99, "sentinels": [7]}, "99 tokens have 5 spans, but .* 1 s"),
@@ -193,3 +198,6 @@ def test_views_want_tokens_as_they_are():
     assert Masked(unknown, mask_id=0).vocab_size == 1
     with pytest.raises(ValueError, match="no tokenizer with an end mark; give end_id="):
         SpanCorruption(unknown, max_length=8)
+    ids = {"end_id": 1, "start_id": 2, "sentinels": [3]}
+    for one in ({"end_id": 40}, {"start_id": 40}, {"sentinels": [40]}):
+        assert SpanCorruption(unknown, max_length=8, **ids | one).vocab_size == 41

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Corpus, Feature, Writer, prepare
-from pipeline.corpus import CAUSAL, INPUTS
+from pipeline.corpus import CAUSAL, INPUTS, Growing
+from pipeline.corpus.corpora import sealed_parts
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.log import Log
 from pipeline.text import ragged
@@ -116,7 +117,8 @@ def corpus(tmp_path):
     return Corpus.open(tmp_path, follow=True)
 
 
-def test_a_reader_drops_parts_and_takes_them_up_again(corpus):
+def test_a_reader_drops_parts_and_takes_them_up_again(corpus, monkeypatch):
+    monkeypatch.setattr("pipeline.corpus.log.TOGETHER", 2)
     assert corpus.read([39], [0], [1])["inputs"].tolist() == [39]  # looks for what is sealed
     corpus.refresh(start=3)
     assert corpus.entries[0].first == 24
@@ -152,6 +154,14 @@ def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(corpus
         assert [entry.number for entry in corpus.entries] == held
         first = 8 * held[0]
         assert corpus.read([first], [0], [1])["inputs"].tolist() == [first]
+
+
+def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
+    assert not Corpus.open(corpus.directory, memory_map=False, follow=True).in_memory
+    train, _ = Growing(corpus.directory, memory_map=False, wait_seconds=7).split(0.2)
+    for each in (train, pickle.loads(pickle.dumps(train))):
+        assert (each.in_memory, each.log.wait_seconds, each.hold_out) == (False, 7, 0.2)
+    assert [sealed_parts(train, wait).wait_seconds for wait in (None, 0)] == [7, 0]
 
 
 class Watched(Processes):
@@ -273,8 +283,9 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
         Writer(tmp_path / "a")
     with pytest.raises(ValueError, match="examples is empty"):
         Writer(tmp_path / "b").finish()
-    with pytest.raises(ValueError, match="has no cache and no added features"):
-        Corpus.open(tmp_path / "a", follow=True, cache=tmp_path / "cache")
+    for options in ({"cache": tmp_path / "cache"}, {"features": ["reward"]}):
+        with pytest.raises(ValueError, match="has no cache and no added features"):
+            Corpus.open(tmp_path / "a", follow=True, **options)
 
 
 def test_of_two_writers_one_waits_and_goes_on_after_the_other(tmp_path):

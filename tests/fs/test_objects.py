@@ -325,6 +325,8 @@ def test_what_cannot_be_done_is_a_sentence(server, place, monkeypatch):
     for status, act, error, sentence in (
         (403, get, PermissionError, "the credentials do not allow this for .*/x; they"),
         (401, place.exists, PermissionError, "the credentials for .*bucket are refused; renew"),
+        (400, get, OSError, "the storage refused a request for .*/x: "),
+        (301, get, OSError, "in another region" if server.root.startswith("s3") else "be reached"),
         (503, lambda: put(b""), OSError, "cannot be reached: .*after 1 retries.*503"),
         (503, place.exists, OSError, "cannot be reached"),
     ):
@@ -563,8 +565,8 @@ def test_one_process_holds_the_lock_of_a_directory_and_others_wait(root):
         list(pool.map(work, range(3)))
     assert sorted(held) == [0, 1, 2]
     assert "waiting for it" in str(said)
-    with directory_lock(root, "working", wait=False):
-        pass
+    with pytest.raises(KeyError), directory_lock(root, "working", wait=False):
+        raise KeyError  # a directory that was there stays
     in_bucket = isinstance(root, objects.ObjectPath)
     assert (root / ".lock").read_text() == ("{}" if in_bucket else "")
 
@@ -574,13 +576,15 @@ def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     boot, numbers = lease._place().split()
-    for seen, least in (
-        (None, 0.5),
-        (f"another-boot {numbers}", 0.5),
-        (f"{boot} pid:[1]", 0.5),  # another container, where the number says nothing
-        (f"{boot} {numbers}", 0),  # a process that was killed on this machine
+    for seen, pid, least in (
+        (None, gone.pid, 0.5),
+        (f"another-boot {numbers}", gone.pid, 0.5),
+        (f"{boot} pid:[1]", gone.pid, 0.5),  # another container, where the number says nothing
+        (f"{boot} {numbers}", os.getppid(), 0.5),  # which runs, and says nothing
+        (f"{boot} {numbers}", gone.pid, 0),  # a process that was killed on this machine
+        (f"{boot} {numbers}", os.getpid(), 0),  # and one that had the number of this one
     ):
-        (place / ".lock").write_text(json.dumps({**OTHER, "pid": gone.pid, "place": seen}))
+        (place / ".lock").write_text(json.dumps({**OTHER, "pid": pid, "place": seen}))
         before = time.monotonic()
         with messages() as said, directory_lock(place, "working", wait=False):
             assert (time.monotonic() - before >= 0.5) == (least > 0)

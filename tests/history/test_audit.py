@@ -8,6 +8,7 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Plan
+from pipeline.corpus.corpora import sealed_parts
 from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
 from pipeline.history.auditing import FollowedLedger, NotAsPlanned
@@ -92,6 +93,7 @@ def losing(monkeypatch):
 def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, passes):
     workdir, lines, plan = ran
     assert plan.batch(59).epoch == 3
+    workdir = workdir.rename(f"{workdir}-moved")
     passes(
         workdir,
         lines,
@@ -138,6 +140,9 @@ def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, run):
     (workdir / "plans.json").write_text(json.dumps(history))
     differs = "the plan from step 7 on differs from that of the run: seed was 4 and is now 5"
     assert differs in run.refused("audit", workdir)
+    other = history | {"tokens": history["tokens"] | {"task": "masked"}}
+    (workdir / "plans.json").write_text(json.dumps(other))
+    assert "task was masked and is now causal" in run.refused("audit", workdir)
     (workdir / "plans.json").write_text("{")
     run.refused("audit", workdir)
     assert "give the work directory of a run" in run.refused("audit", workdir / "corpus/train")
@@ -300,10 +305,12 @@ def test_a_followed_run_is_audited(followed, passes, audited, steps):
     assert len(corpus[150]["inputs"]) == corpus.lengths[150]
 
 
-def test_a_position_twice_in_a_followed_run_is_found(followed):
-    _, plan = followed
+@pytest.mark.parametrize("steps", [(0, 1, 1), (0, *range(2, 30))])
+def test_a_position_twice_or_in_no_batch_of_a_followed_run_is_found(followed, steps):
+    workdir, plan = followed
+    plan = FollowedPlan.replay(sealed_parts(read_history(workdir)[0]), plan.changes[:1])
     ledger = FollowedLedger(plan, print)
-    for step in (0, 1, 1):
+    for step in steps:
         ledger.add(plan.batch(step))
     with pytest.raises(NotAsPlanned, match="does not have each position of example"):
-        ledger.finish(3)
+        ledger.finish(len(steps))

@@ -8,7 +8,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import exclude
-from pipeline import Bucket, Plan
+from pipeline import Bucket, Corpora, Plan
 from pipeline.cli.commands import main
 from pipeline.errors import name_some
 from pipeline.history import loss_archive, losses, read_history, write_history
@@ -103,7 +103,6 @@ def test_losses_name_the_examples_of_the_plan(ran):
     for epoch in range(int(found.epoch.max())):  # all but the last are whole
         weight = found.select(found.epoch == epoch).weight.sum()
         assert weight == corpus.lengths.sum()
-    assert found.usual == pytest.approx(5 - found.step / 30, abs=0.35)
     numbers, loss, excess = found.documents()
     assert sorted(numbers[np.argsort(-excess)[:3]].tolist()) == NOISY
     assert excess[NOISY] == pytest.approx(1, abs=0.2)
@@ -111,6 +110,18 @@ def test_losses_name_the_examples_of_the_plan(ran):
     assert loss[0] == pytest.approx(first.loss.sum() / first.weight.sum())
     files = sum(path.stat().st_size for path in (workdir / "losses").iterdir())
     assert files < segments[:, 3].sum()  # less than a byte for a token
+
+
+def test_the_usual_loss_is_the_mean_of_the_corpus_over_the_steps_around(tmp_path):
+    both = Corpora({name: write_documents(tmp_path / name, 40) for name in ("one", "two")})
+    plan = Plan(both, BUCKETS, weights={"one": 1, "two": 2})
+    write_history(epath.Path(tmp_path), both, plan)
+    write_losses(tmp_path, plan)
+    found = losses(tmp_path)
+    for step, corpus in ((0, 0), (40, 1), (STEPS - 1, 0)):
+        around = found.select((abs(found.step - step) <= 8) & (found.corpus == corpus))
+        usual = found.usual[(found.step == step) & (found.corpus == corpus)]
+        assert usual == pytest.approx(around.loss.sum() / around.weight.sum())
 
 
 def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
@@ -121,14 +132,20 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
     seen = [step for step in range(STEPS) if 40 in plan.batch(step).segments[:, 1]]
     step = next(step for step in seen if step >= 40)
     lines = run.done("why", workdir, "--step", step).splitlines()
-    planned = plan.batch(step)
-    assert f"step {step}: {len(np.unique(planned.segments[:, 1]))} documents, loss " in lines[0]
+    found = losses(workdir)
+    here = found.select(found.step == step)
+    mean = here.loss.sum() / here.weight.sum()
+    assert lines[0] == f"step {step}: {len(np.unique(here.example))} documents, loss {mean:.4f}"
     assert lines[2].startswith("40 ")
     ranked = [float(line.split()[1]) for line in lines[2:]]
     assert ranked == sorted(ranked, reverse=True)
     assert " ".join(map(str, corpus[40]["inputs"][:3])) in lines[2]
     lines = run.done("why", workdir, "--document", 40).splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == [*map(str, seen)]
+    here = found.select((found.example == 40) & (found.step == seen[0]))
+    weight = here.weight.sum()
+    means = here.loss.sum() / weight, (here.usual * here.weight).sum() / weight
+    assert lines[1].split()[2:] == [*(f"{each:.3f}" for each in means), f"{weight:g}"]
     assert lines[-1].split()[:3] == list(map(str, corpus[40]["inputs"][:3]))
     for asked in (["--step", 90], ["--document", 200]):
         assert "losses" in run.refused("why", workdir, *asked)

@@ -39,6 +39,10 @@ def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
     require_same(of(then), {"a": None, "b": {"c": 2}, "e": "", "steps": 9})
     decay = {"optimizer": {"decay_steps": 2}}
     require_same(of(decay), {"optimizer": {"decay_steps": 3}})
+    may = "steps mesh microbatches memory_budget peak_flops eval_every checkpoint_every keep"
+    may = [*may.split(), "skip_steps", "on_nonfinite"]  # docs/changing_a_run.md
+    require_same(of(dict.fromkeys(may, 1)), dict.fromkeys(may, 2))
+    assert require_same(of({"a": [1]}), {"a": None}) == {"a": (1,)}  # such as task.keep_ids
     with pytest.raises(ValueError, match="no schedule and no record: another version"):
         require_same({"config": then, "stages": []}, then)
 
@@ -54,6 +58,7 @@ def test_the_summary_says_how_fast_a_run_was():
     assert values["goodput"] == 0.25
     assert values["waiting"] == pytest.approx(1 / 6)
     assert RunStats().summary(0)["flop_utilisation"] is None
+    assert list(map(run_stats.peak_of, ("A100-SXM4-80GB", "H100 PCIe"))) == [312e12, 756e12]
 
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
@@ -105,7 +110,7 @@ def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monk
 
 
 def test_a_profile_asks_for_a_range_of_steps(tmp_path):
-    for steps in ("3", "a:b", "5:3"):
+    for steps in ("3", "a:4", "3:b", "5:3"):
         with pytest.raises(ValueError, match="it must be FIRST:LAST"):
             Profile(steps, tmp_path)
 
@@ -117,10 +122,14 @@ def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
         sum_over_batches(batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
 
 
-def test_an_evaluation_that_is_not_finite_is_valid_json(tmp_path):
+def test_evaluations_are_means_and_one_that_is_not_finite_is_valid_json(tmp_path):
     with RunLog(tmp_path, 0, 6) as log:
         log.evaluate(3, float("nan"), 2.0, 7)
-        assert log.save()["evaluations"] == {"3": {"eval_loss": None, "bits_per_byte": None}}
+        log.evaluate(4, 3.0, 2.0, 7, {"margin": -1.0})
+        found = log.save()["evaluations"]
+    assert found["3"] == {"eval_loss": None, "bits_per_byte": None}
+    means = {"eval_loss": 1.5, "eval_margin": -0.5, "bits_per_byte": 0.61829787}  # 3 / ln 2 / 7
+    assert found["4"] == pytest.approx(means)
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -150,11 +159,12 @@ def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("workdir", ["made", "made/by/it"])
-def test_a_log_of_losses_alone_stops_at_one_that_is_not_finite(workdir, tmp_path):
+def test_a_log_stops_at_a_loss_that_is_not_finite_but_not_at_an_overflow(workdir, tmp_path):
     plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
     with RunLog(os.fspath(tmp_path / workdir), 0, 2, peak_flops=1.0) as log:
-        log.add(0, plan.batch(0), {"loss": jnp.float32(2)})
-        log.add(1, plan.batch(1), {"loss": float("nan")})
+        log.add(0, plan.batch(0), {"loss": jnp.float32(2), "finite": False, "loss_scale": 2.0})
+        log.add(1, plan.batch(1), {"loss": float("nan"), "loss_scale": 2.0})
+        assert log.stats.skipped == 1  # gradients may overflow under a scale
         with pytest.raises(FloatingPointError, match=r"loss nan at step 1, bucket 1x8, documents "):
             log.flush()
     (line,) = (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()

@@ -236,6 +236,7 @@ WHOLE = "it must be a whole number"
         (ONE, 5, {"seed": None}, f"seed is None; {WHOLE}"),
         (ONE, 5, {"lengths": [3, 4, 9]}, "do not begin with the 3 that the plan"),
         (ONE, 5, {"exclude": [3]}, "numbered from 0 to 2"),
+        (ONE, 5, {"exclude": [-1]}, "exclude holds -1; examples are numbered from 0 to 2"),
         (ONE, 5, {"exclude": ["a"]}, "list of numbers of examples"),
         (ONE, 5, {"exclude": range(3)}, "none of the examples has a position"),
         (ONE, 5, {"buckets": [Bucket(1, 2)], "overflow": "error"}, "example 0 has 5"),
@@ -263,7 +264,9 @@ def test_a_change_before_another_is_refused(data, change):
 
 
 def test_changes_are_plain_json():
-    plan = Plan(buckets=[Bucket(1, 8)], **TWO).after(5, seed=np.int64(2), overflow=None)
+    of_numpy = dict.fromkeys(["seed", "window", "max_segments", "tiers", "align"], np.int64(2))
+    plan = Plan(buckets=[Bucket(1, 8)], **TWO)
+    plan = plan.after(5, shuffle=np.bool_(False), overflow=None, **of_numpy)
     assert json.loads(json.dumps(plan.entries))[1]["changes"]["seed"] == 2
     assert [each["overflow"] for each in plan.identity] == ["split", "split"]
 
@@ -296,5 +299,8 @@ def test_some_steps_of_a_plan_have_their_buckets_and_batches_alone():
     later = plan.between(12)
     assert later.buckets == (four,)
     assert later.fingerprint == plan.fingerprint
-    with pytest.raises(IndexError, match="has only steps from 12 on"):
-        later.batch(11)
+    some = plan.between(12, 20)
+    for part in (some, some.between(3, 99), some.after(15, seed=1), some.until(13)):
+        for step, sentence in ((11, "has only steps from 12 on"), (20, "ends after 20 steps")):
+            with pytest.raises(IndexError, match=sentence):
+                part.batch(step)

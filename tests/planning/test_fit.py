@@ -2,6 +2,7 @@ import collections
 import itertools
 import logging
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.cascade import row_cost
-from pipeline.planning.fit import WORTH_PACKED
+from pipeline.planning.fit import WORTH_PACKED, typical_lengths
 from tests.planning.corpora import lognormal
 
 LENGTHS = lognormal(20_000, 4.2, 0.9, least=3, most=512)
@@ -88,6 +89,8 @@ def test_lengths_are_multiples_of_less_than_128_where_that_saves_padding(sizes, 
     options = {"tokens_per_batch": 8192, "max_buckets": 3, "packing": packing}
     found = fit_buckets(lengths, **options, length_multiple=None)
     assert found == fit_buckets(lengths, **options, length_multiple=multiple)
+    tight = {"tokens_per_batch": 100, "max_buckets": 1, "length_multiple": None}
+    assert fit_buckets([40], **tight) == (Bucket(2, 48),)
 
 
 def test_short_pairs_lose_little_to_padding(translations):
@@ -105,6 +108,8 @@ def test_short_pairs_lose_little_to_padding(translations):
     [
         ([5, 9, 4000], 200, Bucket(20, 200)),
         ([[500, 30], [20, 400], [20, 20]], (64, 48), Bucket(36, (64, 48))),
+        ([[20, 30], [60, 0]], (64, 48), Bucket(73, (24, 32))),  # one has nothing to train on
+        ([[3, 5], [5000, 0]], None, Bucket(256, (8, 8))),
     ],
 )
 def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
@@ -136,6 +141,9 @@ PAIR = {"lengths": [[300, 200]]}
         ({"tokens_per_batch": 100}, "more than tokens_per_batch=100"),
         ({"max_buckets": 0}, "max_buckets is 0"),
         ({"row_multiple": 1.5}, "row_multiple is 1.5"),
+        ({"length_multiple": 0}, "length_multiple is 0"),
+        ({"align": 0}, "align is 0"),
+        ({"width": 0}, "width is 0"),
         ({"packing": "tight"}, "packing is 'tight'"),
         ({"attention": "flash"}, "it must be one of dense, segment"),
         ({"lengths": [0]}, "nothing to fit buckets to"),
@@ -156,6 +164,16 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
     with pytest.raises(ValueError) as error:
         fit_buckets(**(good | arguments))
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(("by", "due"), [("tokens", 100), ("examples", 1), ("loss", 200)])
+def test_several_corpora_have_the_shares_of_examples_that_batches_of_them_have(by, due):
+    sizes = {"short": ([2] * 60, 60), "long": ([200] * 40, 8000), "never": ([999], 999)}
+    given = {n: SimpleNamespace(lengths=a, num_learnt=m) for n, (a, m) in sizes.items()}
+    phases = [(0, {"short": 3, "long": 1, "never": 0}), (9, {"short": 1, "long": 3, "never": 0})]
+    counts = np.bincount(typical_lengths(given, phases, by))
+    assert counts[2] / counts[200] == pytest.approx(due, rel=0.01)
+    assert len(counts) == 201  # none of the corpus that no batch has
 
 
 def test_one_huge_example_costs_no_memory():

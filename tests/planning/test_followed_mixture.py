@@ -14,6 +14,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import growing
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import APART
+from pipeline.planning.identity import fingerprint_of
 from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
@@ -125,11 +126,13 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
     assert short.bucket == Bucket(4, 32)
 
 
-def test_a_state_of_other_buckets_is_refused_before_it_is_resumed():
+def test_a_state_of_other_buckets_or_windows_is_refused_before_it_is_resumed():
     state = StateKey(mix(draw(0))).state(40)
     other = mix(draw(0), buckets=[*BUCKETS, Bucket(2, 64)])
     with pytest.raises(ValueError, match=r"buckets was 8x16\+4x32 and is now 8x16\+4x32\+2x64"):
         StateKey(other).step(state)
+    with pytest.raises(ValueError, match="window of a was 50 and is now 20"):
+        StateKey(mix(draw(0), window=20)).step(state)
 
 
 def test_buckets_are_fitted_again_to_the_windows_of_all():
@@ -161,6 +164,16 @@ def test_what_is_not_possible_is_refused():
             mix(draw(0), **options)
     with pytest.raises(ValueError, match="cannot change; make another run"):
         mix(draw(0)).after(5, seed=3)
+    phases = [(0, {"a": 1}), (9, {"a": 2})]
+    with pytest.raises(ValueError, match="weights has phases, and some corpora grow"):
+        FollowedPlan({"a": SealedInMemory([[1]])}, BUCKETS, weights=phases)
+
+
+def test_followed_mixtures_stay_what_they_are():
+    parts = [[5, 3], [4, 2], [1, 6], [7], [9]] * 9
+    corpora = {"a": parts, "b": parts[1:], "c": np.array([3, 8])}
+    plan = mix(corpora, buckets=[Bucket(2, 5), Bucket(3, 9)], window=4)
+    assert fingerprint_of(digests(plan, range(60))) == "4217fb80b10591a7"
 
 
 @pytest.mark.parametrize("step", [30, 80, 140])  # it grows; has just ended; ended chapters ago

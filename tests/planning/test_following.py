@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import growing
 from pipeline.planning.cascade import row_cost
-from pipeline.planning.fit import Refit
+from pipeline.planning.fit import Refit, refit
 from pipeline.planning.following import FollowedPlan
 from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
 from tests.properties.accounts import Account
@@ -197,21 +197,35 @@ def test_a_corpus_that_is_shorter_or_another_is_refused():
 
 
 def test_a_change_ends_the_chapter_with_its_window():
+    def change(plan):
+        return plan.after(50, buckets=[Bucket(2, 64)]).after(80, seed=3)
+
     parts = draw_parts(7, number=60)
     plan, every = follow(parts), np.concatenate(parts)
-    changed = plan.after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
+    plan.batch(75)  # in a chapter that then begins elsewhere
+    changed = change(plan)
+    assert digests(changed, [60]) == digests(change(follow(parts)), [60])
     batches = first_epoch(changed)
     assert_all_is_trained_once(batches, every, BUCKETS)
-    assert digests(changed, range(60)) == digests(plan, range(60))
+    assert digests(changed, range(50)) == digests(plan, range(50))
     begun = next(n for n, batch in enumerate(batches) if batch.bucket.length == 64)
-    assert 60 <= begun < 75
+    assert 50 <= begun < 60
     assert all(batch.bucket.length == 64 for batch in batches[begun:])
     for at in (30, begun - 1, begun, begun + 1, 90, len(batches) + 40):
-        again = follow(parts).after(60, buckets=[Bucket(2, 64)]).after(80, seed=3)
+        again = change(follow(parts))
         again.resume(changed.entries_at(at))
         assert digests(again, range(at, at + 30)) == digests(changed, range(at, at + 30))
-    with pytest.raises(IndexError, match="was resumed from a state, so it has only the steps"):
+    with pytest.raises(IndexError, match="resumed from a state, has only those from"):
         again.batch(3)
+
+
+def test_a_change_in_a_later_epoch_is_made_where_a_block_of_tiers_ends():
+    plan = follow([[5, 9, 20]] * 40, window=15, tiers=3)
+    changed = plan.after(13, seed=4).after(14, window=40)  # an epoch has 12 steps
+    assert digests(changed, range(15)) == digests(plan, range(15))
+    assert [stage.start for stage in changed.plan_of(15).stages[1:]] == [15, 15]
+    with pytest.raises(IndexError, match="step is -1; steps count from 0 over all epochs$"):
+        plan.batch(-1)
 
 
 def test_pairs_are_followed():
@@ -223,8 +237,9 @@ def test_pairs_are_followed():
 
 
 def test_examples_with_nothing_to_train_on_are_in_no_batch():
-    batches = first_epoch(follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10))
-    assert [batch.segments[:, 1].tolist() for batch in batches] == [[60]]
+    plan = follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10)
+    assert [batch.segments[:, 1].tolist() for batch in first_epoch(plan)] == [[60]]
+    assert plan.refit(0) is None  # nor has its last window any
 
 
 def test_plans_are_pickled_without_what_is_made():
@@ -240,10 +255,21 @@ def test_what_needs_the_whole_is_refused():
         follow([[1]], packing="optimal")
     with pytest.raises(ValueError, match="overflow is 'error'"):
         follow([[1]], overflow="error")
-    with pytest.raises(ValueError, match="weights cannot change while a corpus grows"):
-        follow([[1]]).after(3, weights={"a": 1})
+    for name, value in {"weights": {"a": 1}, "exclude": [0], "lengths": [1, 2]}.items():
+        with pytest.raises(ValueError, match=f"{name} cannot change while a corpus grows"):
+            follow([[1]]).after(3, **{name: value})
     with pytest.raises(ValueError, match="step is 2, and the last change of options is at step 3"):
         follow([[1]]).after(3, seed=1).after(2, seed=2)
+    with pytest.raises(RuntimeError, match="its number of batches is not known yet"):
+        follow([[1]]).num_batches()
+
+
+def test_rows_have_room_for_all_segments_and_positions_that_may_come():
+    plan, few = (follow([[1]], align=4, overflow="drop", max_segments=n) for n in (None, 3))
+    for each in (plan.after(3, max_segments=3), few.after(3, max_segments=None)):
+        assert each.most_segments() == {BUCKETS[0]: 4, BUCKETS[1]: 8}
+    assert few.most_segments()[BUCKETS[1]] == 3
+    assert plan.max_position == 31
 
 
 def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
@@ -260,6 +286,12 @@ def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
     assert later.padding == (1 - 17 / 32, 1 - 17 / 20)
     assert later.saves == pytest.approx(1 - row_cost(20) / row_cost(32))
     assert "20 would cost 37.6% less a token than 4x32, with 15.00% padding instead" in str(later)
+    # By default, options are those of the plan.
+    given = {"max_length": 40, "length_multiple": 8, "row_multiple": 4, "max_buckets": 2}
+    for own in ({"packing": "best_fit", "align": 8}, {"packing": "none"}):
+        found = follow(parts, [Bucket(4, 24), Bucket(4, 40)], **own).refit(0)
+        assert found == refit(found.present, parts[0], tokens_per_batch=160, **given, **own)
+    assert found.costs[0] == pytest.approx(1 / (1 - found.padding[0]))  # without attention
     steps = len(first_epoch(plan))
     assert plan.refit(steps + 3) is None  # an ordinary epoch
     assert digests(plan, range(steps)) == digests(follow(parts, [Bucket(4, 32)]), range(steps))

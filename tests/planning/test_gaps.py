@@ -59,13 +59,6 @@ def test_a_plan_by_hand():
     assert whole.cuts == (0, 0)
 
 
-def test_nothing_is_cut_where_best_fit_leaves_no_row_to_save():
-    lengths = np.array([5, 4, 3, 6, 9, 8])
-    plan = Plan(lengths, [Bucket(4, 9)], packing="fill")
-    assert plan.cuts == (0, 0)
-    assert len(pieces_of(plan)) == len(lengths)
-
-
 # ---- packing
 
 
@@ -105,7 +98,7 @@ def assert_rows_are_counted(chains, cuts):
             assert row.rows == chain.patterns[0].rows
 
 
-@given(histograms(300), st.integers(40, 60), st.integers(0, 30))
+@given(histograms(300), st.integers(40, 60), st.integers(0, 30) | st.integers(0, 2000))
 def test_chains_without_some_of_their_rows_have_all_other_documents(counts, length, rows):
     chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41), None)
     every = sum(chain.rows for chain in chains)
@@ -132,16 +125,6 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(cou
     assert (whole - rows) * length >= number * gaps.least_piece(length)
     assert rows < whole or (rows == whole and number == 0)
     assert number >= gaps.fewest_cuts(counts, length, rows) >= 0
-
-
-@given(histograms(300), st.integers(40, 60), st.data())
-def test_chains_lose_as_many_rows_as_are_asked_for(counts, length, data):
-    chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41))
-    rows = sum(chain.rows for chain in chains)
-    gone = data.draw(st.integers(0, rows))
-    stay, moved = gaps.remove_rows(chains, gone, cuts)
-    assert sum(chain.rows for chain in stay) == rows - gone
-    np.testing.assert_array_equal(as_documents(stay, cuts) + moved, counts)
 
 
 def fewest_by_trying(sizes, length, rows):
@@ -242,6 +225,8 @@ def test_what_is_left_of_cut_documents_is_joined_again():
 def test_corpora_of_a_mixture_are_filled_each_by_itself():
     corpora = {"a": LENGTHS[:500], "b": LENGTHS[500:900] // 2}
     plan = Plan(corpora, ROWS, packing="fill", weights={"a": 1, "b": 1})
+    alone = (Plan({n: each}, ROWS, packing="fill", weights={n: 1}) for n, each in corpora.items())
+    assert plan.cuts == tuple(np.sum([each.cuts for each in alone], axis=0).tolist())
     assert plan.cuts[0] > plan.cuts[1] > 0
     assert plan.padding < 0.01 < Plan(corpora, ROWS, weights={"a": 1, "b": 1}).padding
     books = Accounts(corpora, vars(plan.options), [])

@@ -133,6 +133,8 @@ def test_a_corpus_keeps_the_patterns_beside_itself(examples, tmp_path, monkeypat
     first = Plan(corpus, buckets, packing="optimal")
     (kept,) = tmp_path.glob("packing-*.json")
     assert 0.9 < json.loads(kept.read_text())["bound"] <= 1
+    few = Plan(corpus, buckets, packing="optimal", max_segments=2)  # has patterns of its own
+    assert max(few.most_segments().values()) == 2
     monkeypatch.setattr(solution, "_search", None)  # nothing is searched again
     again = Plan(pipeline.Corpus.open(tmp_path), buckets, packing="optimal", seed=3)
     assert again.num_batches() == first.num_batches()

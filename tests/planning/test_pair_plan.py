@@ -74,6 +74,8 @@ def test_a_plan_of_pairs_by_hand():
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
     assert figures.losses(plan) == {"excluded": 0, "empty": 1, "overlong": 1, "lost": 1}
+    less = plan.after(0, exclude=[1, 5])  # the pair without targets is in no batch anyway
+    assert figures.losses(less) == {"excluded": 1, "empty": 1, "overlong": 1, "lost": 1}
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 

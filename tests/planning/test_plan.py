@@ -2,6 +2,7 @@ import pickle
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -41,6 +42,12 @@ def test_a_plan_is_replayed_with_all_its_examples():
     grown = Plan([5] * 40, [Bucket(2, 8)]).after(3, lengths=[5] * 41)
     with pytest.raises(ValueError, match="lengths has 39 examples, and the plan is of 40; give"):
         Plan.replay([5] * 39, grown.changes)
+    with pytest.raises(ValueError, match="changes is empty; give at least the entry of step 0"):
+        Plan.replay([5] * 40, [])
+    trees = np.array([[5, 2, 20]] * 41)
+    few, more = (SimpleNamespace(lengths=[5] * n, trees=trees[:n]) for n in (40, 41))
+    grown = Plan(few, [Bucket(2, 8)]).after(3, lengths=more)
+    assert Plan.replay(more, grown.changes).fingerprint == grown.fingerprint
 
 
 def test_a_plan_by_hand():
@@ -80,12 +87,14 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
 NUMBERS = np.arange(1, 4000)
 LINES = NUMBERS[:199] % 23 + 1, [Bucket(2, 8), Bucket(1, 24)]
 FILLED = LINES[0] + 11, [Bucket(2, 24), Bucket(1, 40)]
+ENDS = LINES[0], [Bucket(2, 8), Bucket(5, 24), Bucket(2, 24)]
 SENTENCES = (
     np.stack([NUMBERS[:399] % 23 + 1, NUMBERS[:399] % 17 + NUMBERS[:399] % 5], axis=1),
     [Bucket(2, (24, 24)), Bucket(1, (64, 48))],
 )
 BOOKS = np.stack([NUMBERS % 1987 + 1, NUMBERS * 13 % 1999 + 1], axis=1), [Bucket(2, (4096, 4096))]
 FILL, ALONE = {"packing": "fill", "window": 50}, {"packing": "none"}
+DEALT = {"tiers": 8, "align": 2, "max_segments": 3}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,7 @@ FILL, ALONE = {"packing": "fill", "window": 50}, {"packing": "none"}
         (LINES, {"window": 50}, ["363e49b10e660f26", "6e1fc7f2b2049bdb", "a6db1094f4805047"]),
         (LINES, {"window": 10}, ["995cab5213ac99a3", "b6983f570928531a", "f4748a7459f3ead3"]),
         (LINES, ALONE, ["f129e818a134ad7c", "c203e160a9ada7c5", "5352a89482fed396"]),
+        (ENDS, DEALT, ["898ea7071044f34a", "b750c75b119c1460", "0bc5080b95ea4479"]),
         (FILLED, FILL, ["79de89d71ddf15bf", "69b72ab4190bb071", "1347a0d4969bd412"]),
         (SENTENCES, {}, ["2bb000cbe2b28cac", "c7fdf3fcf6beefd1", "7eb9ff365148db17"]),
         (SENTENCES, {"window": 100}, ["3e6261390da604da", "22f3a7c28ef3ee3c", "bc6a308b7641a726"]),
@@ -203,11 +213,13 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"packing": np.zeros(2)}, "it must be one of best_fit, fill, optimal, none"),
         (ONE | {"exclude": [{}, []]}, "exclude gives object of shape"),
         (ONE | {"exclude": [[]]}, "exclude gives float64 of shape (1, 0); it must be a list"),
+        (ONE | {"exclude": [True]}, "exclude gives bool of shape (1,); it must be a list"),
         (ONE | {"seed": -1}, "seed is -1"),
         (ONE | {"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),
         (ONE | {"ending": "stop"}, "ending='stop' and by='tokens' are for several corpora; give"),
         (ONE | {"by": "examples"}, "by='examples' are for several corpora; give weights= as well"),
         (ONE | {"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
+        (ONE | {"lengths": {"": [3]}, "weights": {"": 1}}, "it must be several corpora by name"),
         (ONE | {"window": 0}, "window is 0"),
         (ONE | {"max_segments": 0}, "max_segments is 0"),
         (ONE | {"align": 0}, "align is 0"),
@@ -222,12 +234,14 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"lengths": [[1, 2], [3]]}, "not an array"),
         (ONE | {"lengths": [1.5]}, "dtype float64"),
         (ONE | {"lengths": [3, -2]}, "holds -2"),
+        (ONE | {"lengths": [3, 1 << 32]}, "holds 4,294,967,296; a length is at least 0 and below"),
         (ONE | {"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
         (TWO | {"overflow": "split"}, "a target cut in two would lose its inputs"),
         (TWO | {"overflow": np.zeros(2)}, "it must be one of truncate, drop, error"),
         (TWO | {"overflow": "wrap"}, "it must be one of truncate, drop, error"),
         (TWO | {"overflow": "error"}, "example 1 has 3 and 100"),
         (TWO | {"packing": "optimal"}, "packing='optimal' is for one length"),
+        (TWO | {"align": 16}, "with align=16 each must be a multiple of 16"),
         (TWO | {"buckets": [Bucket(2, 64)]}, "pairs need buckets with two lengths"),
         (TWO | {"lengths": [3, 4]}, "and others with one"),
         (TWO | {"lengths": [[3, 4, 5]]}, "has shape (1, 3)"),
@@ -241,12 +255,16 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (MIX | {"weights": {1: 2}}, "are for 1, and the corpora are code"),
         (MIX | {"weights": EACH | {"code": -1}}, "must be at least 0"),
         (MIX | {"weights": EACH | {"code": "much"}}, "must be at least 0"),
+        (MIX | {"weights": dict.fromkeys(EACH, 0)}, "and at least one above 0"),
         (MIX | {"weights": EACH | {"code": 1 << 64}}, "a share is 0 or at least 1e-09 of all"),
         *(
             (MIX | {"weights": weights}, "it must be numbers by name, as in")
             for weights in ("gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})])
         ),
         (MIX | {"weights": [(5, EACH)]}, "begin at steps [5]; the first begins at 0"),
+        (MIX | {"weights": []}, "begin at steps []; the first begins at 0"),
+        (MIX | {"weights": [(0, EACH), (5, EACH), (5, EACH)]}, "begin at steps [0, 5, 5]"),
+        (MIX | {"weights": [(0, EACH), (5, {"code": 1}), (9, EACH)]}, "step 5 on are for code,"),
         (MIX | {"lengths": FEW, "weights": NEVER, "ending": "stop"}, "the plan has no step"),
         (MIX | {"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
         (MIX | {"by": "loss"}, "does not say how many of its positions carry loss"),
@@ -263,7 +281,7 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
 @pytest.mark.parametrize(
     ("rows", "length"),
     [(rows, 8) for rows in (0, -3, 2.5, True, "8")]
-    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3), 1 << 32)],
+    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3), 1 << 31)],
 )
 def test_a_bucket_refuses_what_is_no_number(rows, length):
     with pytest.raises(ValueError, match="whole number of at least 1"):

@@ -16,6 +16,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
+from pipeline.planning.options import Options
 from pipeline.planning.stream import Pass
 from tests.planning.corpora import digests
 from tests.properties.accounts import batches_of
@@ -176,6 +177,21 @@ def test_an_interrupted_thread_leaves_its_window_to_those_that_wait():
         assert isinstance(one.exception(), KeyboardInterrupt)
 
 
+def test_a_value_that_cannot_be_made_takes_no_place_and_the_value_used_last_stays():
+    cache, made = WindowCache(2), []
+    with pytest.raises(ZeroDivisionError):
+        cache.get("a", 2, lambda: 1 / 0)
+    for key in "abacab":
+        cache.get(key, 1, made.append, key)
+    assert made == [*"abcb"]
+
+
+@pytest.mark.parametrize(("window", "each"), [(1 << 20, 1 << 19), (99_999, 1 << 16), (500, 500)])
+def test_two_corpora_have_half_a_window_each_but_not_a_small_one(window, each):
+    options = Options(buckets=(Bucket(8, 32),), window=window)
+    assert stage.options_of_streams(options, ["a", "b"]).window == each
+
+
 def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeypatch):
     expected = digests(Plan(ANY, [Bucket(8, 32)], window=50), range(40))
     start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
@@ -200,6 +216,7 @@ def test_a_batch_that_is_changed_changes_no_other(options):
 
 def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector():
     plan = Plan(ANY, [Bucket(4, 32)])
+    assert gc.isenabled()
     plan = plan.between(0, plan.num_batches())  # so that no thread makes a window of it
     assert [plan.batch(step).epoch for step in (0, 1)] == [0, 0]
     layout = weakref.ref(plan.stages[0].streams[0].whole.layout)

@@ -157,10 +157,13 @@ def test_weights_change_at_their_step():
     other = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (70, {**WEIGHTS, "chat": 1})])
     changed = other.after(40, weights=phases[1][1]).after(300, weights=WEIGHTS)
     assert changed.fingerprint == mixture.fingerprint
+    assert [each.start for each in mixture.after(20, seed=1).stages] == [0, 20, 40, 300]
     before = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     later = before.after(45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3)
     for step in (0, 40, 45, 60, 111):
         assert shares_of(later, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
+    tokens = sum(later.batch(step).num_tokens for step in range(40, 240))
+    assert figures.count_steps(later, 40, 240).num_tokens == pytest.approx(tokens, rel=0.02)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
@@ -180,8 +183,10 @@ def test_another_corpus_joins_at_its_step():
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
         grown.after(59, exclude=[5, 250])
-    streams = grown.after(60, exclude=[5, 250]).stages[-1].streams
+    less = grown.after(60, exclude=[5, 250])
+    streams = less.stages[-1].streams
     assert [each.lengths.excluded.tolist() for each in streams] == [[5], [], [40]]
+    assert less.after(70, exclude=[250]).fingerprint == less.fingerprint
 
 
 def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
@@ -228,7 +233,8 @@ def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
             over = figures.whole_epochs(mixture, step)
             assert over.pop("chat") == 0
             assert min(over.values()) == times
-        assert [mixture.batch(step).epoch for step in (end - 1, end)] == [epoch - 1, epoch]
+        seen = [mixture.batch(step).epoch for step in (end - 1, end, end - 1)]
+        assert seen == [epoch - 1, epoch, epoch - 1]
         assert mixture.num_batches(epoch) == mixture.first_step(epoch + 1) - end
 
 
@@ -321,3 +327,4 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     assert order == "lllllllllmllllllllllllll"
     expected = ["d389bbb34c507a86", "381b916161f38229", "7e59978b41b6633d"]
     assert digests(mixture, (0, 300, 10**9)) == expected
+    assert digests(mixture.after(5, seed=4), [5]) == ["1f3a243fe8349e63"]

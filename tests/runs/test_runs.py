@@ -3,7 +3,6 @@
 import json
 import types
 
-import numpy as np
 import pytest
 from etils import epath
 
@@ -12,7 +11,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.trainer.run_config import __file__ as KNOWN
 from pipeline.trainer.run_config import get_config, save_config
-from tests.processes import Group, environment
+from tests.processes import ROOT, Group, environment
 from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
 
 
@@ -42,22 +41,13 @@ def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
         assert name in trace.read_bytes()
 
 
-@pytest.mark.slow
-def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):
-    def rates():
-        return [line["learning_rate"] for line in steps(tmp_path)]
-
-    run(tiny(text, steps=10, optimizer__warmup_steps=None), tmp_path)
-    first = rates()
-    assert first == sorted(first, reverse=True)  # one step is warm-up, a tenth of them
-    assert first[0] == pytest.approx(4e-3)
-    run(tiny(text, steps=13, optimizer__warmup_steps=None), tmp_path)
-    assert rates()[:10] == first
-    np.testing.assert_allclose(rates()[10:], 4e-3 * 0.05, rtol=1e-5)
-    longer = {"optimizer__warmup_steps": None, "optimizer__decay_steps": 30}
-    run(tiny(text, steps=15, **longer), tmp_path)
-    assert rates()[:13] != rates()[13:]
-    assert rates()[13] > 4e-3 * 0.3
+def test_the_learning_rate_rises_and_falls_over_updates(text):
+    fields = {"accumulate": 4, "optimizer__decay_steps": 82}
+    for warmup in (8, None):  # a tenth of the decay, which are 2 updates
+        _, rate = train.make_optimizer(tiny(text, **fields, optimizer__warmup_steps=warmup))
+        rates = [float(rate(update)) for update in (0, 1, 2, 21, 99)]
+        assert rates == pytest.approx([2e-3, 3e-3, 4e-3, 2e-4, 2e-4])
+        assert rate(20) > 2.1e-4  # the last 2 of 82 steps are in it
 
 
 @pytest.mark.usefixtures("counter")
@@ -124,6 +114,7 @@ REFUSED = {  # before the first of these is written
     "corpus": [
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
         ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
+        ({"eval_every": 0}, "config.eval_every is 0; it must be a whole number from 1 up"),
         ({"skip_steps": ("a",)}, "a step of config.skip_steps is 'a'; it must be a whole number"),
         ({"skip_steps": (-1,)}, "a step of config.skip_steps is -1"),
         ({"optimizer__clip": 0.0}, "config.optimizer.clip is 0.0; gradients are scaled down"),
@@ -265,16 +256,18 @@ def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path
 @pytest.mark.usefixtures("counter")
 def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags):
     fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
-    file, schedule = "tests/runs/tiny_config.py", ((2, {"max_length": 64}),)
+    file, schedule = "tests/runs/tiny_config.py", ((0, {"seed": 5}), (2, {"max_length": 64}))
     config = tiny(text, **fields, schedule=schedule)
     run(config, tmp_path / "first", file=file)
     known = get_config(str(tmp_path / "first"))
+    fields["seed"] = 5  # that of the run, from step 0 on
     expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
     assert json.loads(known.to_json()) == json.loads(expected.to_json())
     with pytest.raises(ValueError, match=r"config\.model\.width was 64 and is now 32"):
         run(tiny(text, **fields | {"model__width": 32}), tmp_path / "first")
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
-    save_config(epath.Path(tmp_path), tiny(text, **more), file)
+    save_config(epath.Path(tmp_path), tiny(text, **more), f"{file}:hosts")
+    assert json.loads((tmp_path / "run_config.json").read_text())["file"] == f"{ROOT / file}:hosts"
     assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
     code, said = parse_flags(*flags)

@@ -86,6 +86,9 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     output = run(tiny(chats, CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
+    (tmp_path / "one").rename(tmp_path / "moved")  # the other run goes on without it
+    two = tiny(chats, CHAT, start_from=str(tmp_path / "one"), steps=16)
+    assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
 
 
 def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(chats, tmp_path):
@@ -294,8 +297,13 @@ WRONG = [
     (PAIRS | {"task.kind": "masked"}, NO_TASK),
     (PAIRS | {"template.kind": "chat"}, NO_TASK),
     (PAIRS | {"tokenizer.begin": False}, NO_TASK),
+    ({"train.field": (*PAIR, "text")}, r"'name', 'text'\); it must be one name, or two"),
     ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
     ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
+    (
+        {"train.source": "", "train.files": "a", "train.kind": "jsonl", "train.targets": "b"},
+        "kind='jsonl'; targets need text files in both",
+    ),
 ]
 
 

@@ -16,6 +16,7 @@ from pipeline.history import losses, read_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
+from pipeline.trainer import Run
 from pipeline.trainer.evaluation import evaluation_batches
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
@@ -46,12 +47,13 @@ def test_an_evaluation_cuts_no_document_to_fill_a_row():
 
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate", "error"])
-def test_an_evaluation_splits_what_training_drops_truncates_or_refuses(overflow):
+def test_an_evaluation_packs_as_training_does_and_splits_what_that_drops_or_refuses(overflow):
     buckets = [pipeline.Bucket(2, 14)]
-    options = pipeline.Plan([9], buckets, overflow=overflow).options
+    options = pipeline.Plan([9], buckets, overflow=overflow, packing="none", align=2).options
     batches = evaluation_batches(pipeline.Examples([np.arange(31)]), options)
     assert batches.plan.batch(0).segments[:, 1:].tolist() == [[0, 0, 14], [0, 14, 14]]
     assert batches.plan.batch(1).segments[:, 1:].tolist() == [[0, 28, 2]]
+    assert (batches.plan.options.packing, batches.plan.options.align) == ("none", 2)
 
 
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
@@ -66,6 +68,11 @@ def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(con
     assert 0.5 * passed < sum(seconds.values()) < passed
     phases = {"prepare", "plan", "compile", "initialise", "train", "wait", "evaluate", "save"}
     assert set(seconds) == phases | {"other"}
+    log = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "loss" in line]
+    used = [line["flop_utilisation"] * line["seconds"] for line in log]
+    assert used == pytest.approx([line["tokens"] / 4e9 for line in log])  # on four devices
+    utilisation = sum(used) / sum(line["seconds"] for line in log)
+    assert whole_summary(tmp_path)["flop_utilisation"] == pytest.approx(utilisation)
 
 
 def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
@@ -192,7 +199,10 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
 
 def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(config, tmp_path):
     config.accumulate, config.skip_steps = 4, (5,)
-    assert "the gradients of the last 3 steps are in no update" in run(config, tmp_path)
+    said = run(config, tmp_path)
+    assert said.count("are in no update") == 1  # at the end, not at each checkpoint
+    assert "the gradients of the last 3 steps are in no update" in said
+    assert read_history(tmp_path)[1].options.tiers == 4
     figures = summary(tmp_path)
     assert (figures["skipped_steps"], figures["unapplied_steps"]) == (1, 3)
 
@@ -214,14 +224,13 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
 
 
 def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
-    config.optimizer.decay_steps = 12
-    run(config, tmp_path / "whole")
-    config.steps = 6
-    run(config, tmp_path / "parts")
-    config.steps, config.optimizer.warmup_steps = 12, None
-    run(config, tmp_path / "parts")
-    rates = [[line["learning_rate"] for line in steps(tmp_path / n)] for n in ("whole", "parts")]
-    assert rates[0] == rates[1]
+    config.optimizer.update(decay_steps=20, warmup_steps=2)
+    run(config, tmp_path)
+    for decay, due in ((None, 20), (30, 30)):
+        config.optimizer.update(decay_steps=decay, warmup_steps=None)
+        with Run(config, tmp_path) as again:
+            assert again.config.optimizer.decay_steps == due
+            assert again.config.optimizer.warmup_steps == 2
 
 
 def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, tmp_path):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import pipeline
 from pipeline.trainer.schedule import Schedule
 from tests.runs.runs import messages
 
@@ -51,9 +52,11 @@ def test_a_run_keeps_its_plan_on_other_devices_and_a_change_keeps_the_past():
     first, before = planned(RAMP)
     assert shapes(before) == {0: (8, 32), 3: (16, 32), 9: (8, 64)}
     assert {*shapes(before).values()} <= {bucket.shape for bucket in before.buckets}
-    again, plan = resumed(first, 5, RAMP)
-    assert again.as_json() == first.as_json()
-    assert plan.fingerprint == before.fingerprint
+    assert [first.options(step)["tokens_per_batch"] for step in (2, 3)] == [256, 512]
+    for step in (3, 5):
+        again, plan = resumed(first, step, RAMP, RAMP[0][1])  # which is in force
+        assert again.as_json() == first.as_json()
+        assert plan.fingerprint == before.fingerprint
     with messages() as said:
         _, plan = resumed(first, 5, RAMP, {"row_multiple": 3, "exclude": [4, 1]})
     assert shapes(plan) == {0: (8, 32), 3: (16, 32), 5: (15, 32), 9: (6, 64)}  # fitted again
@@ -114,6 +117,7 @@ def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
         ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
         ([3], "schedule holds 3; each entry must be a step and the options that change there"),
         ([(3, {"exclude": 17})], "must be a list of numbers of examples"),
+        ([(3, {"exclude": ["17"]})], "must be a list of numbers of examples"),
         ([(-1, {"seed": 1})], "by ascending steps"),
         ([(3, {"weights": {"a": 1}})], "batches have no option 'weights'"),
     ],
@@ -124,11 +128,13 @@ def test_a_schedule_that_cannot_be_gets_a_sentence(schedule, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["{", "3", '"seed"', "[" * 100_000])
-def test_a_change_that_is_no_object_gets_a_sentence(text):
+@pytest.mark.parametrize("text", ["{", "3", '"seed"', "[" * 100_000, '{"sed": 2}'])
+def test_a_change_that_is_no_object_of_options_or_of_no_run_gets_a_sentence(text):
     schedule, _ = planned([])
-    with pytest.raises(ValueError, match="must be a JSON object of options"):
+    with pytest.raises(ValueError, match=r"must be a JSON object of options|did you mean 'seed'"):
         schedule.resume(schedule.as_json(), 5, text)
+    with pytest.raises(ValueError, match="--change is for a run that continues"):
+        schedule.resume(None, 0, '{"seed": 2}')
 
 
 def test_a_change_between_tiers_is_made_at_the_next_step_where_it_can_be():
@@ -136,5 +142,18 @@ def test_a_change_between_tiers_is_made_at_the_next_step_where_it_can_be():
     with messages() as said:
         second, plan = resumed(first, 5, [], {"seed": 2}, begin={"tiers": 4})
     assert options(second) == [(8, {"seed": 2})]
+    assert second.entries[1].plan == {"seed": 2}  # its buckets stay
     assert "changed from step 8 on: seed=2" in str(said)
     assert digests(plan, 8) == digests(before, 8)
+
+
+def test_corpora_join_in_the_order_in_which_entries_add_them():
+    sizes = {"train": 2, "news": 3, "code": 4}
+    every = pipeline.Corpora({name: pipeline.Examples([[1] * 9] * n) for name, n in sizes.items()})
+    schedule = Schedule(BEGIN, [(3, {"add": ["code"]}), (5, {"add": ["news"]})])
+    plan = schedule.plan(schedule.select(every))
+    assert [changes["examples"] for _, changes in plan.changes] == [2, 6, 9]
+    begin = Schedule({"exclude": [1]}, [(0, {"exclude": [2], "seed": 3}), (0, {"exclude": [5]})])
+    assert begin.options() == {"exclude": [1, 2, 5], "seed": 3}
+    with pytest.raises(ValueError, match=r"each of news must be there, .* and be added once"):
+        Schedule(BEGIN, [(3, {"add": ["news", "news"]})]).select(every)
