@@ -131,8 +131,7 @@ class Checkpoints:
         items = {name: self._args.JsonRestore() for name in ("data", "run", "checksums")}
         content = self._restore(step, **items)
         data, run = content["data"], content["run"]
-        if not isinstance(data, dict) or data.get("step") != step:
-            seen = dict(data or {}).get("step")
+        if (seen := data.get("step") if isinstance(data, dict) else None) != step:
             raise self._damaged(step, f"its data state is that of step {seen!r}")
         if _checksums(content).get("json") != fingerprint_of({"data": data, "run": run}):
             raise self._damaged(step, "its JSON is not what was saved")

@@ -59,6 +59,8 @@ def test_a_whole_checkpoint_gives_what_was_saved(directory):
     with Checkpoints(directory) as checkpoints:
         assert checkpoints.restore_json(8) == ({"step": 8}, {"name": "a"})
         assert int(checkpoints.restore(state_after(0), step=4)[0]["step"]) == 4
+    cast = {**state_after(0), "weights": jnp.zeros((20, 50), jnp.bfloat16)}
+    assert restore(directory, cast)[0]["weights"].dtype == jnp.bfloat16
 
 
 def test_without_a_checkpoint_there_is_none_to_restore(tmp_path):
@@ -75,6 +77,7 @@ def largest(folder):
 DAMAGES = {
     "no data": lambda step: (step / "data/metadata").unlink(),
     "half of data": lambda step: (step / "data/metadata").write_text('{"step'),
+    "no data state": lambda step: (step / "data/metadata").write_text("[7]"),
     "no state": lambda step: shutil.rmtree(step / "state"),
     "no manifest": lambda step: (step / "state/manifest.ocdbt").unlink(),
     "half of a table": lambda step: largest(step / "state/d").write_bytes(b"x"),
@@ -179,6 +182,7 @@ def test_a_checksum_does_not_depend_on_the_sharding_and_sees_every_bit():
         for at in ((0, 0, 0), (7, 2, 4), (3, 1, 2)):
             other = array.at[at].set(~array[at] if dtype == "bool" else array[at] + 1)
             assert checksums({"a": other}) != seen
+    assert checksums({"a": array.ravel()}) == seen  # places count in row order
     assert checksums({"k": jax.random.key(1)}) != checksums({"k": jax.random.key(2)})
 
 

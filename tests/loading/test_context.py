@@ -44,6 +44,8 @@ def test_every_field_of_pairs_is_laid_out_alike(pairs, order):
     columns = {length: column_order(order, length, 2) for length in (64, 32)}
     assert all(sorted(each) == [*range(length)] for length, each in columns.items())
     require_same(laid, {name: each[:, columns[each.shape[1]]] for name, each in whole.items()})
+    with pytest.raises(ValueError, match=r"a causal mask needs .*, and no pairs"):
+        pipeline.attention_mask(laid)
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
@@ -113,9 +115,13 @@ def test_attention_compares_positions_where_the_mesh_divides_rows():
 
     expected = attend(q, k, v, g, ids, positions, "dense")
     sharding = batch_sharding(mesh)
+    fields = {"inputs_segment_ids": ids, "inputs_positions": positions}
+    mask = pipeline.attention_mask(fields)
     with jax.set_mesh(mesh):
         for order in CONTEXT_ORDERS:
             columns = column_order(order, 64, 4)
+            moved = pipeline.attention_mask({name: x[:, columns] for name, x in fields.items()})
+            np.testing.assert_array_equal(moved, mask[:, columns][:, :, columns])
             laid = [x[:, columns] for x in (q, k, v, g, ids, positions)]
             found = attend(*jax.device_put(laid, sharding), "blocked")
             assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, sharding.spec), 4)

@@ -187,8 +187,14 @@ def test_options_that_need_the_whole_are_refused(finished):
     ]:
         with pytest.raises(ValueError, match=message):
             pipeline.load(finished, follow=True, **options)
-    with pytest.raises(ValueError, match="both are for a corpus that grows"):
-        pipeline.load(Corpus.open(finished), buckets=BUCKETS, wait_seconds=3)
+    for options in ({"wait_seconds": 3}, {"follow": True}):
+        with pytest.raises(ValueError, match="both are for a corpus that grows"):
+            pipeline.load(Corpus.open(finished), buckets=BUCKETS, **options)
+    corpus = Corpus.open(finished, follow=True)
+    with pytest.raises(ValueError, match="weights= are needed for Corpora"):
+        pipeline.load(pipeline.Corpora({"a": corpus}), buckets=BUCKETS)
+    with pytest.raises(ValueError, match="the plan is for a corpus that grows, but corpus is"):
+        Batches(Corpus.open(finished), FollowedPlan(corpus.log, BUCKETS))
 
 
 def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):

@@ -91,9 +91,9 @@ def make(tmp_path_factory):
     }
 
     def make(kind, seed=0, **options):
-        lengths = [(16, 16), (48, 48)] if kind == "pairs" else [16, 48]
-        rows = [8, 4] if kind != "one shape" else [8]
-        buckets = [Bucket(*shape) for shape in zip(rows, lengths[-len(rows) :], strict=True)]
+        lengths = [(16, 16), (48, 48), (64, 64)] if kind == "pairs" else [16, 48, 64]
+        buckets = [Bucket(*shape) for shape in zip((8, 4, 2), lengths, strict=True)]  # none of 64
+        buckets = [Bucket(8, 48)] if kind == "one shape" else buckets
         weights = {"weights": {"first": 2, "second": 1}} if kind == "mixture" else {}
         plan = Plan(corpora[kind], buckets, seed=seed, packing="none", **weights)
         return Batches(corpora[kind], plan, **options)
@@ -143,6 +143,8 @@ def test_it_does_not_matter_where_a_transformation_is_or_who_applies_it(make):
         batches.to_iter_dataset(at_once),
         batches.seed(3).to_iter_dataset(),
     )
+    every = list(batches.to_iter_dataset(allow_nones=True).filter(keep))
+    np.testing.assert_equal(every, list(filter(keep, batches)))
     for chain in CHAINS:
         expected = list(transform(batches, chain))
         for steps in others:
@@ -194,8 +196,11 @@ def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, sav
 
 @pytest.mark.parametrize("part", [slice(0, None, 2), slice(1, None, 2), slice(2, None, 3)])
 def test_the_steps_of_a_worker_go_on_from_every_state(make, part):
-    steps = make("plan").to_iter_dataset()
+    batches = make("plan").repeat(3)
+    steps = batches.to_iter_dataset()
     steps.set_slice(part)
+    steps.set_slice(part)
+    np.testing.assert_equal(list(steps), list(batches)[part][part])
     check(steps)
 
 
@@ -263,15 +268,23 @@ def test_slices_are_not_taken_for_another_or_for_the_whole(make):
     batches = make("plan")
     odd = iter(batches.map(reverse)[1::2])
     next(odd)
-    state, whole = odd.get_state(), iter(batches).get_state()
+    state = odd.get_state()
     check(batches[1::2].to_iter_dataset())
     check(batches.shuffle(3).to_iter_dataset())
-    wrong = [(iter(other), state) for other in (batches, batches[0::2], batches.shuffle(3))]
-    for iterator, given in [*wrong, (odd, whole)]:
+    mapped = batches.map(reverse)
+    alike = [
+        [batches, batches[1::2], batches[0::2], batches.shuffle(3)],
+        [batches.seed(3).shuffle(), batches.seed(4).shuffle()],
+        [mapped.batch(2, batch_fn=list), mapped.batch(3, batch_fn=list)],
+        [mapped.batch(2, batch_fn=list), mapped.batch(2, batch_fn=list, drop_remainder=True)],
+        [mapped.repeat(2), mapped.repeat(2, reseed_each_epoch=False)],
+    ]
+    for saved, other in (pair for each in alike for pair in itertools.permutations(each, 2)):
         with pytest.raises(ValueError, match="transform the batches as when it was saved"):
-            iterator.set_state(given)
-    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-        iter(make("plan", seed=1)[1::2]).set_state(state)
+            iter(other).set_state(iter(saved).get_state())
+    for other in (make("plan", seed=1), Batches(batches.corpus, batches.plan.after(3, seed=1))):
+        with pytest.raises(ValueError, match=r"seed was 0 and is now 1|changes here alone from"):
+            iter(other[1::2]).set_state(state)
 
 
 def test_batches_are_stacked_if_they_have_one_shape(make):

@@ -158,6 +158,7 @@ def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypat
     with pipeline.load(cached, buckets=[Bucket(2, 64)], num_epochs=1, max_segments=9) as loader:
         for step, batch in enumerate(loader):
             require_same(batch, Batches(memory, loader.plan)[step])
+            assert batch["reward"].shape[1] == 9 * memory.trees[:, 1].max()
     for corpus in (disk, again, ranges, cached):
         assert corpus.fingerprint == disk.fingerprint
         assert corpus.lengths.tolist() == memory.lengths.tolist()

@@ -142,6 +142,8 @@ WRONG_VALUES = [
     *((batching(positions=each), POSITIONS) for each in ("Restart", None, True)),
     (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), "the plan is for 2"),
     (lambda c, p: Batches(c, p).repeat(2).repeat(2), "call repeat once"),
+    (lambda c, p: Batches(c, p).repeat(2, reseed_each_epoch=False), "without other options"),
+    (lambda c, p: Batches(c, Plan(c.lengths[:9], CUT).after(0, lengths=c)), "others join later"),
     (lambda c, p: Batches(c, p).set_slice(slice(9), True), "sequential_slice=False"),
     (lambda c, p: pipeline.to_global({}, mesh_of(x=4)), "none of 'data', 'fsdp' and 'context'"),
     (
@@ -305,6 +307,7 @@ def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
     one = functools.partial(pipeline.rename, convention="maxtext")
     renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
     require_same(Batches(corpus, plan, transform=one)[3], renamed)
+    require_same(Batches(corpus, plan, transform=dict)[3], Batches(corpus, plan)[3])
 
 
 def test_batches_need_no_jax(corpus, buckets, monkeypatch):
@@ -322,20 +325,13 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     require_same(next(iterator), here[3])
 
 
+NO_PLANS = [None, [], [3], [{"from": 0}], [{"from": 0, "fingerprint": 7}]]
+NO_PLANS += [[{"from": each, "fingerprint": "9f0a", "identity": {}}] for each in (0, "0")]
+
+
 @pytest.mark.parametrize(
     "change",
-    [
-        {"step": True},
-        {"step": 2.0},
-        {"step": -1},
-        {"plans": None},
-        {"plans": []},
-        {"plans": [3]},
-        {"plans": [{"from": 0}]},
-        {"plans": [{"from": "0", "fingerprint": "9f0a", "identity": {}}]},
-        {"plans": [{"from": 0, "fingerprint": 7}]},
-        {"plans": [{"from": 0, "fingerprint": "9f0a", "identity": {"plan": 4}}]},
-    ],
+    [*({"step": each} for each in (True, 2.0, -1)), *({"plans": each} for each in NO_PLANS)],
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change):
     plan = Plan(corpus, buckets)
@@ -351,6 +347,7 @@ def test_a_state_says_which_corpus_it_belongs_to(corpus, examples, buckets):
     assert StateKey(plan).step(state) == 3
     with pytest.raises(ValueError, match="has no corpus to compare with"):
         StateKey(plan, corpus).step(state)
+    assert StateKey(plan).step(StateKey(plan, corpus).state(3)) == 3  # as far as it is known
     other = pipeline.Examples([ids + 1 for ids in examples], vocab_size=1001)
     with pytest.raises(ValueError, match=r"tokens was .* and is now"):
         StateKey(plan, other).step(StateKey(plan, corpus).state(3))
@@ -365,6 +362,8 @@ def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corp
     steps, others = iter(restart.to_iter_dataset()), iter(usual.to_iter_dataset())
     steps.set_state(json.loads(json.dumps(state)))
     require_same(next(steps), restart[4])
+    with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
+        loader.set_state(state)
     sentence = r"of step 4 was saved with positions='restart' and is restored with positions='c"
     with pytest.raises(ValueError, match=sentence):
         others.set_state(state)
@@ -379,12 +378,15 @@ def test_load_declares_the_options_of_fitting_and_planning():
     assert set(LoadOptions.__annotations__) == {*FITTING, *PLANNING}
 
 
-def test_a_loader_says_what_it_loads(corpus, buckets):
+def test_a_loader_says_what_it_loads(corpus, examples, buckets):
     endless = Batches(corpus, Plan(corpus, buckets)).repeat()
     each, digest = endless.plan.num_batches(), re.search(r"fingerprint \w{16}", repr(endless))[0]
     text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
     assert repr(endless) == f"Batches({text}, endless, {digest})"
-    assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
+    moved, plan = pipeline.Examples([ids + 1 for ids in examples]), endless.plan
+    others = Batches(moved, plan), Batches(corpus, plan, positions="restart")
+    for other in (Batches(corpus, Plan(corpus, buckets, seed=1)), *others):
+        assert digest not in repr(other)
     batches = f"Batches({text}, {2 * each} in all, {digest})"
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
@@ -427,8 +429,9 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         assert (loader.step, len(loader)) == (each, 2 * each)  # from the beginning of the plan
         assert len(list(loader)) == each
     both = pipeline.Corpora({"a": corpus, "b": corpus})
-    ending = Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop")
-    for batches in (Batches(corpus, plan), Batches(both, ending)):  # an epoch; a plan that ends
+    ending = Batches(both, Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop"))
+    assert len(ending.map(dict).repeat()) == len(ending)
+    for batches in (Batches(corpus, plan), ending, ending.repeat()):  # an epoch; a plan that ends
         with Loader(batches) as loader:
             assert len(loader) == len(list(loader)) == loader.step
             assert type(loader.step) is int

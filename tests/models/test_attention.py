@@ -210,6 +210,7 @@ def test_auto_never_leaves_the_known_implementations(platform):
         ({"implementation": "flash"}, "use one of auto, dense"),
         ({"k": jnp.ones((1, 5, 2, 8))}, "with k and v equal"),
         ({"q": jnp.ones((1, 6, 3, 8))}, "multiple of the number of key heads"),
+        ({"q": jnp.ones((1, 6, 2, 4))}, "batch and width must agree"),
         ({"segment_ids": np.ones((1, 5), np.int32)}, "pass kv_segment_ids too"),
         ({"window": 0}, "must be at least 1"),
         ({"kv_segment_ids": np.ones((1, 6), np.int32)}, "use causal=False"),

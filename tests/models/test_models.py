@@ -138,6 +138,24 @@ def test_a_split_document_keeps_its_positions_but_loses_sight_of_the_first_piece
     np.testing.assert_allclose(near, far, atol=1e-3)
 
 
+@pytest.mark.parametrize(("kind", "side"), [*((kind, 0) for kind in KINDS), ("encoder–decoder", 1)])
+def test_the_order_of_columns_counts_where_attention_is_causal(kind, side):
+    rows = packed(examples_of()[:1])
+    turned = [*rows]
+    turned[side] = {name: values[:, ::-1] for name, values in rows[side].items()}
+    before, after = (loss_and_gradient(kind, state_of(kind), each)[1] for each in (rows, turned))
+    same = jax.tree.all(jax.tree.map(partial(np.allclose, atol=1e-5), before, after))
+    assert same != (kind == "decoder" or side == 1)
+
+
+def test_a_window_of_one_column_is_a_segment_of_one():
+    rows, config = packed(examples_of()[:1]), replace(CONFIG, window=1)
+    found = jax.jit(lambda state: losses("decoder", state, rows, config)[0])(state_of("decoder"))
+    rows[0]["ids"] *= rows[0]["positions"] + 1
+    expected, _ = loss_and_gradient("decoder", state_of("decoder"), rows)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_scanned_and_rematerialised_layers_compute_the_same():
     config = replace(CONFIG, scan_layers=False, remat=True)

@@ -58,10 +58,11 @@ def test_an_update_of_several_batches_is_that_of_one_batch_with_all_rows(inner):
 def test_a_batch_in_which_nothing_has_a_weight_is_a_finite_step_that_moves_nothing(accumulated):
     start = {"w": jnp.ones(3), "b": jnp.float32(0)}
     batch = {"x": jnp.ones((4, 3)), "y": jnp.zeros(4), "weight": jnp.zeros(4)}
-    init, train_step = make_train_step(problem, optax.sgd(1e-2), accumulated=accumulated)
+    optimizer = optax.chain(optax.sgd(1e-2), optax.contrib.reduce_on_plateau())
+    init, train_step = make_train_step(problem, optimizer, accumulated=accumulated)
     state = init(start)
     for done in (1, 2):
-        state, values = train_step(state, batch)
+        state, values = jax.jit(train_step)(state, batch)
         found = {name: float(each) for name, each in values.items()}
         assert found == {"loss": 0, "gradient_norm": 0, "finite": True}
         assert int(state["steps"]) == done

@@ -125,7 +125,7 @@ def test_the_guard_says_which_step_compiled_again_and_why(caplog, persistent_cac
 
     batch = {"inputs": jnp.ones((2, 3))}
     guarded(batch)
-    with CompileGuard("guarded") as guard:
+    with CompileGuard("another", "guarded") as guard:
         guarded(batch)
         other(jnp.zeros(()))
         guard.check("at step 1")
@@ -135,16 +135,19 @@ def test_the_guard_says_which_step_compiled_again_and_why(caplog, persistent_cac
             guard.check("at step 2")
         guard.check("at step 3")
         assert guard.again == 1
+    assert not jax.config.values["jax_explain_cache_misses"]  # as before
     for part in ("at step 2", "jit(guarded)", "'inputs'", "now i32[2,3] and before f32[2,3]"):
         assert part in str(caught.value)
 
 
-def test_what_is_held_besides_counts(sharding, params):
+def test_what_is_held_besides_counts_and_what_is_donated_counts_once(sharding, params):
     specs = specs_of(sharding, (8, 8))
     one = {"moment": jax.ShapeDtypeStruct((4, 100), jnp.float32, sharding=sharding)}
-    free, held = (Compiled(make_step(sharding), params, specs, held=h) for h in ({}, one))
-    (less,), (more,) = free.programs.values(), held.programs.values()
-    assert more.memory - less.memory == 400  # a quarter of it on each of four devices
+    options = {}, {"held": one}, {"donate": True}
+    made = (Compiled(make_step(sharding), params, specs, **each) for each in options)
+    free, held, donated = (each.programs[Bucket(8, 8)].memory for each in made)
+    assert held - free == 400  # a quarter of it on each of four devices
+    assert donated < free
 
 
 def test_what_was_not_compiled_is_refused_before_xla(sharding, params):
@@ -204,11 +207,12 @@ def test_microbatches_that_do_not_divide_are_refused(sharding, params):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
 
 
+@pytest.mark.parametrize("told", [None, "theirs"])
 @pytest.mark.parametrize("directory", ["runs/programs", "s3://bucket/run/programs"])
-def test_programs_are_kept_where_jax_can_read_them(directory, monkeypatch):
+def test_programs_are_kept_where_jax_can_read_them(directory, told, monkeypatch):
     updates = {}
-    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None)
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", told)
     monkeypatch.setattr(type(jax.config), "update", lambda _, name, to: updates.update({name: to}))
     keep_programs(directory)
-    local = None if "://" in directory else directory
+    local = None if told or "://" in directory else directory
     assert updates.get("jax_compilation_cache_dir") == local

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from models import preference_losses
-from pipeline.steps import make_eval_step, make_score_step, make_train_step
+from pipeline.steps import make_eval_step, make_score_step, make_train_step, position_losses
 from pipeline.steps.preferences import REFERENCE, PairLoss
 
 VOCABULARY, LENGTH, MOST = 11, 12, 3  # pairs of a row
@@ -68,25 +68,25 @@ def plain(table, batch):
     return found
 
 
-def update(case, most, microbatches=1):
+def update(case, most, microbatches=1, **options):
     """The parameters after an update by the gradient itself, and the values of the step."""
     table, batch = case
-    init, train_step = make_train_step(LOSS, optax.sgd(1.0), most_segments=most)
+    init, train_step = make_train_step(LOSS, optax.sgd(1.0), most_segments=most, **options)
     state, values = jax.jit(train_step, static_argnums=2)(init(table), batch, microbatches)
     return state["params"], values
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_batch_has_the_mean_loss_of_its_pairs_and_the_loss_of_each(case, microbatches):
+@pytest.mark.parametrize(("microbatches", "most"), [(1, MOST), (2, MOST + 2)])
+def test_a_batch_has_the_mean_loss_of_its_pairs_and_the_loss_of_each(case, microbatches, most):
     table, batch = case
-    params, values = update(case, MOST, microbatches)
+    params, values = update(case, most, microbatches)
     expected = plain(table, batch)
     losses, margins = np.array(list(expected.values())).T
     assert len(losses) == 6
     assert float(values["loss"]) == pytest.approx(losses.mean(), rel=1e-5)
     assert float(values["reward_margin"]) == pytest.approx(margins.mean(), rel=1e-5)
     assert float(values["reward_accuracy"]) == pytest.approx((margins > 0).mean())
-    sums = np.zeros((2, 4, MOST))
+    sums = np.zeros((2, 4, most))
     for place, (loss, _) in expected.items():
         sums[:, *place] = loss, 1
     np.testing.assert_allclose(values["segments"], sums, rtol=1e-4)
@@ -101,8 +101,11 @@ def test_a_batch_has_the_mean_loss_of_its_pairs_and_the_loss_of_each(case, micro
     assert float(values["gradient_norm"]) == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
 
 
-def test_losses_are_those_without_the_losses_of_segments(case):
-    np.testing.assert_allclose(*(update(case, most)[0] for most in (None, MOST)), rtol=1e-6)
+def test_an_update_is_that_without_the_losses_of_segments_and_with_any_loss_scale(case):
+    usual, values = update(case, MOST)
+    for params, others in (update(case, None), update(case, MOST, loss_scale=1024.0)):
+        np.testing.assert_allclose(params, usual, rtol=1e-6)
+        assert float(others["loss"]) == pytest.approx(float(values["loss"]), rel=1e-6)
 
 
 def test_an_evaluation_has_the_sums_of_pairs(case):
@@ -119,6 +122,8 @@ def test_scores_are_those_of_pairs(case):
     scores = jax.jit(make_score_step(LOSS))(table, batch)
     expected = plain(table, batch)
     assert scores["weight"].tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 0]]
+    with pytest.raises(ValueError, match="by segment, and no values of positions"):
+        jax.eval_shape(functools.partial(position_losses, LOSS), table, batch)
     for place, (loss, _) in expected.items():
         assert float(scores["nll"][place]) == pytest.approx(loss, rel=1e-5)
 

@@ -12,6 +12,7 @@ from pipeline.planning.fit import make_search
 from pipeline.planning.sets import SetSearch
 from pipeline.steps.timing import Stopwatch
 from pipeline.steps.tuning import MOST, Tuned, find_best
+from tests.meshes import mesh_of
 
 
 class Machine:
@@ -116,7 +117,7 @@ def test_if_no_shape_for_the_longest_example_runs_its_error_is_raised():
 def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
     """Where attention skips other segments, its work is that of the examples, not of the shape."""
     rng, now = np.random.default_rng(0), 0.0
-    sizes = np.clip(rng.lognormal(4.5, 1.2, 800), 2, 2000).astype(int)
+    sizes = np.clip(rng.lognormal(4.5, 1.2, 600), 2, 2000).astype(int)
     corpus = Examples([np.ones(size + 1, np.int32) for size in sizes])
 
     def cost(batch):
@@ -131,14 +132,14 @@ def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
 
     clock = functools.partial(Stopwatch, clock=lambda: now)
     monkeypatch.setattr("pipeline.steps.tuning.Stopwatch", clock)
-    options = {"tokens_per_batch": 8192, "max_buckets": 2}
-    tuned = pipeline.tune(lambda: step, corpus, epochs=100, **options)
+    options, rows = {"tokens_per_batch": 8192, "max_buckets": 2}, {"max_segments": 2, "align": 128}
+    tuned = pipeline.tune(lambda: step, corpus, epochs=100, **options, **rows)
 
     def epoch(buckets):
-        plan = Plan(corpus, buckets)
+        plan = Plan(corpus, buckets, **rows)
         return sum(map(cost, pipeline.Batches(corpus, plan).to_iter_dataset()))
 
-    assert tuned.checked[0] == Plan(corpus, tuned.buckets).num_batches()
+    assert tuned.checked[0] == Plan(corpus, tuned.buckets, **rows).num_batches()
     assert tuned.seconds == pytest.approx(epoch(tuned.buckets))
     *shorter, longest = sorted((each.bucket for each in tuned.shapes), key=lambda each: each.order)
     others = [epoch([each, longest]) for each in shorter]
@@ -205,6 +206,7 @@ def test_a_step_that_fails_for_a_shape_is_named():
     tuned = pipeline.tune(lambda: step, examples(), **OPTIONS)
     assert {bucket.length for bucket, _, _ in tuned.left_out} == {32}
     assert "left out: 32x32: ValueError: 32 is not a multiple of 64" in str(tuned)
+    assert Tuned.from_json(json.loads(json.dumps(tuned.as_json()))) == tuned
 
 
 @pytest.mark.parametrize(
@@ -225,10 +227,11 @@ def test_bad_arguments_get_a_sentence(options, sentence):
         pipeline.tune(lambda: scores, examples(), epoch=1, **OPTIONS)
 
 
-def test_a_corpus_of_one_example_has_one_shape():
-    one = Examples([np.arange(50, dtype=np.int32)])
-    tuned = pipeline.tune(lambda: scores, one, **OPTIONS)
-    assert len(tuned.buckets) == 1
+def test_a_corpus_of_one_example_has_one_shape_which_its_devices_divide():
+    one = Examples([np.arange(150, dtype=np.int32)])
+    options = OPTIONS | {"length_multiple": 33, "row_multiple": 3, "max_length": 30}
+    tuned = pipeline.tune(lambda: scores, one, **options, sharding=mesh_of(data=2, context=2))
+    assert tuned.buckets == (Bucket(12, 66),)
     assert tuned.checked[0] == 1
 
 
