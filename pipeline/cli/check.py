@@ -32,8 +32,8 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 
 def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
     lengths = corpus.lengths.astype(np.int64)
-    low, high = 0, -1
     limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
+    low, high = limit, -1
     for mine, fields in read_blocks(corpus, np.arange(len(lengths)), lengths):
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
@@ -49,7 +49,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
                     "vocabulary"
                 )
     size = "of unknown size" if corpus.vocab_size is None else f"of {corpus.vocab_size:,}"
-    report(f"vocabulary {size}: ids are from {low} to {high:,}")
+    seen = f"ids are from {low:,} to {high:,}" if high >= 0 else "there are no ids"
+    report(f"vocabulary {size}: {seen}")
 
 
 def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:

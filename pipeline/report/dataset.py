@@ -196,6 +196,8 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
 
 def _count_lengths(stored: Mapping[str, int]) -> np.ndarray:
     counts = {int(length): count for length, count in stored.items()}
+    if len(counts) < len(stored):
+        raise InvalidValue("a length is there twice")
     for length, count in counts.items():
         if length < 0 or not isinstance(count, int) or count < 0:
             raise InvalidValue(f"it has the count {count!r} for length {length}")

@@ -158,8 +158,8 @@ def unpack(
         continuation, and otherwise one record; or a dict of such lists, if steps returned dicts.
 
     Raises:
-        ValueError: an array is not as above, or results lack a piece of an example or have it
-            twice.
+        ValueError: an array is not as above, or results have a piece of an example twice, or a
+            later piece without those before it.
     """
     pairs = list(results)
     planned, values = [batch for batch, _ in pairs], [given for _, given in pairs]

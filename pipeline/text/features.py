@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -49,6 +50,16 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([each for each in arrays if each.size] or arrays[:1])
 
 
+def _can_hold(dtype: np.dtype, value: Any) -> bool:
+    """Whether a value is a number that a dtype has, but for rounding of floating-point ones."""
+    if not isinstance(value, numbers.Real | np.bool_):
+        return False
+    if dtype.kind == "f":
+        return math.isinf(value) or bool(abs(value) <= np.finfo(dtype).max)
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bool(least <= value <= most) and value == int(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """The schema of a column that examples carry beside their tokens.
@@ -90,7 +101,7 @@ class Feature:
                     "of at most 32 bits, as devices have them"
                 )
             object.__setattr__(self, "dtype", dtype)
-            if self.fill is not None and not dtype.type(self.fill) == np.float32(self.fill):
+            if self.fill is not None and not _can_hold(dtype, self.fill):
                 raise InvalidValue(f"fill is {self.fill!r}, which {dtype} cannot hold")
 
     @property

@@ -17,13 +17,22 @@ def copy(corpus, tmp_path):
     return tmp_path / "copy"
 
 
-def test_check_finds_an_id_outside_the_vocabulary(copy):
+def test_check_finds_an_id_outside_the_vocabulary(copy, monkeypatch):
+    monkeypatch.setattr("pipeline.corpus.copies.READ", 50)
     alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
     with pytest.raises(ValueError, match="holds the id") as error:
         check_corpus(Corpus.open(copy), lambda what: None)
     found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 998", str(error.value))
     name, example, seen = found.groups()
     assert int(seen) in Corpus.open(copy)[int(example)][name]
+
+
+def test_check_says_which_ids_there_are(tmp_path):
+    for ids, said in (([[6, 5], [7, 5]], "ids are from 5 to 7"), ([[]], "there are no ids")):
+        found = Corpus.from_arrays(ids, tmp_path / said, vocab_size=9)
+        lines = []
+        check_corpus(found, lines.append)
+        assert lines[-1] == f"vocabulary of 9: {said}"
 
 
 @pytest.mark.parametrize("change", ["one more", "two exchanged"])

@@ -65,6 +65,7 @@ TEXTS = {
     "words.txt": "words",
     "list.json": "[1, 2]",
     "negative.json": '{"5": -3}',
+    "twice.json": '{"5": 3, "05": 4}',
     "deep.json": "[" * 100_000,
     "long.json": f'{{"5": {"9" * 5000}}}',
     "many.json": f'{{"5": {(1 << 63) - 1}}}',
@@ -87,6 +88,7 @@ UNWRITABLE = (
         (["report", "nowhere.npy"], "there is no file nowhere.npy; check the path"),
         (["report", "FOLDER/words.txt"], "words.txt is a file of unknown kind"),
         (["report", "FOLDER/list.json"], "does not map length to count"),
+        (["report", "FOLDER/twice.json"], "twice.json .*a length is there twice"),
         (["report", "FOLDER/negative.json"], "-3 for length 5.*whole numbers, such as"),
         (["report", "FOLDER/float.npy"], "float.npy is not an array of lengths: .*dtype float64"),
         (["report", "FOLDER/nothing.npy"], "nothing.npy is not an array of lengths"),
@@ -98,6 +100,7 @@ UNWRITABLE = (
         (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),
         (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
         (["report", "FOLDER/some.npy", "--html", "FOLDER"], "FOLDER cannot be written: Is a dir"),
+        (["report", "FOLDER/some.npy", "FOLDER/pairs.npy"], "some of these are pairs and others"),
         (["report", "FOLDER/some.npy", "mine.py"], "a config is given together with other paths"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is on no storage that"),
@@ -119,6 +122,9 @@ UNWRITABLE = (
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
         ([*PREPARE, "--engine-options", "auto"], "--engine-options need --engine beam or ray"),
+        ([*PREPARE, "--targets", PREPARE[1], "--template", "chat"], "--template .*, and no --tar"),
+        (["prepare", "mine.py", "--on-error", "skip"], "need files, and a config is given"),
+        (["prepare", "mine.py", "--task", "0", "--of", "2"], "need files, and a config is given"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -127,6 +133,7 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     (tmp_path / "folder.json").mkdir()
     np.save(tmp_path / "float.npy", np.array([1.5]))
     np.save(tmp_path / "zero.npy", np.zeros(3, int))
+    np.save(tmp_path / "pairs.npy", np.array([[3, 4]]))
     np.save(tmp_path / "some.npy", np.array([3, 200_000]))
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
@@ -194,24 +201,12 @@ def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
         assert name in out
     assert f"wrote {page}" in err
     assert page.read_text().startswith("<!DOCTYPE html>")
+    assert f"lockstep report {lengths} --html {page} --json {figures} --seed 3<" in page.read_text()
     seen = json.loads(figures.read_text())
     assert seen["options"]["seed"] == 3
     assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
     assert len([each for each in seen["strategies"] if not each["packing"]]) == 5
     assert json.loads(run.done("report", lengths, "--json", "--seed", 3)) == seen
-
-
-def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):
-    np.save(tmp_path / "a.npy", np.repeat([5, 12, 40], [30, 20, 10]))
-    (tmp_path / "b.json").write_text('{"12": 20, "5": 30, "40": 10}')
-    seen = []
-    for name in ("a.npy", "b.json"):
-        out = run.done("report", tmp_path / name, "--json", "--tokens-per-batch", 512)
-        figures = json.loads(out)
-        assert figures.pop("name").endswith(name)
-        figures["sides"][0].pop("sources")
-        seen.append(figures)
-    assert seen[0] == seen[1]
 
 
 def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypatch):
@@ -241,10 +236,11 @@ def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypa
 
 def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
     np.save(tmp_path / "long.npy", np.array([100, 5000, 200]))
-    _, out, _ = run("report", tmp_path / "long.npy", "--json", "--tokens-per-batch", 2048)
-    seen = json.loads(out)
-    assert seen["sides"][0]["row"] == 2048
-    assert seen["plan"]["losses"]["overlong"] == 1
+    for more, row in (([], 2048), (["--row-multiple", 3, "--length-multiple", 32], 672)):
+        given = "--tokens-per-batch", 2048, *more
+        seen = json.loads(run.done("report", tmp_path / "long.npy", "--json", *given))
+        assert seen["sides"][0]["row"] == row
+        assert seen["plan"]["losses"]["overlong"] == 1
 
 
 # ---- buckets and show
@@ -257,7 +253,8 @@ def test_buckets_are_ready_to_paste(run, lengths):
     expected = fit_buckets(np.load(lengths), tokens_per_batch=16_384, max_buckets=3, row_multiple=8)
     assert pasted["buckets"] == expected
     plan = Plan(np.load(lengths), expected)
-    assert f"{plan.num_batches():,} batches an epoch" in out
+    assert f"{plan.num_batches():,} batches an epoch, {plan.padding:.3%} padding" in out
+    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8\n# packing='best_fit', " in out
 
 
 def test_show_prints_a_batch(run, corpus):
@@ -311,6 +308,7 @@ def test_of_pairs_report_tells_of_both_sides(run, pairs):
         assert (figures["name"], figures["examples"]) == (name, len(pairs))
         assert figures["tokens"] == pairs.lengths[:, side].sum()
         assert figures["longest"] == pairs.lengths[:, side].max()
+        assert figures["learnt"] == (pairs.num_learnt if side else None)
     plan = seen["plan"]
     assert plan["tokens"] == pairs.lengths[pairs.lengths[:, 1] > 0].sum()
     assert all(len(each["bucket"][1]) == 2 for each in plan["buckets"])
@@ -398,6 +396,8 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
     seen = json.loads(out)
     assert seen["plan"]["fingerprint"] == plan.fingerprint
     assert seen["plan"]["padding"] == pytest.approx(plan.padding)
+    own = plan.options.as_json(("packing", "overflow", "seed"))
+    assert own.items() <= seen["options"].items()
     assert len(seen["sides"]) == len(bucket.lengths)
     if kind == "text":
         assert [each["bucket"] for each in seen["plan"]["buckets"]] == [[2, 256]]
@@ -468,11 +468,12 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     run.done("prepare", text, "--into", into, "--end", "0.5", *options)
     corpus = Corpus.open(into)
     assert (len(corpus), corpus.vocab_size) == (150, 300)
-    assert corpus.tokenizer.begin_id is None
+    assert (corpus.tokenizer.begin_id, corpus.tokenizer.end_id) == (None, None)
     model = into / "tokenizer.model"
     again = tmp_path / "again"
     run.done("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")
     assert len(Corpus.open(again)) == 300
+    assert Corpus.open(again).tokenizer.fingerprint == corpus.tokenizer.fingerprint
     # Another one is refused before it is written over that of the corpus.
     before = model.read_bytes()
     options[3] = 310
@@ -508,9 +509,10 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     (tmp_path / "c.jsonl").write_text(
         json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
     )
-    chat = ["--template", "chat", 'weights={"bot": 1}', "before={role} "]
+    chat = ["--no-marks", "--template", "chat", 'weights={"bot": 1}', "before={role} "]
     run.done("prepare", tmp_path / "c.jsonl", "--into", tmp_path / "c", *chat)
     assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
+    assert Corpus.open(tmp_path / "c").tokenizer == Bytes(begin=False, end=False)
     given = "--into", tmp_path / "d", "--template", "answer", "prompt"
     assert "NAME=TEXT, as in --template answer" in run.refused("prepare", path, *given)
     assert not (tmp_path / "d").exists()

@@ -66,6 +66,7 @@ def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
     assert len(lines[3]) == 88
     for letter, size in (("A", 300), ("B", 100), ("C", 56), ("·", 56)):
         assert abs(strip.count(letter) - size * len(strip) / 512) <= 1
+    assert all(len(line) == 88 and line[-1] == "…" for line in lines[4:])  # of its text
 
 
 @pytest.mark.parametrize("name", ["corpus", "pairs"])
@@ -131,14 +132,17 @@ def test_without_a_tokenizer_ids_are_shown():
     assert list(shown.lines())[-1].endswith(": 5 6 7")
 
 
+def test_letters_begin_again_after_z_and_rows_are_full_or_empty():
+    corpus = Examples([[1, 2]] * 28)
+    shown = Shown(corpus, Plan(corpus, [Bucket(2, 28)], shuffle=False), 0)
+    full, empty = list(shown.lines(row=0)), list(shown.lines(row=1))
+    assert full[3] == "row 0   ▕ABCDEFGHIJKLMNOPQRSTUVWXYZAB▏ 28 of 28"
+    assert full[-1] == "1 2"
+    assert empty[3:] == [f"row 1   ▕{28 * '·'}▏ 0 of 28", "  · padding, columns 0 on"]
+
+
 def test_text_cannot_command_the_terminal():
     assert printable("a\033[2Jb\r\nc\td") == "a\ufffd[2Jb\nc\td"
-
-
-def test_empty_rows_are_all_padding(texts):
-    shown = Shown(texts, Plan(texts, [Bucket(4, 16)], shuffle=False), 0)
-    assert shown.segments(3) == []
-    assert any(line.endswith("▕················▏ 0 of 16") for line in shown.lines(width=60))
 
 
 def test_a_wrong_row_or_step_is_refused(shown, texts):

@@ -241,9 +241,14 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
         ({"of": "inputs", "dtype": "text"}, "dtype is 'text'"),
         ({"of": "inputs", "shape": (0,)}, "shape is 0; it must be a whole number from 1"),
         ({"of": "inputs", "dtype": "int8", "fill": 0.5}, "fill is 0.5, which int8 cannot hold"),
+        ({"of": "inputs", "dtype": "int8", "fill": 300}, "fill is 300, which int8 cannot hold"),
+        ({"of": "inputs", "dtype": "uint8", "fill": -1}, "fill is -1, which uint8 cannot hold"),
+        ({"of": "inputs", "dtype": "float16", "fill": "x"}, "fill is 'x', which float16 cannot"),
     ],
 )
 def test_a_feature_that_cannot_be_is_refused(options, sentence):
+    for dtype, fill in (("int32", 2**31 - 1), ("float16", 0.1), ("float32", -np.inf), (bool, True)):
+        assert Feature("example", dtype=dtype, fill=fill).filled(1) == np.array(fill, dtype)
     with pytest.raises(ValueError, match=sentence):
         Feature(**options)
     with pytest.raises(ValueError, match="of targets, but examples of the task 'inputs' have"):

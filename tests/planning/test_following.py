@@ -220,8 +220,8 @@ def test_a_change_ends_the_chapter_with_its_window():
 
 
 def test_a_change_in_a_later_epoch_is_made_where_a_block_of_tiers_ends():
-    plan = follow([[5, 9, 20]] * 40, window=15, tiers=3)
-    changed = plan.after(13, seed=4).after(13, align=2).after(14, window=40)  # an epoch has 12 steps
+    plan = follow([[5, 9, 20]] * 40, window=15, tiers=3)  # an epoch has 12 steps
+    changed = plan.after(13, seed=4).after(13, align=2).after(14, window=40)
     assert digests(changed, range(15)) == digests(plan, range(15))
     assert [stage.start for stage in changed.plan_of(15).stages[1:]] == [15] * 3
     with pytest.raises(IndexError, match=r"step is -1; steps count from 0 over all epochs$"):

@@ -92,6 +92,8 @@ def test_a_few_examples_worked_by_hand():
     for each in (longest, batch, windows):
         assert (each.batches, each.padding, each.cut, each.shapes) == (2, 0, 0, 2)
     assert (run.batches, run.padding) == (1, 0)
+    for count, shapes in ((20, [1, 1, 1, 1, 1]), (64, [1, 1, 1, 1, 2])):
+        assert [each.shapes for each in others([6] * count, 8)] == shapes
     longest, *_ = others([6] * 40, 4)
     assert (longest.cut, longest.batches, longest.padding) == (40, 3, 0.25)
 

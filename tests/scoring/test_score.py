@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from jax.experimental import io_callback
 
 import pipeline
 import train
@@ -29,6 +30,13 @@ from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Parts of three steps, and record batches of 70 rows."""
+    monkeypatch.setattr(scoring, "STEPS", 3)
+    monkeypatch.setattr(table, "ROWS", 70)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +87,11 @@ def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
     for mean, record in zip(means["first"].to_pylist(), one["first"].to_pylist(), strict=True):
         assert mean == (record and pytest.approx(record))
     assert one.to_pylist() == other.to_pylist()
+    inputs, targets = [[5, 6], [], [7]], [[1, 2, 3], [1, 4], [1, 9]]
+    lacking = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "lacking")
+    options |= {"per": "inputs", "directory": tmp_path / "inputs"}
+    means = pipeline.score(lacking, lambda batch: {"mean": batch["inputs"]}, **options)
+    assert means["mean"].to_pylist() == [5.5, 0.0, 7.0]
 
 
 def positions_and_segments(batch):
@@ -99,8 +112,7 @@ PER = {"token": "position", "wide": "position", "segment": "segment", "even": "p
 OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
 
 
-def test_values_of_positions_and_segments_keep_their_shapes(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "ROWS", 70)  # several record batches
+def test_values_of_positions_and_segments_keep_their_shapes(corpus, tmp_path):
     scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
     types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
     assert types == {
@@ -156,12 +168,11 @@ class Killed(BaseException):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """`interrupted(count, …)`: `score`, of three steps a part, is killed after so many parts.
+    """`interrupted(count, …)`: `score` is killed after so many parts.
 
     It returns the numbers of the parts that were written, and the scores, or None.
     """
     write = Parts.write
-    monkeypatch.setattr(scoring, "STEPS", 3)
 
     def score(count, *arguments, directory, **options):
         def write_some(self, number, arrays):
@@ -234,6 +245,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
     assert "tokens was" in again(given=pipeline.Corpora({"a": corpus, "b": corpus}))
     assert "max_segments was 16 and is now 17" in again(max_segments=17)
     assert "epoch was 0 and is now 1" in again(epoch=1)
+    assert "positions was continue and is now restart" in again(positions="restart")
     reduced = "value was every int32 per position and is now sum int32 per position"
     assert reduced in again(reduce="sum")
     assert "state was" in again(w=4)
@@ -306,23 +318,24 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
 
     with pytest.raises(ValueError, match="rows hold up to 16 examples; give max_segments=1"):
         pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
-    options = OPTIONS | {"max_segments": 1}
+    options = OPTIONS | {"max_segments": 1, "length_multiple": 1}  # the longest fills its row
     scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
     sums = [int(each["inputs"].sum()) or None for each in corpus]
     assert scores["sum"].to_pylist() == sums
 
 
-def test_scores_of_a_step_that_calls_python_are_not_taken_for_those_of_another(corpus, tmp_path):
+@pytest.mark.parametrize("call", [jax.pure_callback, io_callback])
+def test_scores_of_a_step_that_calls_python_are_not_those_of_another(corpus, call, tmp_path):
     def multiply(by):
         def step(batch):
             like = jax.typeof(batch["inputs"])
-            call = jax.jit(lambda x: jax.pure_callback(lambda values: values * by, like, x))
-            return {"value": call(batch["inputs"])}
+            of_python = jax.jit(lambda x: call(lambda values: values * by, like, x))
+            return {"value": of_python(batch["inputs"])}
 
         return step
 
     pipeline.score(corpus, multiply(2), directory=tmp_path, **READY)
-    with pytest.raises(ValueError, match=r"the step calls Python with jax\.pure_callback"):
+    with pytest.raises(ValueError, match=rf"the step calls Python with jax\.{call.__name__}"):
         pipeline.score(corpus, multiply(3), directory=tmp_path, **READY)
 
 
@@ -345,8 +358,13 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "3), and per='position' needs" in few
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
     assert "per='segment' needs 16 segments in each row of" in few
-    split = refused(positions_and_segments, max_length=48, per=PER)
+    one_less = {"max_length": int(corpus.lengths.max()) - 1, "length_multiple": 1}
+    split = refused(positions_and_segments, **one_less, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
+    sevens = pipeline.Examples([np.arange(1, 8)] * 3, vocab_size=9)
+    options = {"buckets": [pipeline.Bucket(2, 9)], "packing": "fill", "per": PER}
+    with pytest.raises(ValueError, match=r"split into .* another packing than 'fill'"):
+        pipeline.score(sevens, positions_and_segments, directory=tmp_path, **options)
     kinds = "position, segment, continuation, row"
     wrong = refused(ready, per="targets")
     assert f"per of half is 'targets'; it must be one of {kinds}" in wrong

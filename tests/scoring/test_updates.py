@@ -91,14 +91,14 @@ def test_other_lengths_compile_nothing():
     assert not log.names
 
 
-def test_records_of_rows_segments_and_pairs_come_back():
+def test_records_of_rows_segments_and_pairs_come_back(tmp_path):
     examples = make([5, 9, 3])
     alone = pack(examples, [Bucket(2, 8)], max_segments=1)
     sums = unpack([(p, b["inputs"].sum(axis=1)) for p, b in alone], examples, per="row")
     assert sums == [example["inputs"].sum() for example in examples]
 
-    def ones_of(overflow):
-        packed = pack(examples, [Bucket(4, 4)], overflow=overflow, features=())
+    def ones_of(overflow, rows=4):
+        packed = pack(examples, [Bucket(rows, 4)], overflow=overflow, features=())
         return [(planned, jnp.ones(planned.bucket.shape)) for planned, _ in packed]
 
     split, dropped = ones_of("split"), ones_of("drop")
@@ -114,8 +114,16 @@ def test_records_of_rows_segments_and_pairs_come_back():
     assert unpack(later, examples, per="segment", combine="sum") == [0, 1, 0]
     assert unpack(later, examples, per="segment", combine="mean") == [0, 0.5, 0]
     assert [len(each) for each in unpack(dropped, examples, per="position")] == [4, 0, 2]
-    with pytest.raises(ValueError, match="give each batch of a pass once"):
-        unpack(split + split, examples, per="position")
+    second = [each for each in ones_of("split", rows=1) if each[0].segments[0, 2]]
+    for wrong in (split + split, second):
+        with pytest.raises(ValueError, match="give each batch of a pass once"):
+            unpack(wrong, examples, per="position")
+    inputs, targets = [[5, 6], [7, 8, 9]], [[1, 2, 3], [1, 4]]
+    pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path)
+    results = list(pack(pairs, [Bucket(2, (8, 8))]))
+    for side, due in (("inputs", inputs), ("targets", [[2, 3], [4]])):
+        back = unpack([(planned, batch[side]) for planned, batch in results], pairs, per=side)
+        assert [each.tolist() for each in back] == due
 
 
 @pytest.mark.parametrize(
@@ -155,5 +163,5 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
             unpack([(planned, values)], examples, per=per)
     with pytest.raises(ValueError, match="results are empty"):
         unpack([], examples, per="position")
-    with pytest.raises(ValueError, match="results are for example 2, and there are 1"):
-        unpack([(planned, batch["inputs"])], pipeline.Examples([[1, 2]]), per="position")
+    with pytest.raises(ValueError, match="results are for example 2, and there are 2"):
+        unpack([(planned, batch["inputs"])], pipeline.Examples([[1, 2]] * 2), per="position")

@@ -1,5 +1,6 @@
 """Fingerprints of templates and parsers: what they see, and what they refuse."""
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -14,7 +15,7 @@ import pytest
 from pipeline.corpus.preparation import prepare
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import ArrayRecords, Records
-from pipeline.text.templates import Answer, Chat, Function
+from pipeline.text.templates import Answer, Chat, Function, Markup
 from pipeline.text.tokenizers import Bytes
 from tests.processes import call
 
@@ -92,6 +93,8 @@ PROJECT = {
             @property
             def end(self):
                 return self.sign
+
+            title = functools.cached_property(lambda self: "x")
 
             def __call__(self, record):
                 return [(cut(record["text"]) + self.end, 1.0)]
@@ -180,6 +183,7 @@ def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
         ("return clean(text)", "return text", ()),
         ('SIGN = "!"', 'SIGN = "."', (LONGER,)),
         ('re.compile("a+")', 're.compile("a")', (LONGER,)),
+        ('lambda self: "x"', 'lambda self: "y"', (OBJECT, LONGER, METHOD)),
         ("LIMIT = 100", "LIMIT = 99", EVERY_LIMIT),
         ("np.arange(3)", "np.arange(4)", (PLAIN, DECORATED)),
         ('{"a", "b", "c", "d"}', '{"a", "b", "c"}', (HALF, WEIGH, OBJECT, LONGER, METHOD)),
@@ -332,6 +336,17 @@ def test_parsers_count_with_their_code(monkeypatch, tmp_path):
     assert ArrayRecords(path, parse=functools.partial(parse)).prefix.startswith("array_record-test")
     with pytest.raises(ValueError, match=r"Listed has no fingerprint"):
         ArrayRecords(path, parse=Listed())
+
+
+def test_values_that_differ_in_one_attribute_are_told_apart():
+    point, place = (collections.namedtuple("Point", names) for names in ("x y", "x z"))
+    several = [
+        *(np.zeros(2, "i8"), np.zeros(2, "f8"), np.zeros((2, 1), "i8"), np.add, np.multiply),
+        *("a" + Markup("b"), Markup("ab"), "ab", b"ab", 1, True, 1.0, [1], (1,), {1}, {1: 1}),
+        *(point(1, 2), place(1, 2), list[int], list[str], re.compile("a"), re.compile("a", re.I)),
+        *(collections.defaultdict(each) for each in (list, int)),
+    ]
+    assert len({fingerprint(holding(each)) for each in several}) == len(several)
 
 
 def test_an_own_fingerprint_is_a_text():

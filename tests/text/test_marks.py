@@ -152,7 +152,8 @@ def test_tokenizers_without_marks_give_what_they_gave(everyone, tmp_path):
         assert type(str(spans[0][0])) is str
         given = tokenizer.encode_batch([text for text, _ in spans])
         assert [each.tolist() for each in given] == [each.tolist() for each in expected]
-    assert all(each.fingerprint.endswith("-markup") for each in everyone.values())
+    again = pickle.loads(pickle.dumps(everyone))
+    assert all(each.fingerprint.endswith("-markup") for each in again.values())
 
 
 def test_a_role_cannot_hold_a_mark():
@@ -195,4 +196,5 @@ def test_markup_pickles_and_says_its_parts():
     again = pickle.loads(pickle.dumps(text))
     assert (again, again.parts) == (text, (("Hi", False), ("<|end|>", True), ("\n", False)))
     assert Markup(text).parts == text.parts
+    assert Markup.fill("{a!r:>5}", {"a": "b"}) == "  'b'"
     assert json.dumps([text]) == '["Hi<|end|>\\n"]'

@@ -84,6 +84,10 @@ def test_marks_of_a_template_and_equal_text_of_a_user_are_no_common_prefix():
     template = Preference(chosen=Chat(), rejected=plain)
     prefix, *_ = template({"messages": [turn("user", "Hi")]})
     assert prefix == [("", 0.0)]
+    one, other = (lambda _, n=n: [("a", 1.0, {"n": 5}), ("b", 1.0, {"n": n})] for n in (5, 6))
+    prefix, *sides = Preference(chosen=one, rejected=other)({})
+    assert prefix == [("a", 0.0, {"n": 5})]
+    assert sides == [[("b", 1.0, {"n": 5})], [("b", 1.0, {"n": 6})]]
 
 
 def test_records_are_read_once_for_their_nodes():
@@ -106,6 +110,7 @@ def test_records_are_read_once_for_their_nodes():
 def test_a_tokenizer_is_trained_on_all_nodes():
     filled = FilledSource(Records([{"q": "Q", "good": "a", "bad": "b"}]), PAIR)
     assert [each["text"] for each in filled] == ["Q ", "a", "b"]
+    assert filled.fingerprint != FilledSource(filled.sources[0].source, CHATS).fingerprint
 
 
 def two(record):

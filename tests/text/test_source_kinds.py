@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
-from tests.text.record_files import make, save_to_disk, write_array_record
+from tests.text.record_files import make, write_array_record
 
 RECORDS = [
     {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}
@@ -99,24 +99,19 @@ def test_only_the_columns_that_are_wanted_are_read(tmp_path):
         make(kind, tmp_path, RECORDS)
         source = cls(tmp_path / f"*.{kind}", columns=["text"])
         assert source[59] == {"text": "né 59"}
+        assert source.fingerprint != cls(source.files).fingerprint
         with pytest.raises(ValueError, match=r"has no column 'body' \(its columns: text, turns\)"):
             len(cls(tmp_path / f"*.{kind}", columns=["body"]))
 
 
-def test_of_a_directory_the_files_are_named(tmp_path):
-    save_to_disk(tmp_path / "saved", RECORDS)
-    with pytest.raises(ValueError, match=r"is a directory; .*saved/data-\*\.arrow for a Hugging"):
-        open_files([str(tmp_path / "saved")])
-    (tmp_path / "saved" / "cache-1.arrow").write_bytes(b"of a map, not of the data set")
-    assert len(open_files([str(tmp_path / "saved" / "data-*.arrow")])) == len(RECORDS)
-
-
 def test_records_in_python_are_told_apart_by_content():
-    prints = {
-        Records(entries).fingerprint
-        for entries in (["a", "b"], ["a", "c"], ["a"], [{"text": "a", "ids": np.arange(3)}])
-    }
-    assert len(prints) == 4
+    several = ["a", "b"], ["a", "c"], ["a"], ["a"] * 2000, ["a"] * 3000  # two have equal samples
+    more = [{"text": "a", "ids": np.arange(3)}]
+    assert len({Records(entries).fingerprint for entries in (*several, more)}) == 6
+    same = [{"text": "a", "ids": {0, 8}}, {"ids": {8, 0}, "text": "a"}]  # in other orders
+    assert Records(same[:1]).fingerprint == Records(same[1:]).fingerprint
+    with pytest.raises(ValueError, match=r"<object object at .* whose address differs"):
+        _ = Records([{"text": "a", "id": object()}]).fingerprint
     assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
     with pytest.raises(ValueError, match="records is a generator, without random access"):

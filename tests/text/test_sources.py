@@ -57,10 +57,12 @@ def test_gzip_has_the_same_lines_with_or_without_index(tmp_path, with_index, sca
         (".zst", [range(at, at + 8) for at in range(0, 1000, 16)]),
         (".gz", [[at] for at in range(0, 1000, 99)]),
         (".zst", [np.random.default_rng(0).permutation(1000).tolist()]),
+        (".zst", [[900]]),
     ],
 )
 def test_a_compressed_file_is_read_twice_in_all(suffix, batches, tmp_path, scans, monkeypatch):
     monkeypatch.setitem(sys.modules, "indexed_gzip", None)
+    monkeypatch.setattr(lines, "BLOCK", 100)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(compressed("".join(f"{number}\n" for number in range(1000)).encode(), suffix))
     source = TextFiles(path)
@@ -93,7 +95,8 @@ def parallel(tmp_path):
         (tmp_path / f"{name}.de").write_text("\n".join(sides[0][part]) + "\n")
         text = "\r\n".join(sides[1][part]) + "\r\n"
         (tmp_path / f"{name}.en.gz").write_bytes(gzip.compress(text.encode()))
-    return [tmp_path / "1.de", tmp_path / "2.de"], str(tmp_path / "*.en.gz"), sides
+    (tmp_path / "3.en.gz").mkdir()  # which is no file
+    return [tmp_path / "1.de", tmp_path / "2.de"], str(tmp_path / "[1-3].en.gz"), sides
 
 
 def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(parallel):
@@ -104,7 +107,7 @@ def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(paralle
     assert source.__getitems__(range(100)) == records
     copy = pickle.loads(pickle.dumps(source))
     assert all(copy[index] == records[index] for index in (99, 0, 77, 70, 33))
-    assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-7]}2.en.gz, line 8"
+    assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-11]}2.en.gz, line 8"
     assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
     kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
     assert (len(kept), len(skipped)) == (100, 85)
@@ -143,7 +146,7 @@ def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_p
     [
         ("nowhere.txt", FileNotFoundError, "there is no file .*nowhere.txt; check the path"),
         ("*.nothing", FileNotFoundError, r"no file matches .*\*.nothing; check"),
-        (".", ValueError, r"is a directory; name its files with a glob such as"),
+        (".", ValueError, r"is a directory; .* a glob such as .*data-\*\.arrow for a Hugging"),
     ],
 )
 def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
@@ -154,12 +157,13 @@ def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
             kind([])
 
 
-def test_a_socket_is_refused(tmp_path, monkeypatch):
+def test_a_socket_or_a_pipe_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("a.txt")
-        for paths in ("a.txt", "*.txt"):
-            with pytest.raises(ValueError, match=r"a\.txt is a socket or a pipe"):
+        os.mkfifo("b.txt")
+        for paths in ("a.txt", "b.txt", "*.txt"):
+            with pytest.raises(ValueError, match=r"[ab]\.txt is a socket or a pipe"):
                 TextFiles(paths)
 
 
@@ -239,11 +243,13 @@ def test_a_slice_names_records_as_its_source_does(tmp_path):
     half = Slice(TextFiles(path), 0.5, 1.0)
     assert half[0] == {"text": "three"}
     assert where(half, 1) == f"{path}, line 4"
-    assert half.fingerprint != Slice(TextFiles(path), 0.0, 0.5).fingerprint
+    others = (Slice(TextFiles(path), *share).fingerprint for share in ((0.0, 0.5), (0.0, 1.0)))
+    assert len({half.fingerprint, *others}) == 3
     with pytest.raises(IndexError, match="record 2 of 2"):
         half[2]
-    with pytest.raises(ValueError, match=r"give 0.0 <= begin < end <= 1.0"):
-        Slice(half, 0.5, 0.5)
+    for share in ((0.5, 0.5), (-0.1, 0.5), (0.5, 1.1)):
+        with pytest.raises(ValueError, match=r"give 0.0 <= begin < end <= 1.0"):
+            Slice(half, *share)
 
 
 @pytest.fixture(scope="module")

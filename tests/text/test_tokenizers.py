@@ -44,6 +44,7 @@ def hugging_face(source, tmp_path_factory):
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     tokenizer.enable_truncation(8)  # which a corpus must not heed
+    tokenizer.enable_padding()  # nor this
     path = tmp_path_factory.mktemp("hugging_face") / "tokenizer.json"
     tokenizer.save(str(path))
     return HuggingFace(path)
@@ -126,6 +127,8 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
         train_sentencepiece(changed, 400, tmp_path / "m.model")
     with pytest.raises(ValueError, match=r"\(vocab_size was 400, now 410\)\. Give it as the"):
         train_sentencepiece(source, 410, tmp_path / "m.model")
+    with pytest.raises(ValueError, match="field was text, now body, seed was 0, now 1"):
+        train_sentencepiece(source, 400, tmp_path / "m.model", seed=1, field="body")
     (tmp_path / "m.model.json").unlink()  # it may be a user's own
     with pytest.raises(ValueError, match=r"m\.model exists"):
         train_sentencepiece(source, 400, tmp_path / "m.model")
@@ -144,7 +147,7 @@ def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp
     assert places[0] < 10
     assert places[-1] > 290
     monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 10 * total)
-    assert list(sentencepiece_module._sample(source, ["text"], 0)) == source.records
+    assert list(sentencepiece_module._sample(source, ["text"] * 2, 0)) == 2 * source.records
 
 
 def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
