@@ -389,8 +389,10 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
     def score(name, **options):
         options |= {"directory": tmp_path / name, "per": "position"}
-        return pipeline.score(corpus, ready, **options, **OPTIONS)
+        return pipeline.score(corpus, ready, **OPTIONS | options)
 
+    few = {"tokens_per_batch": 896, "max_length": 128, "max_buckets": 1}  # for 7 rows, or for 4
+    assert score("few", sharding=mesh, **few).equals(score("few", **few))
     scores = score("four", sharding=mesh)
     about = json.loads((tmp_path / "four" / "scores.json").read_text())
     assert about["row_multiple"] == 4
