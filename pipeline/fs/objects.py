@@ -212,7 +212,7 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
             f"the credentials do not allow this for {place}; they need permission to list the "
             f"bucket and to read and write in it{account} ({reason})"
         )
-    moved = status in (301, 307, 308) or "redirect without LOCATION" in reason
+    moved = status in (301, 307, 308) or "redirect without LOCATION" in str(error)
     if moved and bucket.startswith("s3://"):
         return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
     if status == 416:

@@ -222,7 +222,7 @@ def make_search(
         )
     if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
         raise InvalidValue("none of the lengths is above 0, so there is nothing to fit buckets to")
-    if array.ndim == 2:  # no batch has the others
+    if array.ndim == 2:  # pairs without targets are in no batch
         array = array[array[:, 1] > 0]
     limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
     if limits:

@@ -186,7 +186,7 @@ class FollowedPlan(Plan):
             if step < (first := begun[0].step):
                 raise OutOfRange(
                     f"step is {step:,}; steps count from 0 over all epochs"
-                    + f", and this plan, resumed from a state, has only those from {first:,} on"
+                    + f", and this plan, resumed from a state, has only steps from {first:,} on"
                     * (first > 0)
                 )
             start = begun[bisect.bisect_right(begun, step, key=lambda each: each.step) - 1]
@@ -206,8 +206,8 @@ class FollowedPlan(Plan):
         """The plan with other options from the end of a window on.
 
         A chapter ends with the window of step `step - 1`, and the next chapter has the new options.
-        In later epochs, which are ordinary, they apply from the next step that `Plan.next_block`
-        allows.
+        In later epochs, which are ordinary, they apply from `step` on, or with tiers from the end
+        of its block.
 
         Args:
             step: the first step that may differ; not before an earlier change.
@@ -242,7 +242,8 @@ class FollowedPlan(Plan):
     def refit(self, step: int, **options: Any) -> Refit | None:
         """Buckets fitted to the latest windows from which a step may take rows.
 
-        None in later epochs, which have no such windows. Batches do not change.
+        None in later epochs, which have no such windows, and if nothing in the windows can be
+        trained on. Batches do not change.
 
         Args:
             step: from 0; waits until its rows are sealed.
@@ -367,7 +368,7 @@ class FollowedPlan(Plan):
         return self
 
     def next_block(self, step: int) -> int:
-        """`step`: options may change at any step; they apply once its window or block has ended."""
+        """`step`: options may change at any step, and apply after its window or block."""
         return require_whole("step", step, 0)
 
     def __repr__(self) -> str:

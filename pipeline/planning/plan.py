@@ -549,6 +549,8 @@ class Plan:
 
         >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
         (1, 1)
+        >>> Plan([6, 6, 3], [Bucket(rows=2, length=9)], packing="fill").cuts
+        (0, 0)
         """
         each = [stream.whole.layout.cuts.sum(axis=1) for stream in self.stages[-1].streams]
         cuts, least = np.sum(each, axis=0).tolist()

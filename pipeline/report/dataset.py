@@ -181,7 +181,7 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
         raise Missing(f"there is no file {path}; check the path")
     try:
         if path.suffix == ".json":
-            return _count_lengths(json.loads(path.read_bytes()))
+            return _count_lengths(json.loads(path.read_bytes(), object_pairs_hook=_as_counts))
         return as_lengths(np.asarray(np.load(os.fspath(path), mmap_mode="r")))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}; check the path") from error
@@ -194,10 +194,17 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
         ) from error
 
 
-def _count_lengths(stored: Mapping[str, int]) -> np.ndarray:
-    counts = {int(length): count for length, count in stored.items()}
-    if len(counts) < len(stored):
-        raise InvalidValue("a length is there twice")
+def _as_counts(pairs: list[tuple[str, Any]]) -> dict[int, Any]:
+    """The counts of an object of a JSON file by length."""
+    counts: dict[int, Any] = {}
+    for length, count in pairs:
+        if int(length) in counts:
+            raise InvalidValue(f"it has length {int(length)} twice")
+        counts[int(length)] = count
+    return counts
+
+
+def _count_lengths(counts: Mapping[int, Any]) -> np.ndarray:
     for length, count in counts.items():
         if length < 0 or not isinstance(count, int) or count < 0:
             raise InvalidValue(f"it has the count {count!r} for length {length}")

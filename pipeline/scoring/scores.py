@@ -106,7 +106,8 @@ def score(
         state: a pytree of arrays, such as the parameters of a model; default None. Arrays that
             `step` refers to itself become constants of each program, which suits small models.
         reduce: "sum" or "mean" over the records of each example. Default None: a list of the
-            records of positions or continuations, and the record of a segment itself.
+            records of positions or continuations, and the record of a segment or row itself; then
+            no example may be split.
         epoch: the epoch, which decides the random choices of a view; default 0.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
         **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but not

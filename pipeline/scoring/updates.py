@@ -134,7 +134,8 @@ def unpack(
 ) -> Any:
     """The results of steps, as a list with an array for each example, in their order.
 
-    Pieces of a split example are joined. An example that is in no batch has an empty array.
+    Pieces of a split example are joined. An example that is in no batch has an empty array, and one
+    whose last pieces are in no batch a shorter one.
 
     >>> logprobs = unpack(results, examples, per="position")  # doctest: +SKIP
     >>> [each.shape for each in logprobs] == [(n,) for n in examples.lengths]  # doctest: +SKIP

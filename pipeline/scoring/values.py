@@ -206,11 +206,12 @@ def _find(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
     single = per not in POSITIONS and reduce is None and continuations is None
-    if single and (plan.cuts[0] or plan.max_position >= max(plan.buckets[-1].lengths)):
+    long = plan.max_position >= max(plan.buckets[-1].lengths)
+    if single and (long or plan.cuts[0]):
+        remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
-            "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, "
-            "overflow='truncate', or another packing than 'fill'"
+            f"give reduce='mean' (weighted by positions) or 'sum', {remedy}"
         )
     dtype = next(iter(outputs.values()))[name].dtype
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -50,14 +49,12 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([each for each in arrays if each.size] or arrays[:1])
 
 
-def _can_hold(dtype: np.dtype, value: Any) -> bool:
-    """Whether a value is a number that a dtype has, but for rounding of floating-point ones."""
-    if not isinstance(value, numbers.Real | np.bool_):
-        return False
+def _can_hold(dtype: np.dtype, value: float) -> bool:
+    """Whether a dtype can hold a number; floating-point dtypes may round it."""
     if dtype.kind == "f":
-        return math.isinf(value) or bool(abs(value) <= np.finfo(dtype).max)
+        return abs(value) == math.inf or abs(value) <= float(np.finfo(dtype).max)
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return bool(least <= value <= most) and value == int(value)
+    return least <= value <= most and value == int(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +72,8 @@ class Feature:
         dtype: in the batch, boolean or a number of at most 32 bits. Default None: that of the first
             example's data, with 32 bits in place of 64.
         shape: that of the value of one token, or of one example; default a number.
-        fill: the value for a corpus of a mixture that lacks the feature; default None: refused.
+        fill: the value where the feature is missing: in a corpus of a mixture, a record, or a span
+            of a template; default None: refused.
 
     Raises:
         ValueError: an argument is not as above.
@@ -90,6 +88,11 @@ class Feature:
         require_one_of("of", self.of, get_args(Of))
         shape = self.shape if isinstance(self.shape, tuple | list) else (self.shape,)
         object.__setattr__(self, "shape", tuple(require_whole("shape", n, 1) for n in shape))
+        if self.fill is not None:
+            fill: Any = self.fill.item() if isinstance(self.fill, np.generic) else self.fill
+            if not isinstance(fill, int | float):
+                raise InvalidValue(f"fill is {fill!r}; it must be a number")
+            object.__setattr__(self, "fill", fill)
         if self.dtype is not None:
             try:
                 dtype = np.dtype(self.dtype)

@@ -234,7 +234,7 @@ class Schedule:
             arguments[0] = 0, {**arguments[0][1], **mixture}
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
-            arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
+            arguments[0] = 0, {"examples": len(first), **arguments[0][1]}
         if change := self._change:
             number, self._change = self.entries.index(change), None
             change.step = replay(corpus, arguments[:number]).next_block(change.step)

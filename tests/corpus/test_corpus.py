@@ -286,7 +286,7 @@ PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
         (MANIFEST, lambda _: b'{"schema_version": 5}', "it is half-written or changed: KeyError"),
-        (MANIFEST, lambda _: b'{"schema_version": 4}', "has schema version 4, but .* version 5"),
+        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 5; write the corpus"),
         (MANIFEST, lambda _: None, "it is a directory"),
     ],
 )

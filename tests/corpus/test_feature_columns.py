@@ -234,6 +234,17 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("int32", 2**31 - 1), ("float16", 0.1), ("float32", np.float32(-np.inf)), (bool, np.True_)],
+)
+def test_a_fill_is_any_number_that_its_dtype_can_hold(dtype, fill, tmp_path):
+    features = {"a": Feature("example", dtype=dtype, fill=fill)}
+    assert features["a"].filled(1) == np.array(fill, dtype)
+    Corpus.from_arrays({"tokens": [[1]], "a": [fill]}, tmp_path, features=features)
+    assert Corpus.open(tmp_path).features["a"] == features["a"]
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"of": "rows"}, "of is 'rows'; it must be one of inputs, targets, continuation, example"),
@@ -243,12 +254,12 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
         ({"of": "inputs", "dtype": "int8", "fill": 0.5}, "fill is 0.5, which int8 cannot hold"),
         ({"of": "inputs", "dtype": "int8", "fill": 300}, "fill is 300, which int8 cannot hold"),
         ({"of": "inputs", "dtype": "uint8", "fill": -1}, "fill is -1, which uint8 cannot hold"),
-        ({"of": "inputs", "dtype": "float16", "fill": "x"}, "fill is 'x', which float16 cannot"),
+        ({"of": "inputs", "dtype": "float16", "fill": 10**400}, "which float16 cannot hold"),
+        ({"of": "inputs", "dtype": "int32", "fill": np.float32(2**31)}, "which int32 cannot hold"),
+        ({"of": "inputs", "fill": "x"}, "fill is 'x'; it must be a number"),
     ],
 )
 def test_a_feature_that_cannot_be_is_refused(options, sentence):
-    for dtype, fill in (("int32", 2**31 - 1), ("float16", 0.1), ("float32", -np.inf), (bool, True)):
-        assert Feature("example", dtype=dtype, fill=fill).filled(1) == np.array(fill, dtype)
     with pytest.raises(ValueError, match=sentence):
         Feature(**options)
     with pytest.raises(ValueError, match="of targets, but examples of the task 'inputs' have"):

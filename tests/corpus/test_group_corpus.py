@@ -217,7 +217,7 @@ def test_what_a_group_cannot_be_is_refused():
         ("logprob", [[1, 2, 3]], "logprob of group 0 is [1, 2, 3]; nest it like the tokens"),
         ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "1 of logprob of group 0 must have shape (1,"),
         ("weights", [[1, 2, 3]], "the shape of the weights of group 0 is (3,); for a group of 2 c"),
-        ("weights", [(0, [1, [-1]])], "continuation 1 of the weights of group 0 cannot hold -1.0"),
+        ("weights", [(0, [1, [-1]])], "the weights of group 0 cannot hold -1.0; a weight must"),
         ("_above", [], "a feature is named '_above'"),
     ):
         own = {name: features[name]} if name in features else {}

@@ -18,6 +18,7 @@ from pipeline.loading.collate import collate
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
+from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import Compiled
 from tests.loading.definition import define_batch, require_same
 from tests.meshes import OneProcess, mesh_of
@@ -326,7 +327,9 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
 
 
 NO_PLANS = [None, [], [3], [{"from": 0}], [{"from": 0, "fingerprint": 7}]]
-NO_PLANS += [[{"from": each, "fingerprint": "9f0a", "identity": {}}] for each in (0, "0")]
+EMPTY = {"fingerprint": fingerprint_of({}), "identity": {}}
+NO_PLANS += [[EMPTY | {"from": each}] for each in ("0", 1)]
+NO_PLANS += [[EMPTY | {"from": 0, "fingerprint": "9f0a"}]]
 
 
 @pytest.mark.parametrize(

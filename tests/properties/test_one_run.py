@@ -17,7 +17,7 @@ from tests.corpus.kinds import SIZES, make, require_pieces
 from tests.loading.definition import join
 from tests.properties.accounts import Account
 
-EXAMPLES = 15
+EXAMPLES = 10
 
 # Two processes can share them; of one corpus, the last batches of an epoch may be smaller.
 TEXT = (Bucket(4, 16), Bucket(2, 40)), (Bucket(2, 48),)

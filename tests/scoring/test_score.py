@@ -363,7 +363,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "some examples are split into several segments; give reduce='mean'" in split
     sevens = pipeline.Examples([np.arange(1, 8)] * 3, vocab_size=9)
     options = {"buckets": [pipeline.Bucket(2, 9)], "packing": "fill", "per": PER}
-    with pytest.raises(ValueError, match=r"split into .* another packing than 'fill'"):
+    with pytest.raises(ValueError, match=r"split into .* or another packing$"):
         pipeline.score(sevens, positions_and_segments, directory=tmp_path, **options)
     kinds = "position, segment, continuation, row"
     wrong = refused(ready, per="targets")

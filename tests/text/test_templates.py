@@ -1,5 +1,7 @@
 """Templates: what is read and what is learnt, from the record to the batch."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,6 +94,9 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     unlike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 1]]}, tmp_path / "0")
     alike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 0.5]]}, tmp_path / "1")
     assert unlike.fingerprint != alike.fingerprint
+    for template in (spoken, Chat(), Answer(prompt="{a}", answer="{b}")):
+        again = pickle.loads(pickle.dumps(template))
+        assert templates.fingerprint(again) == templates.fingerprint(template)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,9 @@ def test_corpora_join_in_the_order_in_which_entries_add_them():
     schedule = Schedule(BEGIN, [(3, {"add": ["code"]}), (5, {"add": ["news"]})])
     plan = schedule.plan(schedule.select(every))
     assert [changes["examples"] for _, changes in plan.changes] == [2, 6, 9]
+    schedule = Schedule(BEGIN, [(0, {"add": ["code"]}), (5, {"add": ["news"]})])
+    plan = schedule.plan(schedule.select(every))
+    assert [changes["examples"] for _, changes in plan.changes] == [6, 9]
     begin = Schedule({"exclude": [1]}, [(0, {"exclude": [2], "seed": 3}), (0, {"exclude": [5]})])
     assert begin.options() == {"exclude": [1, 2, 5], "seed": 3}
     with pytest.raises(ValueError, match=r"each of news must be there, .* and be added once"):

@@ -36,7 +36,7 @@ def buckets_of(workdir):
 
 def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path):
     said = run(config, tmp_path)
-    assert MEASURED in said
+    assert said.count(MEASURED) == 1
     tuned = read_tuned(tmp_path)
     assert buckets_of(tmp_path) == tuned.buckets
     assert tuned.epochs == pytest.approx(12 * 1024 / read_history(as_path(tmp_path))[0].num_tokens)
@@ -78,7 +78,7 @@ def test_what_was_tuned_before_the_run_is_taken(config, tmp_path):
     assert buckets_of(tmp_path) == before.buckets
     with messages() as said:
         train.tune(config, as_path(tmp_path))
-    assert MEASURED in str(said)  # a command measures
+    assert str(said).count(MEASURED) == 1  # a command measures
 
 
 def test_another_config_is_measured_again(config, tmp_path):
@@ -86,7 +86,7 @@ def test_another_config_is_measured_again(config, tmp_path):
     config.batches.tokens_per_batch = 512
     said = run(config, tmp_path)
     assert "measuring again" in said
-    assert MEASURED in said
+    assert said.count(MEASURED) == 1
     assert max(bucket.positions for bucket in buckets_of(tmp_path)) <= 512
 
 
