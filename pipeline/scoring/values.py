@@ -206,8 +206,8 @@ def _find(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
     single = per not in POSITIONS and reduce is None and continuations is None
-    long = plan.max_position >= max(plan.buckets[-1].lengths)
-    if single and (long or plan.cuts[0]):
+    long = single and plan.max_position >= max(plan.buckets[-1].lengths)
+    if long or (single and plan.cuts[0]):
         remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
