@@ -1,5 +1,6 @@
 import json
 import os
+import tempfile
 
 from tests.processes import COMPILE_QUICKLY
 
@@ -8,6 +9,13 @@ from tests.processes import COMPILE_QUICKLY
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {COMPILE_QUICKLY}"
 os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+# Programs that a worker or its child compiles are for all of this run, or for others if told so.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import numpy as np
 import pytest

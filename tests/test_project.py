@@ -115,7 +115,6 @@ def test_a_project_trains_and_goes_on(python, tmp_path):
     shutil.copy(ROOT / "examples/linen.py", tmp_path)
     own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     own |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_QUICKLY}"}
-    own["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "programs")
 
     def train(directory, steps):
         """The loss of each step of the example, on two devices."""

@@ -103,7 +103,7 @@ ALL_KEY_HEADS = False, {"num_kv_heads": 4}
 @pytest.mark.parametrize(
     ("attention", "tables", "options"),
     [
-        ("dense", *ROTARY),
+        pytest.param("dense", *ROTARY, marks=pytest.mark.slow),
         ("blocked", *TABLE),
         pytest.param("dense", *TABLE, marks=pytest.mark.slow),
         pytest.param("blocked", *ROTARY, marks=pytest.mark.slow),

@@ -6,7 +6,7 @@ import time
 from tests.processes import TIME_LIMIT, Group, call, environment, free_port
 from tests.runs.runs import lines
 
-CONFIG = "--config=tests/runs/tiny_config.py"
+CONFIG = "--config=tests/runs/tiny_config.py:buckets"
 SLOW = "tests/runs/slow_train.py"  # the program, to be stopped midway
 
 

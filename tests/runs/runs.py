@@ -8,7 +8,6 @@ import logging
 import math
 import os
 
-import jax
 import numpy as np
 import pytest
 
@@ -61,9 +60,6 @@ def messages():
 
 def run(config, workdir, **options):
     """Runs a config to its end; returns what was logged."""
-    programs = os.path.join(os.path.dirname(os.environ["TINY_TEXT"]), "programs-here")
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", before or programs)
     with messages() as found:
         train.train(config, as_path(workdir), **options)
     return str(found)

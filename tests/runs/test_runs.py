@@ -34,6 +34,7 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
     assert_same_losses(tmp_path / "split", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
     run(tiny(text, steps=4), tmp_path, profile="1:2")
     (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
@@ -83,6 +84,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
 RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
 
 
+@pytest.mark.slow
 def test_planned_changes_are_compiled_before_step_0_and_survive_a_kill(text, tmp_path):
     """A ramp of the batch size, and then longer context."""
     config, save = {"steps": 16, "schedule": RAMP}, Checkpoints.save
@@ -219,6 +221,7 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(parse_flags, word):
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
     one = {"steps": 6, "batches__max_buckets": 1}
     run(tiny(text, **one), tmp_path / "plain")

@@ -21,7 +21,7 @@ def whole(text, once):
 
 def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(whole):
     values, output = summary(whole), (whole / "output").read_text()
-    assert 1 <= len(values["compiles"]) <= 3
+    assert len(values["compiles"]) == 2
     assert set(values["compiles"].values()) == {1}
     assert values["compiles_after_start"] == values["other_compiles"] == 0, output
     for bucket in values["compiles"]:
@@ -90,6 +90,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path)
     assert not lines(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
     """With those of a page; only what builds the model and the optimizer changes."""
     whole = (ROOT / "train.py").read_text()
@@ -102,7 +103,7 @@ def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
         command = [sys.executable, copy, CONFIG, "--config.keep=1"]
         command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]
         command += ["--config.batches.tokens_per_batch=512"]
-        done = call(*command, TINY_TEXT=str(text))
+        done = call(*command, **variables(text))
         assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed: step 6 of 10" in done.stdout
     assert [line["step"] for line in steps(tmp_path / "run")] == list(range(10))

@@ -1,7 +1,7 @@
-"""The smallest run that has everything: three buckets, evaluations, checkpoints, two epochs.
+"""The smallest run that has evaluations, checkpoints and two epochs.
 
-Others go by a name, as in `--config=tests/runs/tiny_config.py:hosts`: with rows that 1, 2, 3, 4, 6
-or 12 hosts can share, and of each task.
+Others go by a name, as in `--config=tests/runs/tiny_config.py:hosts`: with two buckets, also with
+rows that 1, 2, 3, 4, 6 or 12 hosts can share, and of each task.
 """
 
 import os
@@ -32,12 +32,14 @@ def get_config(kind: str = "") -> ConfigDict:
     if kind != "pairs":
         batches.max_length = 64
     match kind:
-        case "":
+        case "" | "buckets":
             config.steps, config.eval_every, config.checkpoint_every = 30, 10, 5
-            batches.update(max_buckets=3, max_length=128)
+            batches.max_length = 128
+            if kind:
+                batches.update(max_buckets=2, max_length=192)
         case "hosts":
             config.steps, config.eval_every = 40, 10
-            batches.update(tokens_per_batch=1536, max_buckets=2, max_length=128, row_multiple=12)
+            batches.update(tokens_per_batch=1920, max_buckets=2, max_length=160, row_multiple=12)
         case "pairs":
             config.train.field = config.eval.field = "de", "en"
             batches.update(max_buckets=2, max_length=(96, 64))

@@ -105,16 +105,7 @@ def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
     log.close()
 
 
-@pytest.fixture
-def persistent_cache(tmp_path):
-    """JAX's persistent cache in use, of which it would say at every look-up what it does."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", before or str(tmp_path))
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-
-
-def test_the_guard_says_which_step_compiled_again_and_why(caplog, persistent_cache):
+def test_the_guard_says_which_step_compiled_again_and_why(caplog):
     @jax.jit
     def guarded(batch):
         return batch["inputs"].sum()
