@@ -220,10 +220,10 @@ def make_search(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
             "(inputs, targets) for pairs"
         )
-    if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
-        raise InvalidValue("none of the lengths is above 0, so there is nothing to fit buckets to")
     if array.ndim == 2:  # pairs without targets are in no batch
         array = array[array[:, 1] > 0]
+    if not array.any():
+        raise InvalidValue("none of the lengths is above 0, so there is nothing to fit buckets to")
     limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
     if limits:
         limit = np.minimum(limit, limits)

@@ -12,7 +12,6 @@ def get_config() -> ConfigDict:
     config = tiny_config.get_config()
     config.steps = 12
     config.eval_every, config.checkpoint_every = 12, 6
-    config.batches.update(max_buckets=2, max_length=192)
     config.sources = ConfigDict(
         {"first": {**config.train, "end": 0.4}, "second": {**config.train, "begin": 0.4}}
     )

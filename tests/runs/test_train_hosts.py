@@ -121,6 +121,7 @@ EIGHT_ROWS = (
     "--config.batches.row_multiple=4",
     "--config.batches.tokens_per_batch=1024",
     "--config.batches.max_buckets=1",
+    "--config.batches.max_length=128",
     "--config.model.num_layers=1",
     "--config.model.width=32",
     "--config.model.attention=dense",
