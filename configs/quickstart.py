@@ -7,7 +7,7 @@ def get_config() -> ConfigDict:
     """The configuration that `python train.py` runs."""
     config = ConfigDict()
     config.seed = 0
-    config.steps = 200
+    config.steps = 150
 
     # The records come from one of three: `source`, MODULE:NAME of a function or class that takes
     # `split`; `files`, names or globs of files; `tfds`, the name of a prepared TFDS data set.
@@ -110,7 +110,7 @@ def get_config() -> ConfigDict:
 
     config.accumulate = 1  # steps whose gradients are added up for one update
 
-    config.eval_every = 100  # steps
+    config.eval_every = 75  # steps
     config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
     config.on_nonfinite = "stop"  # or "skip": continue without that step's update
