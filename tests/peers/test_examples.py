@@ -142,7 +142,7 @@ def test_an_example_learns_is_killed_and_goes_on_also_on_other_devices(example, 
         if example.name == "lm1b":  # parameters on one device or on two, whatever was saved
             more = (f"--fsdp={min(devices, 2)}",)
         if example.library == "maxtext":  # the rows of a batch are this for each device
-            more = (f"per_device_batch_size={4 // devices}", "dtype=float32")
+            more = (f"per_device_batch_size={8 // devices}", "dtype=float32")
         return dataclasses.replace(example, arguments=example.arguments + more)
 
     (tmp_path / "4").mkdir()
