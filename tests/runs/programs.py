@@ -15,8 +15,6 @@ def variables(text, programs="programs"):
     return {
         "TINY_TEXT": str(text),
         "JAX_COMPILATION_CACHE_DIR": str(text.parent / programs),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
 
 

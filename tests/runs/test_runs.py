@@ -111,7 +111,7 @@ def test_planned_changes_are_compiled_before_step_0_and_survive_a_kill(text, tmp
     assert "all 16 batches are those that were planned" in said
 
 
-ZIGZAG = {"mesh__data": 1, "mesh__context": 4, "context_order": "zigzag", "batches__max_buckets": 1}
+ZIGZAG = {"mesh__data": 1, "mesh__context": 4, "context_order": "zigzag"}
 REFUSED = {  # before the first of these is written
     "corpus": [
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
@@ -223,7 +223,7 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(parse_flags, word):
 
 @pytest.mark.slow
 def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
-    one = {"steps": 6, "batches__max_buckets": 1}
+    one = {"steps": 6}
     run(tiny(text, **one), tmp_path / "plain")
     config = tiny(text, **one, cache__directory=str(tmp_path / "cache"))
     run(config, tmp_path / "cached")

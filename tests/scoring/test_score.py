@@ -405,7 +405,7 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
-    small = {"model__num_layers": 1, "model__width": 32, "batches__max_buckets": 1}
+    small = {"model__num_layers": 1, "model__width": 32}
     config = tiny(text, **small, model__attention="dense")
     workdir = epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("counter")
 
 @pytest.fixture
 def config(text):
-    config = tiny(text, steps=8, eval_every=8, checkpoint_every=8, batches__max_buckets=1)
+    config = tiny(text, steps=8, eval_every=8, checkpoint_every=8)
     config.train.files, config.train.follow = "", True
     with config.batches.unlocked():
         config.batches.window = 20

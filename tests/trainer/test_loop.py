@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("counter")
 @pytest.fixture
 def config(text):
     often = {"eval_every": 6, "checkpoint_every": 6}
-    return tiny(text, steps=12, **often, peak_flops=1e9, batches__max_buckets=1)
+    return tiny(text, steps=12, **often, peak_flops=1e9)
 
 
 def whole_summary(workdir):
