@@ -8,6 +8,7 @@ leaves its batches in a file. Then one process trains a model on each, step by s
 
 import dataclasses
 import itertools
+import math
 import os
 import pathlib
 import pickle
@@ -29,9 +30,9 @@ from pipeline.text.tokenizers import Bytes
 POSITIONS = 8_192  # of a batch
 DOCUMENTS = 3_000
 
-# Different batches, and how often each is a step. With blocked attention a step depends on what its
-# rows hold, so that more batches say more than more rounds.
-DENSE, BLOCKED = (12, 6), (16, 2)
+# Different batches, and how often each is timed. With blocked attention a step depends on what its
+# rows hold, so each batch of an epoch is timed, once.
+BATCHES, ROUNDS = 12, 6
 
 COLUMNS = (
     "input path",
@@ -61,7 +62,8 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     """
     rows = max(POSITIONS // length, 2)
     model = model_for(length)
-    steps, rounds = DENSE if model.attention == "dense" else BLOCKED
+    every = model.attention == "blocked"
+    rounds = 1 if every else ROUNDS
     pythons = dict(each.split("=", 1) for each in interpreters)
     if unknown := pythons.keys() - {library for library, *_ in PATHS.values()}:
         raise SystemExit(f"--interpreter names no library of an input path: {', '.join(unknown)}")
@@ -76,28 +78,31 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             for name, (library, *_) in PATHS.items()
         }
     there = {name: result for name, result in results.items() if "batches" in result}
-    chosen = {name: _choose(result["batches"], steps) for name, result in there.items()}
-    runs = {
-        name: Run(itertools.cycle(_readable(each, ids) for each in some), model)
-        for name, some in chosen.items()
-    }
+    chosen, runs = dict[str, list[Batch]](), dict[str, Run]()
+    for name, result in there.items():
+        some = _choose(result["batches"], len(result["batches"]) if every else BATCHES)
+        shapes = {batch["inputs"].shape: batch for batch in some}.values()
+        order = itertools.chain(shapes, itertools.cycle(some))
+        chosen[name], runs[name] = some, Run((_readable(each, ids) for each in order), model)
+        for _ in shapes:  # compiles
+            runs[name].step()
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in chosen[name]] for name in chosen}
     turns = np.random.default_rng(0)  # a step's seconds depend on what ran before it
     for _ in range(rounds):
         for step in range(max(map(len, chosen.values()))):
             for name in turns.permutation([n for n in chosen if step < len(chosen[n])]).tolist():
-                if spent := runs[name].step():  # None where it compiled
-                    seconds[name][step].append(spent)
+                seconds[name][step].append(runs[name].step() or math.nan)
     versions = {}
     for result in there.values():
         versions |= result["versions"]
+    part = f"{BATCHES} batches of each, as many of a shape as its share of the epoch and at least "
+    part += f"one, each at the median of {ROUNDS} steps"
     about = (
         f"{len(documents):,} {subject}, {int((sizes - 1).sum()):,} tokens to predict, the longest "
         f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
         "positions. Tokens of which a step trains the prediction, in a second of an epoch's steps "
         f"of a decoder of {MODEL.num_layers} layers of width {MODEL.width}, without compilation: "
-        f"all paths in turns, in random order, {steps} batches of each, as many of a shape as its "
-        f"share of the epoch and at least one, each at the median of {rounds} steps; and of "
+        f"all paths in turns, in random order, {'each batch once' if every else part}; and of "
         "making batches alone, each in its own process. Mean context is the number of tokens from "
         "which a token is predicted; paths that cut documents have less of it, and less work. "
         "Documents with a token that is trained to predict another document's, and that attend to "

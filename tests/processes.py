@@ -21,10 +21,10 @@ SECONDS = 20  # that a child has for a moment's work
 
 # Programs of tests run for milliseconds; compiling them takes seconds.
 COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones may not know the flags
-    # One module of LLVM in place of up to 32: a quarter less work for programs as small as these.
+# One module of LLVM in place of up to 32: a quarter less work for programs as small as these.
+COMPILE_QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know the flag
     COMPILE_QUICKLY += " --xla_cpu_use_fusion_emitters=false"
-    COMPILE_QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"
 
 
 def free_port():

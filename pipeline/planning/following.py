@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from pipeline.errors import InvalidState, InvalidValue, OutOfRange, require_whole
+from pipeline.errors import InvalidState, InvalidValue, require_whole
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.fit import Refit, refit, typical_lengths
@@ -20,7 +20,7 @@ from pipeline.planning.growing import APART, Chapter, Parts, Place
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
 from pipeline.planning.pieces import cut
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import Plan, check_first
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
 from pipeline.planning.stream import Stream
@@ -183,12 +183,7 @@ class FollowedPlan(Plan):
         before = None
         while True:
             begun = self._begun
-            if step < (first := begun[0].step):
-                raise OutOfRange(
-                    f"step is {step:,}; steps count from 0 over all epochs"
-                    + f", and this plan, resumed from a state, has only steps from {first:,} on"
-                    * (first > 0)
-                )
+            check_first(step, begun[0].step)
             start = begun[bisect.bisect_right(begun, step, key=lambda each: each.step) - 1]
             stages = self._cache.get((self.stages, start), 0, self._make, start, before)
             if stages[-1].schedule.has(step):

@@ -73,13 +73,14 @@ def take_first(given: Any, examples: int) -> Any:
             f"lengths has {len(array):,} examples, and the plan is of {examples:,}; give the "
             "lengths of all of them"
         )
-    files, trees = getattr(given, "files", None), getattr(given, "trees", None)
-    if files is None and trees is None:
-        return array[:examples]
-    if files is not None:
-        files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
-    trees = None if trees is None else trees[:examples]
-    return types.SimpleNamespace(lengths=array[:examples], files=files, trees=trees)
+    begin = types.SimpleNamespace(lengths=array[:examples])
+    if (files := getattr(given, "files", None)) is not None:
+        begin.files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
+    if (trees := getattr(given, "trees", None)) is not None:
+        begin.trees = trees[:examples]
+    if hasattr(given, "cached_file"):
+        begin.cached_file = given.cached_file
+    return begin if len(vars(begin)) > 1 else begin.lengths
 
 
 def as_corpora(given: Any) -> Mapping[str, Any]:

@@ -288,12 +288,8 @@ class Plan:
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
+        check_first(step, self._first)
         stage = self.last_stage(step)
-        if step < self._first:
-            raise OutOfRange(
-                f"step is {step:,}; steps count from 0 over all epochs"
-                + f", and this plan has only steps from {self._first:,} on" * (self._first > 0)
-            )
         if (end := stage.end if self._last is None else self._last) is not None and step >= end:
             raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
         return stage
@@ -561,6 +557,15 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def check_first(step: int, first: int) -> None:
+    """Refuses a step before the first one of a plan."""
+    if step < first:
+        raise OutOfRange(
+            f"step is {step:,}; steps count from 0 over all epochs"
+            + f", and this plan has only steps from {first:,} on" * (first > 0)
+        )
 
 
 def _earliest(*ends: int | None) -> int | None:

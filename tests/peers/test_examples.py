@@ -134,12 +134,12 @@ EXAMPLES = WITH_JAX + [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_an_example_learns_is_killed_and_goes_on_also_on_other_devices(example, text, tmp_path):
+def test_an_example_learns_is_killed_and_goes_on_also_on_fewer_devices(example, text, tmp_path):
     pytest.importorskip(example.library)
 
     def on(devices):
         more = ()
-        if example.name == "lm1b":  # parameters on one device or on two, whatever was saved
+        if example.name == "lm1b":  # parameters on two devices or on one, whatever was saved
             more = (f"--fsdp={min(devices, 2)}",)
         if example.library == "maxtext":  # the rows of a batch are this for each device
             more = (f"per_device_batch_size={8 // devices}", "dtype=float32")
@@ -149,9 +149,7 @@ def test_an_example_learns_is_killed_and_goes_on_also_on_other_devices(example, 
     before, _, said = on(4).run_killed(tmp_path / "4", text)
     assert list(before) == list(range(18))
     again = range(example.first, 18)
-    others = (1, 2) if example in WITH_JAX else ()
-    for devices in others:
-        shutil.copytree(tmp_path / "4", tmp_path / str(devices))
+    shutil.copytree(tmp_path / "4", tmp_path / "fewer")
     after, shapes, said_again = on(4).run(tmp_path / "4", text)
     assert list(after) == list(range(example.first, 40))
     assert [after[step] for step in again] == [before[step] for step in again]
@@ -163,8 +161,9 @@ def test_an_example_learns_is_killed_and_goes_on_also_on_other_devices(example, 
     if example.library == "maxtext":
         held_out = pipeline.Corpus.open(tmp_path / "4/corpus/eval")
         assert f"evaluated {float(held_out.num_tokens)}\n" in said_again
-    for devices in others:
-        there, _, _ = on(devices).run(tmp_path / str(devices), text, devices=devices)
+    if example in WITH_JAX:
+        fewer = 1 if example.name == "lm1b" else 2
+        there, _, _ = on(fewer).run(tmp_path / "fewer", text, devices=fewer)
         assert list(there) == list(after)
         np.testing.assert_allclose(
             [there[step] for step in again], [before[step] for step in again], rtol=1e-4

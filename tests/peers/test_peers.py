@@ -83,11 +83,13 @@ def test_an_epoch_has_the_seconds_of_its_shapes():
 
 @pytest.mark.slow
 def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
-    for name, value in {"DENSE": (1, 2), "POSITIONS": 256}.items():
+    names = "Lockstep", "Lockstep, tuned, truncated", "Grain, best fit", "MaxText, Grain"
+    paths = {name: peers.PATHS[name] for name in names}
+    for name, value in {"BATCHES": 1, "ROUNDS": 2, "POSITIONS": 256, "PATHS": paths}.items():
         monkeypatch.setattr(peers, name, value)
     (tmp_path / "text").write_text("\n".join("a short line " * (1 + n % 20) for n in range(60)))
     section = peers.measure(str(tmp_path / "text"), [], length=128)
-    assert [line[0] for line in section.lines] == [*peers.PATHS]
+    assert [line[0] for line in section.lines] == [*names]
     assert all(len(line) == len(peers.COLUMNS) for line in section.lines)
     lockstep = dict(zip(peers.COLUMNS, section.lines[0], strict=True))
     assert lockstep["trained tokens/s"] == "1.00× Lockstep's"

@@ -215,7 +215,7 @@ def test_a_change_ends_the_chapter_with_its_window():
         again = change(follow(parts))
         again.resume(changed.entries_at(at))
         assert digests(again, range(at, at + 30)) == digests(changed, range(at, at + 30))
-    with pytest.raises(IndexError, match="resumed from a state, has only steps from"):
+    with pytest.raises(IndexError, match="this plan has only steps from"):
         again.batch(3)
 
 

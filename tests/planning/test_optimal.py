@@ -2,6 +2,7 @@ import errno
 import itertools
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -200,6 +201,23 @@ def test_what_is_left_of_several_corpora_is_searched_once(
     assert all("patterns of the rest" in each for each in of.get("corpora", {"": of}).values())
     changes = json.loads(json.dumps(first.changes))
     assert Plan.replay(corpora(), changes).fingerprint == first.fingerprint
+
+
+def test_a_corpus_that_has_grown_has_the_patterns_of_its_beginning(buckets, monkeypatch):
+    kept: dict[str, bytes] = {}
+
+    def corpus(lengths):
+        def cached_file(name, make):
+            if name not in kept:
+                kept[name] = make()
+            return kept[name]
+
+        return types.SimpleNamespace(lengths=lengths, cached_file=cached_file)
+
+    lengths = lognormal(400)
+    plan = Plan(corpus(lengths[:300]), buckets, packing="optimal").after(3, lengths=corpus(lengths))
+    monkeypatch.setattr(solution, "_search", None)  # nothing is searched again
+    assert Plan.replay(corpus(lengths), plan.changes).fingerprint == plan.fingerprint
 
 
 def test_a_corpus_that_cannot_be_written_is_solved_each_time(tmp_path, monkeypatch):

@@ -51,9 +51,18 @@ def go_on(text, workdir, counts, logs=None):
 
 
 @pytest.mark.slow
-def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):
-    go_on(text, tmp_path, (4, 1, 3, 2))
+def test_sigkill_to_one_of_four_ends_the_others_and_three_one_and_two_go_on(alone, text, tmp_path):
+    group = start_hosts(text, tmp_path, 4, program=SLOW)
+    wait_for_steps(group, tmp_path, 7)
+    group.processes[3].kill()
+    *codes, killed = group.wait(limit=60)
+    assert killed == -signal.SIGKILL
+    assert all(codes)
+    said = "\n".join(group.outputs()[:3])
+    assert "most likely because another is gone" in said, said
+    go_on(text, tmp_path, (3, 1, 2))
     assert_same_run(tmp_path, alone)
+    assert re.search(r"epoch 1: [\d,]+ positions, each once$", audited(tmp_path), re.M)
 
 
 @pytest.mark.slow
@@ -70,21 +79,6 @@ def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, 
         assert_same_run(workdir, alone)
         audited(workdir)
     objects._open_store.cache_clear()
-
-
-@pytest.mark.slow
-def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(alone, text, tmp_path):
-    group = start_hosts(text, tmp_path, 4, program=SLOW)
-    wait_for_steps(group, tmp_path, 7)
-    group.processes[3].kill()
-    *codes, killed = group.wait(limit=60)
-    assert killed == -signal.SIGKILL
-    assert all(codes)
-    said = "\n".join(group.outputs()[:3])
-    assert "most likely because another is gone" in said, said
-    run_hosts(text, tmp_path, 3)
-    assert_same_run(tmp_path, alone)
-    assert re.search(r"epoch 1: [\d,]+ positions, each once$", audited(tmp_path), re.M)
 
 
 def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
