@@ -80,7 +80,7 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     there = {name: result for name, result in results.items() if "batches" in result}
     chosen, runs = dict[str, list[Batch]](), dict[str, Run]()
     for name, result in there.items():
-        some = _choose(result["batches"], len(result["batches"]) if every else BATCHES)
+        some = result["batches"] if every else _choose(result["batches"], BATCHES)
         shapes = {batch["inputs"].shape: batch for batch in some}.values()
         order = itertools.chain(shapes, itertools.cycle(some))
         chosen[name], runs[name] = some, Run((_readable(each, ids) for each in order), model)

@@ -3,7 +3,6 @@
 import re
 import sys
 
-import numpy as np
 import pytest
 
 from tests.processes import call
@@ -25,7 +24,7 @@ def figures(*words):
 
 
 def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been():
-    counts = "--prepare=10", "--train=1", "--write=12", "--train-in-storage=1"
+    counts = "--prepare=10", "--train=2", "--write=24", "--train-in-storage=1"
     kills = [(name, sum(some), unequal) for name, (*some, unequal) in figures("kills", *counts)]
     name, killed, unequal = kills.pop(6)  # before each change of a file
     assert (name, unequal) == ("Writer", 0)
@@ -36,9 +35,9 @@ def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been():
         ("index", 2, 0),
         ("from_arrays", 3, 0),
         ("prepare 2 workers", 1, 0),
-        ("train.py", 1, 0),
-        ("Writer", 8, 0),
-        ("Writer in a bucket", 4, 0),
+        ("train.py", 2, 0),
+        ("Writer", 16, 0),
+        ("Writer in a bucket", 8, 0),
         ("train.py in a bucket", 1, 0),
     ]
 
@@ -50,16 +49,16 @@ def test_a_lock_in_a_bucket_has_one_holder_at_each_moment():
 
 
 def test_batches_do_not_depend_on_when_writers_and_readers_were_killed():
-    found = figures("histories", "--number=2", "--seed=6")
+    found = figures("histories", "--number=4", "--seed=1")
     assert [place for place, _ in found] == ["on disk", "in a bucket"]
-    numbers = np.array([numbers for _, numbers in found])  # of kills and batches, too
-    assert numbers[:, 0].tolist() == [1, 1]
-    assert numbers[:, -1].tolist() == [0, 0]
-    assert numbers[:, 1:-1].sum(axis=0).all()
+    for _, (histories, _, chapters, *seen, wrong) in found:
+        assert (histories, wrong) == (2, 0)
+        assert chapters > 4
+        assert all(seen)
 
 
 def test_many_batches_leave_memory_threads_and_files_as_they_were(tmp_path):
-    first, last, _ = soak(tmp_path, 5_000)
+    first, last, _ = soak(tmp_path, 10_000)
     assert last.threads <= first.threads
     assert last.files <= first.files
     assert last.memory < first.memory + (8 << 20)
