@@ -39,8 +39,10 @@ class Disk:
     def __exit__(self, *_):
         self.close()
         # Tasks of orbax that failed here complain when they are collected. Within `ast.parse` of a
-        # later test, the complaint makes Python up to 3.11.7 raise a SystemError (gh-106905).
+        # later test, the complaint makes Python up to 3.11.7 raise a SystemError (gh-106905). Some
+        # of them wait for writes that end later, so what is not collected now never is.
         gc.collect()
+        gc.freeze()
 
     def close(self):
         while self.place.is_mount():
