@@ -195,8 +195,8 @@ class SpanCorruption(TokenView):
                 "sentinels; give more sentinels, or a smaller max_length or density"
             )
         self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
-        highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
-        self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
+        highest = max(int(self.sentinels.max(initial=0)), self.end_id, self.start_id)
+        self.vocab_size = max(corpus.vocab_size or 0, highest + 1)
         names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
         options = {name: getattr(self, name) for name in names}
         self._describe(**options, sentinels=self.sentinels.tolist())

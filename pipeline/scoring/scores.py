@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 from etils import epath
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from pipeline.corpus.corpora import Corpora
@@ -44,6 +44,8 @@ from pipeline.steps.compiled import Compiled
 logger = logging.getLogger(__name__)
 
 TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
+
+Program = Any  # a Jaxpr, closed or not, which are one class since JAX 0.12
 
 # Operations that call a Python function, which a digest of the program does not cover.
 CALLBACKS = "pure_callback", "io_callback"
@@ -253,7 +255,7 @@ def _digest_file(path: epath.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _trace(run: Callable, state: Any, batch: Any) -> ClosedJaxpr:
+def _trace(run: Callable, state: Any, batch: Any) -> Program:
     """The program of a step, for any number of devices."""
     try:
         with use_abstract_mesh(AbstractMesh((), ())):
@@ -262,7 +264,7 @@ def _trace(run: Callable, state: Any, batch: Any) -> ClosedJaxpr:
         return jax.make_jaxpr(run)(state, batch)
 
 
-def _digest_programs(programs: Iterable[ClosedJaxpr]) -> str:
+def _digest_programs(programs: Iterable[Program]) -> str:
     """A hash of programs and of the arrays in them."""
     sha = hashlib.sha256()
     for program in programs:
@@ -271,13 +273,13 @@ def _digest_programs(programs: Iterable[ClosedJaxpr]) -> str:
     return sha.hexdigest()[:12]
 
 
-def _find_callback(programs: Iterable[ClosedJaxpr]) -> str | None:
+def _find_callback(programs: Iterable[Program]) -> str | None:
     """The name of an operation that calls a Python function; None if there is none."""
     every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
     return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
 
 
-def _find_arrays(program: ClosedJaxpr) -> Iterator[Any]:
+def _find_arrays(program: Program) -> Iterator[Any]:
     """The arrays that are constants of a program and of those inside it."""
     for each in _nested(program):
         yield from getattr(each, "consts", ())
@@ -286,12 +288,12 @@ def _find_arrays(program: ClosedJaxpr) -> Iterator[Any]:
             yield from (value for value in literals if np.ndim(value))
 
 
-def _nested(program: ClosedJaxpr | Jaxpr) -> Iterator[ClosedJaxpr | Jaxpr]:
+def _nested(program: Program) -> Iterator[Program]:
     """A program and those inside it."""
     yield program
     for eqn in program.eqns:
         for inner in jax.tree.leaves(eqn.params):
-            if isinstance(inner, ClosedJaxpr | Jaxpr):
+            if hasattr(inner, "eqns"):
                 yield from _nested(inner)
 
 

@@ -148,7 +148,8 @@ def make_train_step(
         if loss_scale is not None:
             from flax.training.dynamic_scale import DynamicScale
 
-            state["loss_scale"] = DynamicScale(scale=jnp.float32(loss_scale))
+            scale: Any = jnp.float32(loss_scale)  # declared a float, it is an array in any state
+            state["loss_scale"] = DynamicScale(scale=scale)
         return state
 
     def train_step(
