@@ -34,6 +34,9 @@ DOCUMENTS = 3_000
 # rows hold, so each batch of an epoch is timed, once.
 BATCHES, ROUNDS = 12, 6
 
+# Then, a path of more shapes is not timed: each is compiled, and a process has room for about 250.
+MOST_SHAPES = 120
+
 COLUMNS = (
     "input path",
     "trained tokens/s",
@@ -80,6 +83,8 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     there = {name: result for name, result in results.items() if "batches" in result}
     chosen, runs = dict[str, list[Batch]](), dict[str, Run]()
     for name, result in there.items():
+        if every and result["shapes"] > MOST_SHAPES:
+            continue
         some = result["batches"] if every else _choose(result["batches"], BATCHES)
         shapes = {batch["inputs"].shape: batch for batch in some}.values()
         order = itertools.chain(shapes, itertools.cycle(some))
@@ -120,8 +125,9 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     }
     lines = []
     for name, result in results.items():
-        if name in runs:
-            lines.append(_line(name, result, rates[name] / rates["Lockstep"], sizes))
+        if name in there:
+            rate = f"{rates[name] / rates['Lockstep']:.2f}× Lockstep's" if name in rates else ""
+            lines.append(_line(name, result, rate or "not timed", sizes))
         else:
             lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
     of = "functions" if text is None else pathlib.Path(text).name
@@ -212,7 +218,7 @@ def _readable(batch: Batch, ids: np.ndarray) -> Batch:
     }
 
 
-def _line(name: str, result: dict[str, Any], ratio: float, sizes: np.ndarray) -> tuple[str, ...]:
+def _line(name: str, result: dict[str, Any], rate: str, sizes: np.ndarray) -> tuple[str, ...]:
     batches, half = result["batches"], result["half"]
     positions = sum(batch["inputs"].size for batch in batches)
     real = sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in batches)
@@ -236,7 +242,7 @@ def _line(name: str, result: dict[str, Any], ratio: float, sizes: np.ndarray) ->
         after += f" ({result['remark']})" if result["remark"] else ""
     return (
         name,
-        f"{ratio:.2f}× Lockstep's",
+        rate,
         f"{tokens / result['seconds'] / 1e6:.2f} M",
         f"{1 - real / positions:.2%}",
         f"{_mean_context(batches):.0f}",
