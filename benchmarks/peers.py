@@ -126,8 +126,10 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     lines = []
     for name, result in results.items():
         if name in there:
-            rate = f"{rates[name] / rates['Lockstep']:.2f}× Lockstep's" if name in rates else ""
-            lines.append(_line(name, result, rate or "not timed", sizes))
+            rate = "not timed"
+            if name in rates:
+                rate = f"{rates[name] / rates['Lockstep']:.2f}× Lockstep's"
+            lines.append(_line(name, result, rate, sizes))
         else:
             lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
     of = "functions" if text is None else pathlib.Path(text).name

@@ -549,8 +549,9 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
     phases, counts = as_phases(weights, tuple(corpora)), {}
     for name, each in corpora.items():  # relative numbers of examples
-        total = int(each.array.sum(dtype=np.int64))
-        mean = 1.0 if by == "examples" else total / max(len(each), 1)
+        mean = 1.0
+        if by != "examples":
+            mean = int(each.array.sum(dtype=np.int64)) / max(len(each), 1)
         mean *= float(each.loss_share) if by == "loss" else 1
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
@@ -560,8 +561,8 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
         number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:
-            sums = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
-            parts.append(lengths[np.argmax(sums)][None])
+            total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
+            parts.append(lengths[np.argmax(total)][None])
             if lengths.ndim == 2:  # the longest inputs, and the longest targets
                 parts.append(lengths[lengths.argmax(axis=0)])
     return np.concatenate(parts)
