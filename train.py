@@ -13,7 +13,6 @@ on each; if the platform does not say how many there are, add --coordinator=HOST
 import functools
 import pathlib
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,26 +22,26 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import jax
-import numpy as np
 import optax
 from absl import flags
 from etils import epath
 from flax import nnx
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 import pipeline
 from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, step_flops
-from models.loss import PREFERENCE_LOSSES, cross_entropy, preference_losses
+from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue
 from pipeline.fs import as_path
 from pipeline.loading import batch_sharding
-from pipeline.steps import Compiled, make_eval_step, make_mesh, make_score_step, make_train_step
-from pipeline.steps.preferences import PairLoss
+from pipeline.steps import make_eval_step, make_mesh, make_score_step, make_train_step
 from pipeline.trainer import (
     Run,
+    compile_evaluation,
+    compile_training,
     evaluation_batches,
-    find_config,
+    has_checkpoint,
     launch,
     prepare_on_hosts,
     restore_parameters,
@@ -50,21 +49,13 @@ from pipeline.trainer import (
     tune_run,
 )
 
-HERE = pathlib.Path(__file__).parent
-# The default is the config of the run in --workdir, if there is one.
-CONFIG = config_flags.DEFINE_config_file(
-    "config", find_config(sys.argv, f"{HERE}/configs/quickstart.py")
-)
+DEFAULT = f"{pathlib.Path(__file__).parent}/configs/quickstart.py"  # without --config
 MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "tune"], "What to do.")
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Directory of corpus, checkpoints, metrics; default: runs/NAME of the config."
-)
-CHANGE = flags.DEFINE_string("change", "", "JSON: batch options to change from this step on.")
 SCORES = flags.DEFINE_string(
     "scores", None, "Where --mode=score writes; default: WORKDIR/scores/STEP."
 )
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
-flags.adopt_module_key_flags(launch)  # such as --coordinator
+flags.adopt_module_key_flags(launch)  # such as --workdir
 
 
 # ---- The model and its optimizer.
@@ -76,11 +67,13 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     Returns:
         `init_params(key)`, the parameters and only state of the model: no dropout, no batch
         statistics; `loss(params, batch)`, the sums of weighted losses and of their weights, linear
-        in `batch["loss_weights"]`, or a `PairLoss` of these; and `flops(planned)`, the operations
-        of a training step on a planned batch, or 0.0. README.md lists the fields of a batch.
+        in `batch["loss_weights"]`; and `flops(planned)`, the operations of a training step on a
+        planned batch, or 0.0. README.md lists the fields of a batch.
     """
+    if corpus.vocab_size is None:
+        raise InvalidValue("the corpus has no vocabulary; prepare it again, with a tokenizer")
     try:
-        shape = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)  # 0 is refused
+        shape = TransformerConfig(vocab_size=corpus.vocab_size, **config.model)
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
@@ -99,17 +92,10 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
         logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields if name in batch))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
-    if preference := config.get("preference"):
-        require_one_of("config.preference.kind", preference.kind, PREFERENCE_LOSSES)
-        loss = PairLoss(loss, lambda *logprobs: preference_losses(*logprobs, **preference))
-
     def flops(planned: pipeline.PlannedBatch):
         lengths = planned.segments[:, 3:]  # for pairs, two columns
-        squares = None
-        if corpus.trees is not None:  # a group computes its prefix once
-            _, branches, costs = corpus.trees[planned.segments[:, 1]].T
-            squares = np.where(branches > 0, costs, lengths[:, 0] ** 2).sum()
-        return step_flops(shape, lengths, bidirectional=network is Encoder, squares=squares)
+        trees = None if corpus.trees is None else corpus.trees[planned.segments[:, 1]]
+        return step_flops(shape, lengths, bidirectional=network is Encoder, trees=trees)
 
     return init_params, loss, flops
 
@@ -174,64 +160,41 @@ def make_training(
     return jax.jit(initialise, out_shardings=shardings), train_step
 
 
-def train(
-    config: ConfigDict, workdir: epath.Path, *, file: str = "", change: str = "", profile: str = ""
-) -> int:
+def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
     """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
 
-    The options are those of `Run`. Returns the exit status: 0, or 128 + the signal that stopped the
+    `profile` is that of `Run`. Returns the exit status: 0, or 128 + the signal that stopped the
     run, which has saved.
     """
-    with Run(config, workdir, file=file, change=change, profile=profile) as run:
+    with Run(config, workdir, profile=profile) as run:
         if run.finished:
             return 0
         config, mesh = run.config, run.mesh  # with the seed of the run, and its values for None
 
-        # Corpora, model, plan and loader.
+        # Corpora, plan and loader; begin() puts the loader at first_step.
         corpus, held_out = run.prepare_corpora()
-        init_params, loss, flops = make_model(config, corpus)
-        make_steps = functools.partial(make_training, config, mesh, init_params, loss)
-        key = jax.random.key(config.seed)
-        if config.get("preference"):  # adds the log-probabilities of the initial model
-            initialise, _ = make_steps()
-            corpus, held_out = run.add_reference((corpus, held_out), loss, initialise, key)
-        plan = run.make_plan(corpus, make_steps)  # steps, for tuning
+        plan = run.make_plan(corpus)
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
         run.require_agreement(batches, evaluation)  # or hosts would wait for each other
-        # begin() puts it at first_step.
         loader = run.enter_context(pipeline.Loader(batches.repeat()))
 
-        # The state and the steps of training and evaluation.
+        # The model, and the steps of training and evaluation.
+        init_params, loss, flops = make_model(config, corpus)
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
-        initialise, train_step = make_steps(most)
+        initialise, train_step = make_training(config, mesh, init_params, loss, most)
         eval_step = make_eval_step(loss, sharding=batch_sharding(mesh))
+        key = jax.random.key(config.seed)
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings of the state
 
         # Both steps, compiled for every bucket.
         with run.log.clock("compile"):
-            train_step = Compiled(
-                train_step,
-                like,
-                loader.specs,
-                donate=True,
-                microbatches=config.microbatches or "auto",
-                budget=config.memory_budget,
-                out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
-            )
-            eval_step = Compiled(
-                eval_step,
-                like["params"],  # the rest of the state is in memory, too
-                evaluation.specs,
-                held={name: leaf for name, leaf in like.items() if name != "params"},
-                microbatches="auto",
-                budget=config.memory_budget,
-            )
+            train_step = compile_training(config, train_step, like, loader.specs)
+            eval_step = compile_evaluation(config, eval_step, like, evaluation.specs)
 
         # The loop. begin() restores or initialises the state; from here on, the run logs.
-        state = run.begin(
-            initialise, key, train_step=train_step, eval_step=eval_step, loader=loader, flops=flops
-        )
+        steps = {"train_step": train_step, "eval_step": eval_step}
+        state = run.begin(initialise, key, loader=loader, flops=flops, **steps)
         run.evaluate_if_due(run.first_step, evaluation, state["params"])
         for step in range(run.first_step, config.steps):
             with run.log.clock("wait"):
@@ -266,43 +229,37 @@ def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None)
         score_corpus(config, corpus, make_score_step(loss), params, directory=place, mesh=mesh)
 
 
-def tune(config: ConfigDict, workdir: epath.Path) -> None:
-    """Prints the shapes with which training is fastest here, and keeps them in `workdir`."""
-    if config.get("preference"):
-        raise InvalidValue(
-            "config.preference needs a reference, which --mode=tune does not have; tune at the "
-            "start of the run, with --config.batches.tune=True"
-        )
+def tune(config: ConfigDict, workdir: epath.Path, *, again: bool = False) -> None:
+    """Measures the shapes with which training is fastest here, and keeps them in `workdir`.
+
+    Unless `again`, it does not measure what `workdir` holds already.
+    """
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = prepare_on_hosts(config, workdir / "corpus")
         init_params, loss, _ = make_model(config, corpus)
         make_steps = functools.partial(make_training, config, mesh, init_params, loss)
-        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=True)
+        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=again)
 
 
-def main() -> int:
+def main(config: ConfigDict, workdir: epath.Path) -> int:
     """Trains, scores or tunes, as the flags say; returns the exit status."""
-    file = config_flags.get_config_filename(flags.FLAGS["config"])
-    workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
     if SCORES.value and MODE.value != "score":
+        raise InvalidValue(f"--scores needs --mode=score, and --mode is {MODE.value}; remove it")
+    if PROFILE.value and MODE.value != "train":
         raise InvalidValue(
-            f"--scores needs --mode=score, and --mode is {MODE.value}; set the mode, or remove "
-            "--scores"
-        )
-    if (CHANGE.value or PROFILE.value) and MODE.value != "train":
-        raise InvalidValue(
-            f"--change and --profile_steps need --mode=train, and --mode is {MODE.value}; remove "
-            "them"
+            f"--profile_steps needs --mode=train, and --mode is {MODE.value}; remove it"
         )
     if MODE.value == "score":
-        score(CONFIG.value, workdir, SCORES.value)
+        score(config, workdir, SCORES.value)
         return 0
     if MODE.value == "tune":
-        tune(CONFIG.value, workdir)
+        tune(config, workdir, again=True)
         return 0
-    return train(CONFIG.value, workdir, file=file, change=CHANGE.value, profile=PROFILE.value)
+    if config.batches.tune and not has_checkpoint(workdir):
+        tune(config, workdir)
+    return train(config, workdir, profile=PROFILE.value)
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    launch.run(main, DEFAULT)

@@ -10,7 +10,7 @@ def step_flops(
     lengths: np.ndarray,
     *,
     bidirectional: bool = False,
-    squares: float | None = None,
+    trees: np.ndarray | None = None,
 ) -> float:
     """Floating-point operations of a training step on a packed batch, without recomputation.
 
@@ -28,16 +28,19 @@ def step_flops(
         lengths: positions of each segment, int [segments, 1], or of inputs and targets of an
             encoder–decoder, [segments, 2].
         bidirectional: whether a decoder's attention sees both ways, as an encoder's does.
-        squares: a replacement for the sum of the squares of a decoder's segments, if some of them
-            share a prefix: twice the pairs of columns of which one sees the other, or itself, less
-            the columns. None: that sum.
+        trees: for segments that may be groups, int [segments, 3]. If the second column, the number
+            of branches, is above 0, the third replaces the square of the segment's length: twice
+            the pairs of columns of which one sees the other, or itself, less the columns.
     """
     width, heads = config.width, config.num_heads * config.head_width
     keys = config.num_kv_heads * config.head_width
     tokens, by_sides = lengths.sum(axis=0), lengths.T @ lengths
+    squares = by_sides[-1, -1]
+    if trees is not None:  # a group computes its prefix once
+        squares = np.where(trees[:, 1] > 0, trees[:, 2], lengths[:, 0] ** 2).sum()
     layer = width * (2 * heads + 2 * keys) + 3 * width * config.mlp_width
     products = tokens.sum() * layer
-    scores = float(by_sides[-1, -1] if squares is None else squares) * (1 + bidirectional)
+    scores = float(squares) * (1 + bidirectional)
     if len(tokens) == 2:  # cross-attention has queries of targets, keys and values of inputs
         products += width * (tokens[0] * 2 * keys + tokens[1] * 2 * heads)
         scores += 2 * (by_sides[0, 0] + by_sides[0, 1])  # these are not causal

@@ -3,11 +3,7 @@
 import argparse
 import contextlib
 import json
-import os
-import pathlib
-import runpy
 import shlex
-import sys
 from typing import Any
 
 from etils import epath
@@ -16,30 +12,22 @@ from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.preparation import prepare_share
 from pipeline.corpus.tasks import INPUTS, TARGETS
-from pipeline.errors import InvalidValue, Missing
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, tokenizers
 from pipeline.text.templates import Template
 from pipeline.trainer.corpora import Part, open_source, open_template, prepare_corpora
+from pipeline.trainer.run_config import default_workdir, load_config
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
     """Prepares the corpora of a config; returns the training corpus and the options of its plan.
 
-    `workdir` is by default `runs/NAME`. Errors of the config itself are not caught.
+    `path` is FILE.py or FILE.py:ARGUMENT, and `workdir` is by default `runs/NAME`. Errors of the
+    config itself are not caught.
     """
-    file = pathlib.Path(path)
-    if not file.is_file():
-        raise Missing(f"there is no file {path}; check the path")
-    # A config may import others: those beside it, and those of a clone that holds this package.
-    for place in (file.resolve().parent, pathlib.Path(__file__).parents[2]):
-        if os.fspath(place) not in sys.path:
-            sys.path.append(os.fspath(place))
-    module = runpy.run_path(path, run_name=file.stem)
-    if "get_config" not in module:
-        raise InvalidValue(f"{path} has no function get_config(); a config must have one")
-    config = module["get_config"]()
-    directory = as_path(workdir or f"runs/{file.stem}") / "corpus"
+    config = load_config(path)
+    directory = as_path(workdir or default_workdir(path)) / "corpus"
     corpus, _ = prepare_corpora(config, directory, whole=True)
     batches = {name: value for name, value in config.batches.items() if name != "tune"}
     return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}

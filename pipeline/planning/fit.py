@@ -40,10 +40,6 @@ LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 # are then compared by packing about SAMPLE evenly spaced pairs.
 CELLS, SAMPLE = 256, 5_000
 
-# A plan that follows a corpus should change to other buckets if they save this share, and
-# WORTH_PACKED for each further bucket: a change ends a chapter and compiles the step again.
-WORTH_REFIT = 0.02
-
 # The changes of a side of a bucket that the search tries, in multiples of `length_multiple`.
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
@@ -134,56 +130,6 @@ def fit_buckets(
     shapes = ", ".join(map(str, found))
     logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
     return tuple(search.bucket(each) for each in found)
-
-
-@dataclasses.dataclass(frozen=True)
-class Refit:
-    """A comparison of a plan's buckets with those that fit some lengths best.
-
-    Attributes:
-        present: the buckets of the plan.
-        fitted: the buckets that fit best.
-        costs: the cost per position with the present and with the fitted buckets.
-        padding: the share of padding with each.
-    """
-
-    present: tuple[Bucket, ...]
-    fitted: tuple[Bucket, ...]
-    costs: tuple[float, float]
-    padding: tuple[float, float]
-
-    @property
-    def saves(self) -> float:
-        """The share of the cost that the fitted buckets save."""
-        return 1 - self.costs[1] / self.costs[0]
-
-    @property
-    def is_worth(self) -> bool:
-        """Whether to change the plan: `saves` is over 2%, and 5% more for each further bucket."""
-        further = max(len(self.fitted) - len(self.present), 0)
-        return self.saves > WORTH_REFIT + WORTH_PACKED * further
-
-    def __str__(self) -> str:
-        now, then = (", ".join(map(str, each)) for each in (self.present, self.fitted))
-        return (
-            f"buckets {then} would cost {self.saves:.1%} less a token than {now}, with "
-            f"{self.padding[1]:.2%} padding instead of {self.padding[0]:.2%}"
-        )
-
-
-def refit(buckets: Sequence[Bucket], lengths: AnyLengths, **options: Any) -> Refit:
-    """A comparison of `buckets`, which hold `lengths`, with those that `fit_buckets` chooses."""
-    if options["packing"] == "none":
-        options["attention"] = "segment"
-    search = make_search(lengths, **options)
-    present = tuple(dict.fromkeys(bucket.lengths for bucket in buckets))
-    found = search.find(options["max_buckets"])
-    return Refit(
-        present=tuple(buckets),
-        fitted=tuple(map(search.bucket, found)),
-        costs=(search.cost(present), search.cost(found)),
-        padding=(search.padding(present), search.padding(found)),
-    )
 
 
 def make_search(

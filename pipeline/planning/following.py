@@ -5,8 +5,6 @@ The stages become known in order; each ends with a chapter of one of the corpora
 
 import bisect
 import dataclasses
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -15,11 +13,9 @@ import numpy as np
 from pipeline.errors import InvalidState, InvalidValue, require_whole
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.fit import Refit, refit, typical_lengths
 from pipeline.planning.growing import APART, Chapter, Parts, Place
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
-from pipeline.planning.pieces import cut
 from pipeline.planning.plan import Plan, check_first
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
@@ -233,46 +229,6 @@ class FollowedPlan(Plan):
     def plan_of(self, step: int) -> Plan:
         """A plan of the stage of a step and of the stages of later epochs."""
         return Plan._from_stages(self._stages_at(step)[1])
-
-    def refit(self, step: int, **options: Any) -> Refit | None:
-        """Buckets fitted to the latest windows from which a step may take rows.
-
-        None in later epochs, which have no such windows, and if nothing in the windows can be
-        trained on. Batches do not change.
-
-        Args:
-            step: from 0; waits until its rows are sealed.
-            **options: keywords of `fit_buckets`; by default, derived from the present buckets.
-        """
-        if not (stage := self.stage_at(step)).grows:
-            return None
-        own, lengths = stage.options, dict[str, Lengths]()
-        windows = stage.schedule.taken(step + 1).windows
-        for stream, number in zip(stage.streams, windows, strict=True):
-            if isinstance(stream, Chapter) and number:
-                last = stream.last(number)
-                lengths[stream.name] = Lengths(stream.window_lengths(last))
-            elif stream.passes:
-                lengths[stream.name] = stream.lengths
-        every, (array, *_) = own.buckets, (each.array for each in lengths.values())
-        if stage.weights is not None:
-            weights = {name: float(stage.weights[name]) for name in lengths}
-            array = typical_lengths(lengths, weights, own.by)
-        if array.ndim == 1:
-            pieces = cut(array, every[-1].lengths, own.overflow)
-            array = pieces.sizes(0, len(pieces))
-        if not array.any():
-            return None
-        present = {
-            "tokens_per_batch": max(bucket.positions for bucket in every),
-            "max_buckets": len(own.groups),
-            "max_length": every[-1].length,
-            "length_multiple": math.gcd(*itertools.chain(*(bucket.lengths for bucket in every))),
-            "row_multiple": math.gcd(*(bucket.rows for bucket in every)),
-            "align": own.align,
-            "packing": own.packing,
-        }
-        return refit(every, array, **{**present, **options})
 
     def parts_of(self, step: int) -> dict[str, range]:
         """See `Plan.parts_of`; an empty range stands for all parts of a finished corpus."""

@@ -2,12 +2,12 @@
 
 init, train_step = make_train_step(loss, optimizer)     a step for any model
 train_step = Compiled(train_step, state, loader.specs)  compiled for every bucket
-with CompileGuard("train_step") as guard: …             and never compiled again
+with CompileLog() as log: …                             what is compiled after that
 tune(make_step, corpus, tokens_per_batch=…).buckets     the fastest shapes on these devices
 """
 
 from pipeline.steps import hosts
-from pipeline.steps.compile_log import CompileGuard, CompileLog
+from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
@@ -27,7 +27,6 @@ from pipeline.steps.train_step import (
 from pipeline.steps.tuning import Tuned, tune
 
 __all__ = [
-    "CompileGuard",
     "CompileLog",
     "Compiled",
     "PairLoss",

@@ -38,7 +38,6 @@ class Program:
     run: Callable
     microbatches: int  # parts into which it splits a batch
     compiles: int  # compilations of the step that JAX reported while it was made
-    flops: float  # operations of one call, as XLA estimates them; loops count once
     memory: int  # bytes on a device: arguments (donated ones once), results, temporaries, `held`
 
 
@@ -131,18 +130,16 @@ class Compiled:
         thread, begin = threading.get_ident(), time.perf_counter()
         before = self._events.count(self.name, thread)
         run = lowered.compile()
-        costs = run.cost_analysis()
         program = Program(
             run=run,
             microbatches=max(number, 1),
             compiles=self._events.count(self.name, thread) - before,
-            flops=(costs or {}).get("flops", 0.0),
             memory=program_memory(run) + self._held,
         )
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
         logger.info(
             f"{self.name} {bucket}{split}: compiled in {time.perf_counter() - begin:.1f} s, "
-            f"{program.flops / 1e9:,.2f} GFLOP, {show_bytes(program.memory)}"
+            f"{show_bytes(program.memory)}"
         )
         return program
 
@@ -225,13 +222,13 @@ def bytes_on_device(tree: Any) -> int:
 
 
 def programs_table(*steps: Compiled) -> str:
-    """A table of the memory and operations of the program of each step and bucket."""
-    rows = [["step", "bucket", "microbatches", "memory", "of limit", "GFLOP"]]
+    """A table of the microbatches and memory of the program of each step and bucket."""
+    rows = [["step", "bucket", "microbatches", "memory", "of limit"]]
     for step in steps:
         for bucket, program in step.programs.items():
             share = f"{program.memory / step.budget:.0%}" if step.budget else "–"
-            size, flops = show_bytes(program.memory), f"{program.flops / 1e9:,.2f}"
-            rows.append([step.name, f"{bucket}", f"{program.microbatches}", size, share, flops])
+            number, size = f"{program.microbatches}", show_bytes(program.memory)
+            rows.append([step.name, f"{bucket}", number, size, share])
     return "\n".join(text_table(rows))
 
 

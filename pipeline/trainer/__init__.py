@@ -1,10 +1,10 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
 
+from pipeline.trainer.compilation import compile_evaluation, compile_training
 from pipeline.trainer.corpora import prepare_corpora, prepare_on_hosts
 from pipeline.trainer.evaluation import evaluation_batches
-from pipeline.trainer.parameters import restore_parameters
+from pipeline.trainer.parameters import has_checkpoint, restore_parameters
 from pipeline.trainer.run import Run
-from pipeline.trainer.run_config import find_config
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
 from pipeline.trainer.tuning import read_tuned, tune_run
@@ -12,8 +12,10 @@ from pipeline.trainer.tuning import read_tuned, tune_run
 __all__ = [
     "Run",
     "Schedule",
+    "compile_evaluation",
+    "compile_training",
     "evaluation_batches",
-    "find_config",
+    "has_checkpoint",
     "prepare_corpora",
     "prepare_on_hosts",
     "read_tuned",

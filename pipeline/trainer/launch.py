@@ -3,20 +3,27 @@
 Importing this module defines the flags of every such program.
 """
 
+import argparse
 import logging
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from absl import app, flags
+from etils import epath
+from ml_collections import config_flags
 
 import pipeline
-from pipeline.errors import InvalidValue, describe
+from pipeline.errors import InvalidValue, UserError, describe
 from pipeline.fs import as_path
 from pipeline.steps import hosts
-from pipeline.trainer.run_config import NAME
+from pipeline.trainer.run_config import default_workdir, load_config, read_config
 
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Directory of corpus, checkpoints, metrics; default: runs/NAME of the config."
+)
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
@@ -24,11 +31,11 @@ WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host 
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
 
-def run(main: Callable[[], int]) -> None:
-    """Parses the flags, joins the hosts and ends with the status that `main()` returns.
+def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
+    """Parses the flags, joins the hosts and ends with the status of `main(config, workdir)`.
 
     A mistake of the user is a sentence, and exit status 2. Process 0 prints the log of the library,
-    and the others only warnings.
+    and the others only warnings. `default` is the file of the config without --config.
     """
 
     def start(_: list[str]) -> None:
@@ -40,34 +47,56 @@ def run(main: Callable[[], int]) -> None:
             hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
             if jax.process_index() == 0:
                 logging.getLogger("pipeline").setLevel(logging.INFO)
-            sys.exit(main())
+            sys.exit(main(flags.FLAGS.config, as_path(flags.FLAGS.workdir)))
 
-    app.run(start, flags_parser=parse_flags)
+    app.run(start, flags_parser=lambda arguments: parse_flags(arguments, default))
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the flags, among them `config` and `workdir`; exits if one is wrong."""
+def parse_flags(arguments: list[str], default: str) -> list[str]:
+    """Parses the flags, among them `config` and `workdir`; exits if one is wrong.
+
+    The config is that of --config, or of the run in --workdir, or of the file `default`. An error
+    inside its file is raised as it is.
+    """
     try:
-        rest = flags.FLAGS(argv)
-        _ = flags.FLAGS.config.is_locked  # raises here if the file could not be read
-        workdir, default = flags.FLAGS.workdir, flags.FLAGS["config"].using_default_value
-        if workdir and default and not (as_path(workdir) / NAME).exists():
-            raise flags.Error(f"there is no run in {workdir}; begin one with --config=FILE")
+        program, *words = flags.FLAGS.read_flags_from_files(arguments, force_gnu=False)
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        first.add_argument("--config", "-config")
+        first.add_argument("--workdir", "-workdir")
+        given, words = _parse(first.parse_known_args, words)
+        stored = read_config(given.workdir) if given.workdir and not given.config else None
+        file = given.config or default
+        config = load_config(file) if stored is None else stored
+        about = "FILE.py or FILE.py:ARGUMENT; its fields are flags, as in --config.steps=500."
+        _parse(config_flags.DEFINE_config_dict, "config", config, about, sys_argv=words)
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["config"])  # for --help
+        rest = _parse(flags.FLAGS, [program, *words])
         if len(rest) > 1:
-            raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
-    except Exception as error:  # of the flags, or of the file of the config
-        sys.exit(describe(InvalidValue(_explain(error)), command=_name()))
+            raise InvalidValue(
+                f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes"
+            )
+    except UserError as error:
+        sys.exit(describe(error, command=_name()))
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()
+    flags.FLAGS.workdir = given.workdir or default_workdir(file)
     return rest
+
+
+def _parse(parse: Callable, *arguments: Any, **options: Any) -> Any:
+    """The result of a parser of flags, whose errors become those of the user."""
+    try:
+        return parse(*arguments, **options)
+    except Exception as error:
+        raise InvalidValue(_explain(error)) from error
 
 
 def _explain(error: Exception) -> str:
     """The message of an error of the flags; for an unknown field, it is inside another error."""
     seen = error.args[0] if error.args else repr(error)
     if not isinstance(seen, KeyError):
-        return str(seen)
+        return str(error)
     name, _, hint = str(seen.args[0]).partition("\n")
     return f"the config has no field {name}. {hint or 'The file of the config shows its fields'}"
 

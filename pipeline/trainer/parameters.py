@@ -38,10 +38,15 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
         )
 
 
+def has_checkpoint(workdir: epath.Path) -> bool:
+    """Whether a directory is the work directory of a run with a checkpoint."""
+    place = workdir / "checkpoints"
+    return place.is_dir() and any(each.name.isdecimal() for each in place.iterdir())
+
+
 def require_checkpoint(workdir: epath.Path) -> None:
     """Refuses a directory that is not the work directory of a run with a checkpoint."""
-    place = workdir / "checkpoints"
-    if not (place.is_dir() and any(each.name.isdecimal() for each in place.iterdir())):
+    if not has_checkpoint(workdir):
         raise InvalidValue(
             f"there is no checkpoint in {workdir} to take parameters from; train there first"
         )

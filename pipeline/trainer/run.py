@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
@@ -23,15 +22,12 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring import open_table, score
-from pipeline.scoring.scores import TABLE
 from pipeline.steps import (
     Compiled,
-    CompileGuard,
+    CompileLog,
     hosts,
     keep_programs,
     make_mesh,
@@ -41,10 +37,9 @@ from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
+from pipeline.trainer.run_config import check_config, list_fields, require_same, save_config
 from pipeline.trainer.schedule import Schedule
-from pipeline.trainer.scoring import add_reference, score_options
-from pipeline.trainer.tuning import tune_run
+from pipeline.trainer.tuning import read_tuned
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +53,6 @@ class Run(contextlib.ExitStack):
     Args:
         config: from `configs/`; it is not changed.
         workdir: the directory of the run; made if it does not exist.
-        file: the file of the config; the run stores its name, and the config. "": it does not.
-        change: options of batches that change from here on, a JSON object; "" for none.
         profile: "FIRST:LAST", the steps to trace; "" for none.
 
     Attributes:
@@ -80,14 +73,11 @@ class Run(contextlib.ExitStack):
         config: Any,
         workdir: epath.PathLike,
         *,
-        file: str = "",
-        change: str = "",
         profile: str = "",
     ):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._file, self._change = file, change
         self._profile = Profile(profile, self.workdir / "profile")
         self._leads = jax.process_index() == 0
 
@@ -109,8 +99,8 @@ class Run(contextlib.ExitStack):
         self.first_step: int = self.checkpoints.latest or 0
         given = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
-        start = {"configuration": flatten(given), "checkpoint": {"step": self.first_step}}
-        hosts.require_agreement(start | {"change": {"asked": self._change}})
+        start = {"configuration": list_fields(given), "checkpoint": {"step": self.first_step}}
+        hosts.require_agreement(start)
         hosts.require_shared(self.workdir)
         self.mesh = make_mesh(self.config.mesh)
         self.enter_context(jax.set_mesh(self.mesh))
@@ -121,8 +111,7 @@ class Run(contextlib.ExitStack):
         self._resume(given)
         if self.config.start_from and not self.first_step:
             require_checkpoint(as_path(self.config.start_from))
-        if self._file:
-            save_config(self.workdir, self.config, self._file)
+        save_config(self.workdir, self.config)
         self.finished: bool = self.first_step >= self.config.steps
         self._done, self._interrupted, self._watched = self.first_step, False, False
         if self.finished:
@@ -145,7 +134,7 @@ class Run(contextlib.ExitStack):
         if given["batches"].get("tiers") is None:  # the steps of an update are a block
             given["batches"]["tiers"] = self.config.accumulate
         self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
-        self._schedule.resume(run["schedule"], self.first_step, self._change)
+        self._schedule.resume(run["schedule"], self.first_step)
         options = {"peak_flops": self.config.peak_flops, "on_nonfinite": self.config.on_nonfinite}
         self.log = RunLog(
             self.workdir, self.first_step, self.config.steps, state=run["record"], **options
@@ -156,6 +145,12 @@ class Run(contextlib.ExitStack):
             if "decay_steps" in self.config.optimizer:
                 decay = self.config.optimizer.decay_steps or self.config.steps
                 self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
+                if self.first_step and self.config.steps > max(decay, self.first_step):
+                    logger.info(
+                        f"from step {decay:,} on, the learning rate stays as it is, since "
+                        f"config.optimizer.decay_steps is {decay:,} and config.steps is "
+                        f"{self.config.steps:,}"
+                    )
 
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
         """The corpora for training and evaluation; process 0 prepares those that do not exist."""
@@ -166,46 +161,21 @@ class Run(contextlib.ExitStack):
         logger.info(f"{corpus}")
         return corpus, held_out
 
-    def add_reference(
-        self, corpora: Sequence[Any], loss: Any, initialise: Any, key: jax.Array
-    ) -> list[Any]:
-        """The corpora of pairs with the feature `reference_logprob`, made by the first start.
-
-        The reference has the initial parameters of the run; `loss` is a `PairLoss`, and
-        `initialise` and `key` are as for `begin`.
-        """
-
-        def make_table(corpus: AnyCorpus, directory: epath.Path) -> pa.Table:
-            if self.first_step and (directory / TABLE).exists():
-                return open_table(directory / TABLE)
-            params = self._initialise(initialise, key, corpus)["params"]
-            options: dict[str, Any] = {"directory": directory, "sharding": self.mesh}
-            options |= {"per": "continuation", **score_options(self.config)}
-            logger.info(f"scoring {len(corpus):,} pairs by the reference")
-            return score(corpus, loss.score_reference, state=params, **options)
-
-        with self.log.clock("prepare"):
-            return [add_reference(corpus, make_table) for corpus in corpora]
-
-    def make_plan(
-        self, corpus: AnyCorpus, make_training: Callable[[int | None], tuple[Any, Callable]]
-    ) -> Plan:
+    def make_plan(self, corpus: AnyCorpus) -> Plan:
         """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`.
 
-        `make_training`, as for `tune_run`, makes the step to measure if `config.batches.tune` is
-        True.
+        If `config.batches.tune` is True, its buckets are those that `tune_run` has stored.
         """
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
-            if corpus.grows:
+            if (found := read_tuned(self.workdir, self.config, corpus)) is None:
                 raise InvalidValue(
-                    "config.batches.tune measures buckets for a whole corpus, but this one grows; "
-                    "set config.batches.tune or follow to False"
+                    "config.batches.tune is True, and the work directory has no measurement for "
+                    "this run; make one with --mode=tune"
                 )
-            with self.log.clock("tune"):
-                found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
             tuned = found.buckets
+            logger.info(f"buckets as measured: {', '.join(map(str, tuned))}")
         make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
         if corpus.grows:  # fitting buckets may wait for the first window
             make = functools.partial(wait_together, self.layout["sharding"], make)
@@ -253,13 +223,11 @@ class Run(contextlib.ExitStack):
         state = self._restore(initialise, key)
         # The places where the chapters of the latest checkpoints begin, by name.
         self._held: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
-        self._keep_parts(data := loader.get_state())
-        self._looked = _doublings(data) if self.first_step else None
+        self._keep_parts(loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, loader.corpus, self._plan)
-        names = train_step.name, eval_step.name
-        self._guard = self.enter_context(CompileGuard(*names))
+        self._compilations = self.enter_context(CompileLog())
         self.enter_context(self.log)
         self.enter_context(self._profile)
         self._signals = self.enter_context(hosts.StopSignals())
@@ -306,11 +274,7 @@ class Run(contextlib.ExitStack):
         """Counts a step as done; returns whether the run ends here, at its last step or a signal.
 
         All hosts return the same.
-
-        Raises:
-            RuntimeError: a step was compiled after the start.
         """
-        self._guard.check(f"at step {step:,}")
         self._done = step + 1
         self._interrupted = self._signals.received(self._done)
         return self._interrupted or self._done == self.config.steps
@@ -340,15 +304,16 @@ class Run(contextlib.ExitStack):
         self.log.flush()
         with self.log.clock("save"):
             stats.compiles = {str(bucket): each.compiles for bucket, each in programs.items()}
-            stats.compiles_after_start = self._guard.again
-            stats.other_compiles = self._guard.others
+            steps = {f"jit({step.name})" for step in (self._train_step, self._eval_step)}
+            names = self._compilations.names
+            stats.compiles_after_start = sum(name in steps for name in names)
+            stats.other_compiles = len(names) - stats.compiles_after_start
             stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             data = self._loader.get_state()
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
-            self._look_at_buckets(data)
         if done == self.config.steps and stats.unapplied:
             logger.warning(
                 f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
@@ -368,47 +333,10 @@ class Run(contextlib.ExitStack):
                 needed = min(places[name]["part"] for places in self._held)
                 parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
-    def _look_at_buckets(self, data: Mapping[str, Any]) -> None:
-        """Logs other buckets if a growing corpus has shifted so far that they are worth a change.
-
-        It looks at a checkpoint, which takes time anyway, if a chapter has begun or has twice as
-        many parts as at the last look: nobody would read a message for every window.
-        """
-        before, self._looked = self._looked, _doublings(data)
-        if before in (None, self._looked) or not self._leads:
-            return
-        assert isinstance(self._plan, FollowedPlan), "others have no chapters"
-        step = data["step"] - 1
-        try:
-            found = self._plan.refit(step, **self._schedule.fitting(step))
-        except Exception:  # the checkpoint, still being written, is more important
-            logger.warning("step %s: buckets were not compared", f"{step:,}", exc_info=True)
-            return
-        if found is None or not found.is_worth:
-            return
-        change = json.dumps({"buckets": [bucket.as_json for bucket in found.fitted]})
-        how = f"to change, run again with --change='{change}'"
-        if self._plan.names != ("",):
-            how = "a growing mixture cannot change, but another run can start_from this one"
-        said = f"in the latest windows of the corpus, {found}; {how}"
-        logger.warning("step %s: %s", f"{step:,}", said)
-        self.log.write({"step": step, "refit": said})
-
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
         if self._watched:
-            self._guard.check(f"after step {self._done - 1:,}")
             with self.log.clock("save"):
                 self.checkpoints.close()
         self.log.write_summary(self._done)
-
-
-def _doublings(data: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """For each corpus that grows, the chapter of a data state, and the doublings of its parts."""
-    places = data["plans"][0].get("places", {})
-    return {
-        name: (place["part"], (place["last"][0] - place["part"]).bit_length())
-        for name, place in places.items()
-        if place
-    }

@@ -1,18 +1,19 @@
-"""The config of a run: checks of its fields, the fields that may change, and its stored copy."""
+"""The config of a run: its file, checks of its fields, those that may change, its stored values."""
 
-import argparse
-import contextlib
-import functools
+import importlib.metadata
+import importlib.util
 import json
 import os
+import pathlib
 import runpy
-from collections.abc import Mapping, Sequence
+import sys
+import sysconfig
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
-from flax.traverse_util import flatten_dict
 
-from pipeline.errors import InvalidValue, StorageError, UserError, require_one_of, require_whole
+from pipeline.errors import InvalidValue, Missing, StorageError, require_one_of, require_whole
 from pipeline.fs import as_path, atomic_write
 from pipeline.loading.sharding import CONTEXT_ORDERS
 
@@ -20,8 +21,11 @@ NAME = "run_config.json"  # in a work directory
 
 NONE = "not there"
 
-# The fields of a config and of the configs in it, by names with dots, such as "model.width".
-flatten = functools.partial(flatten_dict, sep=".")
+# The types of fields that JSON does not tell: those of empty fields, and tuples.
+TYPES = {each.__name__: each for each in (bool, int, float, str, tuple, list, dict, object)}
+
+# The clone that holds this package, whose configs import each other; or the installed packages.
+HERE = pathlib.Path(__file__).resolve().parents[2]
 
 DECAY = "optimizer.decay_steps"
 
@@ -33,6 +37,52 @@ MAY_CHANGE = {
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
     *("segment_losses", "train.wait_seconds"),
 }
+
+
+def list_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config and of the configs in it, by names with dots.
+
+    >>> list_fields({"steps": 5, "model": {"width": 8}})
+    {'steps': 5, 'model.width': 8}
+    """
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = list_fields(value) if isinstance(value, Mapping) else {"": value}
+        fields |= {f"{name}.{field}".rstrip("."): each for field, each in inside.items()}
+    return fields
+
+
+def load_config(file: str) -> Any:
+    """The config that a file makes: the result of its `get_config()`.
+
+    The file may import modules beside it, and the configs of the clone that holds this package.
+
+    Args:
+        file: FILE.py, or FILE.py:ARGUMENT for `get_config(ARGUMENT)`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it has no function `get_config`. Errors inside the file are raised as they are.
+    """
+    path, *argument = file.split(":", 1)
+    if not os.path.isfile(path):
+        raise Missing(f"there is no file {path}; check the path")
+    for place in (os.path.dirname(os.path.abspath(path)), os.fspath(HERE)):
+        if place not in sys.path:
+            sys.path.append(place)
+    module = runpy.run_path(path, run_name=pathlib.Path(path).stem)
+    if "get_config" not in module:
+        raise InvalidValue(f"{path} has no function get_config(); a config must have one")
+    return module["get_config"](*argument)
+
+
+def default_workdir(file: str) -> str:
+    """The work directory of a config without --workdir: `runs/NAME`, in the current directory.
+
+    >>> default_workdir("configs/exclude.py:runs/clean")
+    'runs/exclude'
+    """
+    return f"runs/{pathlib.Path(file.split(':', 1)[0]).stem}"
 
 
 def check_config(config: Any) -> None:
@@ -51,7 +101,7 @@ def check_config(config: Any) -> None:
         )
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
-    numbers: dict[str, Any] = flatten(config.to_dict())
+    numbers = list_fields(config.to_dict())
     for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
         if not numbers.get(name, 0.0) >= 0:
             raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")
@@ -91,7 +141,7 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
             "wrote it. Continue with that version, or begin another run with its parameters, with "
             "another --workdir and --config.start_from"
         )
-    old, new = flatten(run["config"]), flatten(now)
+    old, new = list_fields(run["config"]), list_fields(now)
     fixed = [each for each in {**old, **new} if not {each, each.split(".")[0]} & MAY_CHANGE]
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
@@ -108,35 +158,85 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
-def save_config(workdir: epath.Path, config: Any, file: str) -> None:
-    """Stores a config, and the name of its file, for `find_config`."""
-    path, *argument = file.split(":", 1)
-    if path == __file__:  # the config was read from the run
-        file = json.loads((workdir / NAME).read_text())["file"]
-    else:
-        file = ":".join([os.path.abspath(path), *argument])
+def save_config(workdir: epath.Path, config: Any) -> None:
+    """Stores the values of a config, for `read_config`."""
+    content = {"fields": json.loads(config.to_json()), "types": _hidden_types(config)}
     with atomic_write(workdir / NAME, shared=True) as saved:
-        saved.write(json.dumps({"file": file, "fields": json.loads(config.to_json())}).encode())
+        saved.write(json.dumps(content).encode())
 
 
-def find_config(arguments: Sequence[str], default: str) -> str:
-    """The default of `--config`: the config of the run in `--workdir`, or `default`."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--workdir", "-workdir")
-    with contextlib.suppress(argparse.ArgumentError, UserError):  # the program raises these later
-        workdir = parser.parse_known_args(arguments)[0].workdir
-        if workdir and (as_path(workdir) / NAME).exists():
-            return f"{__file__}:{workdir}"
-    return default
+def _hidden_types(config: Any) -> dict[str, str]:
+    """The types of fields that JSON does not tell, by names with dots."""
+    types: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, type(config)):
+            types |= {f"{name}.{field}": kind for field, kind in _hidden_types(value).items()}
+        elif value is None or isinstance(value, tuple):
+            types[name] = config.get_type(name).__name__
+    return types
 
 
-def get_config(workdir: str) -> Any:
-    """The config of the run in a work directory, as in any config file."""
+def read_fields(workdir: epath.PathLike) -> dict[str, Any] | None:
+    """The stored values of the config of the run in a work directory; None if there are none."""
+    return None if (content := _read(workdir)) is None else content["fields"]
+
+
+def read_config(workdir: epath.PathLike) -> Any:
+    """The config of the run in a work directory, from its values; None if there is none.
+
+    It runs no code that the directory names, except that a `source`, MODULE:NAME, is called later.
+    So its module must be in `configs/` of the clone, or in an installed package.
+
+    Raises:
+        OSError: the file is damaged.
+        ValueError: a source is in another module.
+    """
+    from ml_collections import ConfigDict, config_dict
+
+    if (content := _read(workdir)) is None:
+        return None
+    fields = content["fields"]
+    for name, value in list_fields(fields).items():
+        if name.split(".")[-1] == "source" and value:
+            _require_trusted(f"{name} of the run in {os.fspath(workdir)}", value, workdir)
+    for name, kind in content["types"].items():
+        *groups, last = name.split(".")
+        place = fields
+        for group in groups:
+            place = place[group]
+        if place[last] is None:
+            place[last] = config_dict.placeholder(TYPES.get(kind, object))
+        else:
+            place[last] = tuple(place[last])
+    return ConfigDict(fields)
+
+
+def _read(workdir: epath.PathLike) -> dict[str, Any] | None:
+    path = as_path(workdir) / NAME
+    if not path.exists():
+        return None
     try:
-        saved = json.loads((as_path(workdir) / NAME).read_text())
-        fields, (path, *argument) = saved["fields"], saved["file"].split(":", 1)
+        content = json.loads(path.read_text())
+        return {name: dict(content[name]) for name in ("fields", "types")}
     except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"{NAME} in {workdir} is damaged: {error!r}; give --config") from error
-    config = runpy.run_path(path)["get_config"](*argument)
-    config.update(fields)
-    return config
+        raise StorageError(f"{os.fspath(path)} is damaged: {error!r}; give --config") from error
+
+
+def _require_trusted(name: str, source: str, workdir: epath.PathLike) -> None:
+    """Refuses a module that is neither in `configs/` of a clone nor in an installed package."""
+    package = source.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    origins = [*(spec.submodule_search_locations or [spec.origin])] if spec else []
+    places = [pathlib.Path(origin).resolve() for origin in origins if origin]
+    clones = [HERE, pathlib.Path(sys.argv[0]).resolve().parent]
+    packages = [pathlib.Path(sysconfig.get_path(each)).resolve() for each in ("purelib", "platlib")]
+    installed = package in importlib.metadata.packages_distributions() or all(
+        any(each in place.parents for each in packages) for place in places
+    )
+    in_clone = all(place in [clone / "configs" for clone in clones] for place in places)
+    own = pathlib.Path(os.path.realpath(workdir))
+    if not places or not (installed or in_clone) or any(own in place.parents for place in places):
+        raise InvalidValue(
+            f"{name} is {source!r}, which is neither in configs/ nor in an installed package; a "
+            "work directory does not decide which other code runs, so give the run's --config"
+        )

@@ -5,7 +5,6 @@ rule holds for every change: the past stands, the future may change.
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -40,10 +39,10 @@ KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
 class Entry:
     """Options that hold from a step on.
 
-    `options` come from the config or `--change`: those of `fit_buckets` and `Plan`; `buckets`, rows
-    and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first;
-    `tune`, at the first start, for measured buckets. `plan` has the arguments of `Plan.after` for
-    them, with fitted or measured buckets, once they are resolved.
+    `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, rows and length of
+    each; `exclude`, numbers of examples; `add`, names of corpora that join the first; `tune`, at
+    the first start, for measured buckets. `plan` has the arguments of `Plan.after` for them, with
+    fitted or measured buckets, once they are resolved.
     """
 
     step: int
@@ -66,12 +65,9 @@ class Schedule:
         ValueError: a change is not such a pair, or names an unknown option.
     """
 
-    _change: Entry | None = None  # of `resume`, until it is planned
-
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
         _check_options(begin)
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
-        self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
         for step, options in _list_changes(changes):
             _check_options(options, begin=False)
             if step == 0:
@@ -79,16 +75,15 @@ class Schedule:
             else:
                 self.entries.append(Entry(step, options))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> list[dict[str, Any]]:
         """The state of the schedule, for `resume`."""
-        entries = [dataclasses.asdict(entry) for entry in self.entries]
-        return {"entries": entries, "asked": self.asked}
+        return [dataclasses.asdict(entry) for entry in self.entries]
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
         """The options in force at a step; `exclude` and `add` accumulate."""
         return _merge(entry.options for entry in self.entries if entry.step <= step)
 
-    def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
+    def resume(self, state: Iterable[Mapping[str, Any]] | None, step: int) -> None:
         """Takes over the schedule of a run up to a step: the past stands, the future may change.
 
         Entries before `step` come from the run, and entries from `step` on from this schedule, that
@@ -98,22 +93,13 @@ class Schedule:
         Args:
             state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
             step: the step that the run resumes from.
-            change: options that change at `step`, or at the next step that `Plan.next_block`
-                allows, as a JSON object; a change that was made last time, or is in force, is not
-                made again.
 
         Raises:
-            ValueError: this schedule differs from the run's past, or `change` cannot be read.
+            ValueError: this schedule differs from the run's past.
         """
-        asked = _parse_change(change)
         if state is None:
-            if asked:
-                raise InvalidValue(
-                    "--change is for a run that continues, but this one has no checkpoint yet; put "
-                    "the change into the config"
-                )
             return
-        before = [Entry(**entry) for entry in state["entries"]]
+        before = [Entry(**entry) for entry in state]
         past = [entry for entry in before if entry.step < step]
         future = [entry for entry in self.entries[1:] if entry.step >= step]
         for entry in self.entries[1:]:
@@ -123,28 +109,22 @@ class Schedule:
                     f"the schedule has {[entry.step, entry.options]}, but up to step {step:,}, "
                     f"where the run is, it was {had}; change only later entries"
                 )
-        begin, self.asked = self.entries[0].options, state["asked"]
+        begin = self.entries[0].options
         self.entries = [*past, *(entry for entry in future if entry.step == step)]
-        more = {} if asked == self.asked else self._not_in_force(asked)
-        if more:
-            self._change = Entry(step, more)
-            self.entries.append(self._change)
-            self.asked = asked
-        elif asked:
-            logger.info("--change=%s is in force already", json.dumps(asked))
-        held = self.options()
+        in_force = self.options()
         if wrong := {
             name: value
             for name, value in self._not_in_force(begin).items()
             if value != past[0].options.get(name)
         }:
             differ = "; ".join(
-                f"{name} was {show_field(held, name, 'not given')} and is now {value!r}"
+                f"{name} was {show_field(in_force, name, 'not given')} and is now {value!r}"
                 for name, value in wrong.items()
             )
+            schedule = (step, wrong), *((entry.step, entry.options) for entry in future)
             raise InvalidValue(
                 f"{differ}. The past of a run stands; restore these values, or change them from "
-                f"step {step:,} on with --change='{json.dumps(asked | wrong)}'"
+                f'step {step:,} on with --config.schedule="{schedule}"'
             )
         self.entries += [entry for entry in future if entry.step > step]
         for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
@@ -183,12 +163,6 @@ class Schedule:
         if not names:
             return there.get(first, corpus)
         return Corpora({name: there[name] for name in (first, *names)})
-
-    def fitting(self, step: int) -> dict[str, Any]:
-        """The options of `fit_buckets` at a step; if buckets are given, only those of the model."""
-        force = self.options(step)
-        given = "buckets" in force
-        return select_options(("attention", "width"), force) if given else _fitting(force)
 
     @property
     def tunes(self) -> bool:
@@ -235,10 +209,6 @@ class Schedule:
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
             arguments[0] = 0, {"examples": len(first), **arguments[0][1]}
-        if change := self._change:
-            number, self._change = self.entries.index(change), None
-            change.step = replay(corpus, arguments[:number]).next_block(change.step)
-            arguments[number] = change.step, change.plan
         plan = replay(corpus, arguments)
         for number in new if 0 not in new else ():  # if the run resumes
             step, options = self.entries[number].step, self.entries[number].options
@@ -257,33 +227,14 @@ class Schedule:
                 entry.plan["examples"] = count
         fits = number == 0 or select_options(FITTING, entry.options)
         if "buckets" not in entry.options and fits:
-            fitting = _fitting(force)
-            fitting |= select_options(("weights", "by"), mixture)
+            fitting = {"max_buckets": 4, "length_multiple": None}
+            fitting |= select_options(FITTING, force) | select_options(("weights", "by"), mixture)
             if "tokens_per_batch" not in fitting:
                 raise InvalidValue(
                     "batches have neither tokens_per_batch nor buckets; give one of them, as in "
                     "--config.batches.tokens_per_batch=16384"
                 )
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
-
-
-def _fitting(force: Mapping[str, Any]) -> dict[str, Any]:
-    return {"max_buckets": 4, "length_multiple": None} | select_options(FITTING, force)
-
-
-def _parse_change(change: str) -> dict[str, Any]:
-    """The options in the JSON object of a `--change`, checked."""
-    try:
-        asked = json.loads(change or "{}")
-    except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise InvalidValue(
-            f"--change is {change!r}; it must be a JSON object of options, such as "
-            """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
-        )
-    _check_options(asked, begin=False)
-    return asked
 
 
 def _list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
@@ -309,8 +260,8 @@ def _check_options(options: Mapping[str, Any], *, begin: bool = True) -> None:
     """Refuses unknown options, naming the nearest, and values that should be lists but are not."""
     if "tune" in options and not begin:
         raise InvalidValue(
-            "tune is only for the first start of a run, as --config.batches.tune=True; for a "
-            "change, measure with --mode=tune and another --workdir, and give buckets"
+            "tune is only for the first start of a run, as --config.batches.tune=True; for a later "
+            "step, measure with --mode=tune and another --workdir, and give buckets"
         )
     for name in options:
         if name not in KNOWN:

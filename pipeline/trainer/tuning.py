@@ -19,10 +19,9 @@ from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.steps import Compiled, Tuned, tune
-from pipeline.steps.preferences import REFERENCE
-from pipeline.trainer.run_config import flatten
-from pipeline.trainer.scoring import add_reference
+from pipeline.steps import Compiled, Tuned, keep_programs, tune
+from pipeline.trainer.compilation import compile_training
+from pipeline.trainer.run_config import list_fields
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,13 @@ def tune_run(
         again: whether to measure even if there is a result.
 
     Raises:
-        ValueError: the corpus is a mixture, or `batches` has no `tokens_per_batch`.
+        ValueError: the corpus is a mixture or grows, or `batches` has no `tokens_per_batch`.
     """
+    if corpus.grows:
+        raise InvalidValue(
+            "buckets are measured for a whole corpus, but this one grows; set config.batches.tune "
+            "or follow to False"
+        )
     if isinstance(corpus, Corpora):
         raise InvalidValue(
             "config.batches.tune is for one corpus, but this run has several; tune on the largest, "
@@ -74,36 +78,38 @@ def tune_run(
             "config.batches.tune needs tokens_per_batch and chooses the buckets; remove buckets, "
             "or set tune to False"
         )
-    place, conditions = as_path(workdir) / NAME, _conditions(config, corpus)
-    if not again and (found := read_tuned(workdir, conditions)) is not None:
-        logger.info(f"buckets as measured before: {', '.join(map(str, found.buckets))}")
+    if not again and (found := read_tuned(workdir, config, corpus)) is not None:
         return found
+    keep_programs(as_path(workdir) / "programs")
     options = select_options(OPTIONS, given)
     options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
     if multiple > 1:
         options["length_multiple"] = math.lcm(options.get("length_multiple", 128), multiple)
-    if config.get("preference") and REFERENCE not in corpus.features:
-        corpus = add_reference(corpus)
     step = _OwnState(config, make_training)
     found = tune(lambda: step, corpus, sharding=mesh, **options)
     if jax.process_index() == 0:
         make_directory(workdir)
-        with atomic_write(place) as file:
-            content = {"conditions": conditions, "tuned": found.as_json()}
+        with atomic_write(as_path(workdir) / NAME) as file:
+            content = {"conditions": _conditions(config, corpus), "tuned": found.as_json()}
             file.write(json.dumps(content, indent=1).encode())
     logger.info(f"{found}")
     return found
 
 
-def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
-    """The stored result for a run; None if there is none, or if its conditions differ."""
+def read_tuned(
+    workdir: epath.PathLike, config: Any = None, corpus: AnyCorpus | None = None
+) -> Tuned | None:
+    """The stored result for a run; None if there is none, or if it is of another config or corpus.
+
+    Without `config` and `corpus`, they are not compared.
+    """
     path = as_path(workdir) / NAME
     if not path.exists():
         return None
     try:
         content = json.loads(path.read_text())
-        if conditions is not None and content["conditions"] != conditions:
+        if corpus is not None and content["conditions"] != _conditions(config, corpus):
             logger.info(f"{NAME} is of another config, corpus or device; measuring again")
             return None
         return Tuned.from_json(content["tuned"])
@@ -115,7 +121,7 @@ def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
 
 def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
     """The conditions of a result, as JSON: config, corpus and devices."""
-    fields = flatten(json.loads(config.to_json()))
+    fields = list_fields(json.loads(config.to_json()))
     kept = {name: v for name, v in fields.items() if name.split(".")[0] in FIELDS}
     for name in ("batches.tune", "optimizer.decay_steps"):  # a run sets the latter
         kept.pop(name, None)
@@ -156,15 +162,8 @@ class _OwnState:
                 name: jax.ShapeDtypeStruct(field.shape, field.dtype, sharding=field.sharding)
                 for name, field in batch.items()
             }
-            self._compiled[bucket] = Compiled(
-                train_step,
-                like,
-                {bucket: specs},
-                donate=True,
-                microbatches=self._config.microbatches or "auto",
-                budget=self._config.memory_budget,
-                out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
-            )
+            compiled = compile_training(self._config, train_step, like, {bucket: specs})
+            self._compiled[bucket] = compiled
         return self._compiled[bucket]
 
 

@@ -135,16 +135,6 @@ def test_a_state_of_other_buckets_or_windows_is_refused_before_it_is_resumed():
         StateKey(mix(draw(0), window=20)).step(state)
 
 
-def test_buckets_are_fitted_again_to_the_windows_of_all():
-    shifts = [[30] * 20] * 10 + [[9] * 20] * 40
-    plan = mix({"a": shifts, "b": draw(0)["b"], "c": np.full(60, 9)}, (8, 1, 1), window=20)
-    options = {"tokens_per_batch": 128, "max_buckets": 2, "length_multiple": 2}
-    before, later = (plan.refit(step, **options) for step in (2, 150))
-    assert before.fitted[-1].length >= 29
-    assert later.costs != before.costs
-    assert later.is_worth
-
-
 def test_files_of_finished_corpora_are_known_ahead():
     filed = SimpleNamespace(lengths=np.full(60, 9), files=np.array([20, 40]))
     plan = mix({"a": draw(0)["a"], "c": filed}, (1, 1), window=20)

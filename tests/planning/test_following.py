@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Plan, fit_buckets
+from pipeline import Bucket, Plan
 from pipeline.planning import growing
-from pipeline.planning.cascade import row_cost
-from pipeline.planning.fit import Refit, refit
 from pipeline.planning.following import FollowedPlan
 from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
 from tests.properties.accounts import Account
@@ -239,7 +237,6 @@ def test_pairs_are_followed():
 def test_examples_with_nothing_to_train_on_are_in_no_batch():
     plan = follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10)
     assert [batch.segments[:, 1].tolist() for batch in first_epoch(plan)] == [[60]]
-    assert plan.refit(0) is None  # nor has its last window any
 
 
 def test_plans_are_pickled_without_what_is_made():
@@ -270,37 +267,6 @@ def test_rows_have_room_for_all_segments_and_positions_that_may_come():
         assert each.most_segments() == {BUCKETS[0]: 4, BUCKETS[1]: 8}
     assert few.most_segments()[BUCKETS[1]] == 3
     assert plan.max_position == 31
-
-
-def test_a_shift_of_lengths_is_seen_in_the_windows_where_it_is():
-    rng, options = np.random.default_rng(0), {"tokens_per_batch": 128, "max_buckets": 2}
-    options |= {"length_multiple": 4, "row_multiple": 1}
-    parts = [rng.integers(1, 33, 60) for _ in range(4)] + [[17] * 60] * 4
-    plan = follow(parts, [Bucket(4, 32)])
-    found = [plan.refit(step, **options) for step in range(80)]
-    (begins,) = np.flatnonzero(np.diff([each.is_worth for each in found])).tolist()
-    assert not found[begins].is_worth
-    later = found[begins + 1]
-    assert plan.batch(begins + 1).segments[:, 1].max() >= 4 * 60
-    assert later.fitted == fit_buckets([17] * 60, max_length=32, **options)
-    assert later.padding == (1 - 17 / 32, 1 - 17 / 20)
-    assert later.saves == pytest.approx(1 - row_cost(20) / row_cost(32))
-    assert "20 would cost 37.6% less a token than 4x32, with 15.00% padding instead" in str(later)
-    # By default, options are those of the plan.
-    given = {"max_length": 40, "length_multiple": 8, "row_multiple": 4, "max_buckets": 2}
-    for own in ({"packing": "best_fit", "align": 8}, {"packing": "none"}):
-        found = follow(parts, [Bucket(4, 24), Bucket(4, 40)], **own).refit(0)
-        assert found == refit(found.present, parts[0], tokens_per_batch=160, **given, **own)
-    assert found.costs[0] == pytest.approx(1 / (1 - found.padding[0]))  # without attention
-    steps = len(first_epoch(plan))
-    assert plan.refit(steps + 3) is None  # an ordinary epoch
-    assert digests(plan, range(steps)) == digests(follow(parts, [Bucket(4, 32)]), range(steps))
-
-
-def test_a_further_bucket_must_save_more():
-    costs, both = {"costs": (1.0, 0.95), "padding": (0.0, 0.0)}, tuple(BUCKETS)
-    assert Refit(both, both, **costs).is_worth
-    assert not Refit(both[:1], both, **costs).is_worth
 
 
 def test_followed_batches_stay_what_they_are():

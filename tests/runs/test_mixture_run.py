@@ -52,9 +52,9 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     run(of(steps=18, mixture__weights=phases), tmp_path)
     wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
     assert summary(tmp_path)["shares"] == pytest.approx(wanted, abs=0.05)
-    # Then larger batches, without one document: a word says so.
-    change = '{"tokens_per_batch": 2048, "exclude": [7]}'
-    output = run(of(steps=22, mixture__weights=phases), tmp_path, change=change)
+    # Then larger batches, without one document.
+    schedule = ((18, {"tokens_per_batch": 2048, "exclude": [7]}),)
+    output = run(of(steps=22, mixture__weights=phases, schedule=schedule), tmp_path)
     assert "changed from step 18 on: tokens_per_batch=2048, exclude=7" in output
     rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
     assert rows * length == 2048

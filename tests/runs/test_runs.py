@@ -1,17 +1,18 @@
 """Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
 
 import json
+import sys
+import traceback
 import types
 
 import pytest
+from absl.flags import FLAGS
 from etils import epath
 
 import train
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
-from pipeline.trainer.run_config import __file__ as KNOWN
-from pipeline.trainer.run_config import get_config, save_config
-from tests.processes import ROOT, Group, environment
+from pipeline.trainer.run_config import read_config, read_fields, save_config
 from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
 
 
@@ -52,33 +53,47 @@ def test_the_learning_rate_rises_and_falls_over_updates(text):
 
 
 @pytest.mark.usefixtures("counter")
-def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, monkeypatch):
+def test_changed_batches_need_an_entry_of_the_schedule_and_are_logged_first(
+    text, tmp_path, monkeypatch
+):
     run(tiny(text, steps=5), tmp_path)
     more = {"steps": 8, "batches__tokens_per_batch": 512}
     with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
         run(tiny(text, **more), tmp_path)
-    change = '{"tokens_per_batch": 512}'
-    assert f"change them from step 5 on with --change='{change}'" in str(refused.value)
-    output = run(tiny(text, **more), tmp_path, change=change)
-    told = output.index("changed from step 5 on: tokens_per_batch=512")
-    assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")
+    schedule = ((5, {"tokens_per_batch": 512}),)
+    assert f'from step 5 on with --config.schedule="{schedule}"' in str(refused.value)
+    output = run(tiny(text, **more, schedule=schedule), tmp_path)
+    logged = output.index("changed from step 5 on: tokens_per_batch=512")
+    assert logged < output.index("resumed: step 5 of 8") < output.index("step 8/8")
     assert [line["bucket"] for line in steps(tmp_path)][4:6] == ["8x128", "4x128"]
     audited(tmp_path)
     # From then on the run goes on under its first config as well, and as it was changed.
     run(tiny(text, steps=9), tmp_path)
     assert steps(tmp_path)[-1]["bucket"] == "4x128"
     # New data joins the epoch that is half done.
+    joins = {"steps": 11, "schedule": ((9, {"add": ["more"]}),)}
     with pytest.raises(ValueError, match=r"config.added has nothing; each of more must be there"):
-        run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
+        run(tiny(text, **joins), tmp_path)
     monkeypatch.setenv("TINY_MORE", "1")
-    output = run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
+    output = run(tiny(text, **joins), tmp_path)
     assert "changed from step 9 on: add=more" in output
     assert "from step 9 on, with 32 new examples, " in output
-    # It stays, without a word.
+    # It stays without the entry.
     run(tiny(text, steps=13), tmp_path)
     said = audited(tmp_path)
     assert "plan from step 9 on: examples=" in said
     assert "all 13 batches are those that were planned" in said
+
+
+@pytest.mark.usefixtures("counter")
+def test_a_run_that_goes_on_after_its_decay_says_that_the_learning_rate_stays(text, tmp_path):
+    first = run(tiny(text, steps=4), tmp_path)
+    assert "the learning rate stays" not in first
+    said = run(tiny(text, steps=6), tmp_path)
+    assert "from step 4 on, the learning rate stays as it is, since " in said
+    assert "the learning rate stays" not in run(
+        tiny(text, steps=8, optimizer__decay_steps=8), tmp_path
+    )
 
 
 RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
@@ -161,17 +176,16 @@ def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="profile_steps is '5'; it must be FIRST:LAST"):
         train.train(tiny(text), epath.Path(tmp_path), profile="5")
     assert not list(tmp_path.iterdir())
-    flags = {"SCORES": "there", "MODE": "train", "WORKDIR": tmp_path}
-    for name, value in flags.items():
-        monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
-    monkeypatch.setattr(train.config_flags, "get_config_filename", lambda _: "a.py")
-    monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
+
+    def main(**given):
+        for name, value in {"MODE": "train", "SCORES": None, "PROFILE": "", **given}.items():
+            monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
+        train.main(tiny(text), epath.Path(tmp_path))
+
     with pytest.raises(ValueError, match="--scores needs --mode=score"):
-        train.main()
-    for name, value in {"MODE": "score", "CHANGE": "{}"}.items():
-        monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
-    with pytest.raises(ValueError, match=r"--change and .* need --mode=train"):
-        train.main()
+        main(SCORES="there")
+    with pytest.raises(ValueError, match=r"--profile_steps needs --mode=train"):
+        main(MODE="score", PROFILE="1:2")
 
 
 @pytest.mark.slow
@@ -186,13 +200,22 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
 
 
 @pytest.fixture
-def parse_flags(text, tmp_path_factory):
-    """`parse_flags(*words)`: the exit code of train.py, and what it says or its config."""
+def parse_flags(text, monkeypatch, capsys):
+    """`parse_flags(*words)`: the exit code of train.py, and what it says, or its config."""
+    monkeypatch.setenv("TINY_TEXT", str(text))
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    known = {*FLAGS}
 
     def parse(*words):
-        command = ["tests/runs/parse_flags.py", *words]
-        group = Group([command], tmp_path_factory.mktemp("flags"), environment(TINY_TEXT=str(text)))
-        return group.wait()[0], group.outputs()[0]
+        try:
+            train.launch.parse_flags(["train.py", *words], train.DEFAULT)
+            return 0, f"{FLAGS.config}\nworkdir: {FLAGS.workdir}\n"
+        except SystemExit as ending:
+            return ending.code, capsys.readouterr().err
+        finally:
+            FLAGS.unparse_flags()
+            for name in {*FLAGS} - known:
+                delattr(FLAGS, name)
 
     return parse
 
@@ -205,7 +228,7 @@ WRONG_FLAGS = {
         "has no field 'token_per_batch'. Did you mean \"tokens_per_batch\" instead of"
     ),
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
-    "--config=nowhere.py": "No such file or directory: 'nowhere.py'",
+    "--config=nowhere.py": "there is no file nowhere.py; check the path",
     "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
     "--config.steps=many": "many",
 }
@@ -219,6 +242,26 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(parse_flags, word):
     assert said.startswith("train.py: ")
     assert WRONG_FLAGS[word] in said
     assert "Traceback" not in said
+
+
+def test_without_a_config_the_default_has_the_flags_and_any_new_work_directory(parse_flags):
+    code, said = parse_flags("--config.stepz=3")
+    assert (code, said.startswith("train.py: the config has no field 'stepz'.")) == (2, True)
+    code, said = parse_flags("--config.steps=3", "--workdir=nowhere")
+    assert (code, "steps: 3\n" in said, "workdir: nowhere" in said) == (0, True, True), said
+    assert "workdir: runs/tiny_config" in parse_flags("--config=tests/runs/tiny_config.py:pairs")[1]
+
+
+def test_an_error_inside_a_config_is_a_traceback_that_names_its_line(parse_flags, tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text('import os\n\n\ndef get_config():\n    return os.environ["MY_DATA"]\n')
+    with pytest.raises(KeyError, match="MY_DATA") as raised:
+        parse_flags(f"--config={config}")
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(raised.tb)]
+    assert (str(config), 5) in places
+    config.write_text("steps = 3\n")
+    sentence = f"train.py: {config} has no function get_config(); a config must have one\n"
+    assert parse_flags(f"--config={config}") == (2, sentence)
 
 
 @pytest.mark.slow
@@ -261,37 +304,77 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags)
     fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
     file, schedule = "tests/runs/tiny_config.py", ((0, {"seed": 5}), (2, {"max_length": 64}))
     config = tiny(text, **fields, schedule=schedule)
-    run(config, tmp_path / "first", file=file)
-    known = get_config(str(tmp_path / "first"))
+    run(config, tmp_path / "first")
+    known = read_config(tmp_path / "first")
     fields["seed"] = 5  # that of the run, from step 0 on
     expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
     assert json.loads(known.to_json()) == json.loads(expected.to_json())
+    assert read_fields(tmp_path / "first") == json.loads(expected.to_json())
     with pytest.raises(ValueError, match=r"config\.model\.width was 64 and is now 32"):
         run(tiny(text, **fields | {"model__width": 32}), tmp_path / "first")
-    more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
-    save_config(epath.Path(tmp_path), tiny(text, **more), f"{file}:hosts")
-    assert json.loads((tmp_path / "run_config.json").read_text())["file"] == f"{ROOT / file}:hosts"
-    assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
+    flags += ["--config.optimizer.warmup_steps=2", "--config.skip_steps=(3,)"]
     code, said = parse_flags(*flags)
     assert code == 0, said
-    assert "steps: 7" in said
-    assert "width: 64" in said
-    assert "num_heads: 4" in said
+    for line in (
+        "steps: 7",
+        "width: 64",
+        "num_heads: 4",
+        "warmup_steps: 2",
+        f"workdir: {tmp_path}",
+    ):
+        assert line in said
+    code, said = parse_flags(flags[0], "--config.optimizer.warmup_steps=two")
+    assert (code, "two" in said) == (2, True)
     assert "width: 32" in parse_flags(f"--config={file}", *flags)[1]
-    # It keeps the file also when it goes on without being given one.
-    known = get_config(str(tmp_path / "first"))
     known.steps = 5
-    run(known, tmp_path / "first", file=f"{KNOWN}:{tmp_path / 'first'}")
-    assert get_config(str(tmp_path / "first")).steps == 5
-    # A directory that has no run is no reason for one of the default config.
-    code, said = parse_flags("--workdir=nowhere")
-    assert (code, said.endswith("no run in nowhere; begin one with --config=FILE\n")) == (2, True)
-    kept = tmp_path / "first" / "run_config.json"
-    kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
-    assert "No such file or directory: " in parse_flags(flags[0])[1]
-    kept.write_text("{}")
+    run(known, tmp_path / "first")
+    assert read_config(tmp_path / "first").steps == 5
+    (tmp_path / "first" / "run_config.json").write_text("{}")
     assert parse_flags(flags[0])[1].endswith("is damaged: KeyError('fields'); give --config\n")
+
+
+def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text, tmp_path):
+    more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
+    config = tiny(text, **more)
+    save_config(epath.Path(tmp_path), config)
+    known = read_config(tmp_path)
+    assert known.to_json() == config.to_json()
+    names = [name for name, _ in config.optimizer.items()]
+    kinds = [config.optimizer.get_type(name) for name in names]
+    assert [known.optimizer.get_type(name) for name in names] == kinds
+    assert known.task.keep_ids == (1, 2)
+    assert read_config(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    "source", ["os:system", "evil:source", "stranger.evil:f", "tests:f", "a b"]
+)
+def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
+    text, tmp_path, parse_flags, monkeypatch, source
+):
+    workdir = tmp_path / "stranger"
+    workdir.mkdir()
+    (workdir / "evil.py").write_text("raise AssertionError\n")
+    for place in (workdir, tmp_path):
+        monkeypatch.syspath_prepend(place)
+    config = tiny(text)
+    config.train.source = source
+    save_config(epath.Path(workdir), config)
+    code, said = parse_flags(f"--workdir={workdir}")
+    assert code == 2
+    assert f"train.source of the run in {workdir} is {source!r}, which is neither in" in said
+    # The command line is the user's own.
+    file = "--config=tests/runs/tiny_config.py"
+    assert parse_flags(file, f"--config.train.source={source}")[0] == 0
+    for known in ("pipeline.text.sources:Records", "configs.python_data:Functions"):
+        config.train.source = known
+        save_config(epath.Path(workdir), config)
+        assert parse_flags(f"--workdir={workdir}")[0] == 0
+    (workdir / "configs.py").write_text("raise AssertionError\n")
+    monkeypatch.delitem(sys.modules, "configs")
+    monkeypatch.syspath_prepend(workdir)
+    assert "neither in configs/ nor in" in parse_flags(f"--workdir={workdir}")[1]
 
 
 def test_a_coordinator_without_a_port_is_refused():

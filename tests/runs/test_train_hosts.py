@@ -120,7 +120,7 @@ EIGHT_ROWS = (
     "--config.model.width=32",
     "--config.model.attention=dense",
 )
-THREE = '--change={"row_multiple": 3}'
+THREE = "--config.schedule=((5, {'row_multiple': 3}),)"
 
 
 @pytest.mark.slow

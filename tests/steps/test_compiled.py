@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline import Bucket
-from pipeline.steps import Compiled, CompileGuard
+from pipeline.steps import Compiled
 from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import keep_programs, programs_table
 from pipeline.steps.microbatches import allowed, split, summed
@@ -103,32 +103,6 @@ def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
     jax.jit(lambda x: x * 3)(jnp.ones(7))
     assert log.names != []
     log.close()
-
-
-def test_the_guard_says_which_step_compiled_again_and_why(caplog):
-    @jax.jit
-    def guarded(batch):
-        return batch["inputs"].sum()
-
-    @jax.jit
-    def other(x):
-        return x + 1
-
-    batch = {"inputs": jnp.ones((2, 3))}
-    guarded(batch)
-    with CompileGuard("another", "guarded") as guard:
-        guarded(batch)
-        other(jnp.zeros(()))
-        guard.check("at step 1")
-        assert (guard.again, guard.others > 0, caplog.text) == (0, True, "")
-        guarded({"inputs": jnp.ones((2, 3), jnp.int32)})
-        with pytest.raises(RuntimeError) as caught:
-            guard.check("at step 2")
-        guard.check("at step 3")
-        assert guard.again == 1
-    assert not jax.config.values["jax_explain_cache_misses"]  # as before
-    for part in ("at step 2", "jit(guarded)", "'inputs'", "now i32[2,3] and before f32[2,3]"):
-        assert part in str(caught.value)
 
 
 def test_what_is_held_besides_counts_and_what_is_donated_counts_once(sharding, params):

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import shutil
 import threading
 
@@ -14,9 +13,7 @@ import train
 from pipeline import Corpus, Writer, tokenizers
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning import growing
-from pipeline.planning.following import FollowedPlan
 from pipeline.scoring import open_table
 from pipeline.trainer import prepare_corpora
 from tests.runs.runs import audit, messages, run, steps, tiny
@@ -116,51 +113,6 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
     for command in (["show", f"{workdir}", "--step=3"], ["why", f"{workdir}", "--step=40"]):
         assert main(command) == 0
         assert "written" in capsys.readouterr().out
-
-
-def test_a_run_and_its_audit_say_that_the_corpus_has_shifted(config, tmp_path):
-    place = tmp_path / "corpus" / "train"
-    write(place, 0, 60, finish=False)
-    with Writer(place) as writer:
-        for number in range(200):
-            writer.append(np.full(71, 7))  # 70 positions: one in a row of 128
-            if number % 20 == 19:
-                writer.seal()
-        writer.finish()
-    config.update(checkpoint_every=2, steps=12)
-    said = run(config, tmp_path)
-    sentence = "in the latest windows of the corpus, buckets 12x80 would cost"
-    assert said.count(sentence) == 2  # when its parts had doubled, and again
-    change = re.search(r"--change='(.*)'", said)[1]
-    assert change == '{"buckets": [[12, 80]]}'
-    config.steps = 30
-    assert sentence not in run(config, tmp_path, change=change)
-    assert {line["bucket"] for line in steps(tmp_path)} == {"8x128", "12x80"}
-    code, audited = audit(tmp_path)
-    assert code == 0
-    assert audited.count(sentence) == 2
-
-
-def test_a_look_at_buckets_that_fails_costs_no_checkpoint(config, tmp_path, monkeypatch):
-    for first in range(0, 200, 20):
-        write(tmp_path / "corpus" / "train", first, first + 20, finish=first == 180)
-    events, save = [], Checkpoints.save
-
-    def note(checkpoints, step, *state, **items):
-        events.append(step)
-        save(checkpoints, step, *state, **items)
-
-    def fail(plan, step, **options):
-        events.append("a look")
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(Checkpoints, "save", note)
-    monkeypatch.setattr(FollowedPlan, "refit", fail)
-    config.update(checkpoint_every=3)
-    said = run(config, tmp_path)
-    assert events == [3, 6, "a look", 8]
-    assert "step 5: buckets were not compared" in said
-    assert Checkpoints(tmp_path / "checkpoints").latest == 8
 
 
 @pytest.mark.parametrize(

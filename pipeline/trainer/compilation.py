@@ -1,0 +1,35 @@
+"""The steps of a run, compiled for every bucket, in as many microbatches as the memory needs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from pipeline.planning.bucket import Bucket
+from pipeline.steps import Compiled
+
+# For each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
+Specs = Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
+
+
+def compile_training(config: Any, step: Callable, like: Any, specs: Specs) -> Compiled:
+    """A training step for every bucket, which overwrites its state.
+
+    `like` is the state, as `jax.ShapeDtypeStruct`s with shardings.
+    """
+    return Compiled(
+        step,
+        like,
+        specs,
+        donate=True,
+        microbatches=config.microbatches or "auto",
+        budget=config.memory_budget,
+        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
+    )
+
+
+def compile_evaluation(config: Any, step: Callable, like: Any, specs: Specs) -> Compiled:
+    """An evaluation step of the parameters in `like` for every bucket, beside the whole state."""
+    others = {name: leaf for name, leaf in like.items() if name != "params"}
+    options: dict[str, Any] = {"microbatches": "auto", "budget": config.memory_budget}
+    return Compiled(step, like["params"], specs, held=others, **options)
