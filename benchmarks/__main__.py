@@ -20,10 +20,7 @@ import importlib
 from benchmarks import histograms, results
 from benchmarks.lengths import sample
 
-SECTIONS = (
-    *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
-    "score",
-)
+SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),

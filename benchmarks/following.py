@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 import pipeline
-from benchmarks.end_to_end import MODEL
+from benchmarks.model import MODEL, Step
 from benchmarks.peers import read_texts
 from benchmarks.results import Line, Section
-from benchmarks.tuning import Step
 from pipeline import sources, tokenizers
 
 MEGABYTES = 300  # of text: preparing takes longer than until the first window is there

@@ -6,25 +6,23 @@ Each path runs in a process of its own, because no environment holds all of thes
 leaves its batches in a file. Then one process trains a model on each, step by step in turns.
 """
 
-import dataclasses
-import itertools
-import math
 import os
 import pathlib
 import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.account import account, numbered
-from benchmarks.end_to_end import MODEL, Run
 from benchmarks.input_paths import BEGIN, PATHS, Batch
+from benchmarks.model import MODEL, Step, model_for
 from benchmarks.results import Section
 from configs.python_data import Functions
-from models.config import TransformerConfig
 from pipeline.text.tokenizers import Bytes
 
 POSITIONS = 8_192  # of a batch
@@ -81,22 +79,24 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             for name, (library, *_) in PATHS.items()
         }
     there = {name: result for name, result in results.items() if "batches" in result}
-    chosen, runs = dict[str, list[Batch]](), dict[str, Run]()
+    chosen, steps = dict[str, list[Batch]](), dict[str, Step]()
     for name, result in there.items():
         if every and result["shapes"] > MOST_SHAPES:
             continue
-        some = result["batches"] if every else _choose(result["batches"], BATCHES)
-        shapes = {batch["inputs"].shape: batch for batch in some}.values()
-        order = itertools.chain(shapes, itertools.cycle(some))
-        chosen[name], runs[name] = some, Run((_readable(each, ids) for each in order), model)
-        for _ in shapes:  # compiles
-            runs[name].step()
+        batches = result["batches"] if every else _choose(result["batches"], BATCHES)
+        chosen[name], steps[name] = batches, Step(model)
+        for batch in {batch["inputs"].shape: batch for batch in batches}.values():
+            jax.block_until_ready(steps[name](_readable(batch, ids)))  # compiles
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in chosen[name]] for name in chosen}
     turns = np.random.default_rng(0)  # a step's seconds depend on what ran before it
     for _ in range(rounds):
-        for step in range(max(map(len, chosen.values()))):
-            for name in turns.permutation([n for n in chosen if step < len(chosen[n])]).tolist():
-                seconds[name][step].append(runs[name].step() or math.nan)
+        for number in range(max(map(len, chosen.values()))):
+            here = [name for name, batches in chosen.items() if number < len(batches)]
+            for name in turns.permutation(here).tolist():
+                batch = _readable(chosen[name][number], ids)
+                begin = time.perf_counter()
+                jax.block_until_ready(steps[name](batch))
+                seconds[name][number].append(time.perf_counter() - begin)
     versions = {}
     for result in there.values():
         versions |= result["versions"]
@@ -135,12 +135,6 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     of = "functions" if text is None else pathlib.Path(text).name
     of += f" in rows of {length:,}" * (length != 512)
     return Section(f"peers: {of}", about, lines, COLUMNS)
-
-
-def model_for(length: int) -> TransformerConfig:
-    """The model that all input paths train, for rows of some length."""
-    attention = "dense" if length <= 512 else "blocked"
-    return dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, attention=attention)
 
 
 def read_texts(text: str | None) -> tuple[list[str], str]:

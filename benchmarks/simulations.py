@@ -1,12 +1,10 @@
 """Simulations: the batches that other libraries make of lengths in the order of reading, as shapes.
 
-`benchmarks.agreement` compares them with Grain and infinibatch themselves.
+`tests/peers/test_simulations.py` compares those of infinibatch with infinibatch itself.
 """
 
-import bisect
 import dataclasses
 import heapq
-from collections.abc import Callable
 
 import numpy as np
 
@@ -131,44 +129,3 @@ def karmarkar_karp(costs: np.ndarray, parts: int) -> np.ndarray:
         heapq.heappush(heap, (sums[-1] - sums[0], number, sums, examples, places))
     *_, examples, places = heap[0]
     return places[np.argsort(examples)]
-
-
-def first_fit(lengths: np.ndarray, *, length: int, open_rows: int) -> int:
-    """Rows that are needed if each example goes into the first of `open_rows` with room for it.
-
-    Where none has, all rows are emitted and as many are opened, as Grain's
-    `FirstFitPackIterDataset` does.
-    """
-    return _pack(lengths, length, open_rows, _place_first)
-
-
-def best_fit(lengths: np.ndarray, *, length: int, open_rows: int) -> int:
-    """As `first_fit`, into the row that is left with least room: `BestFitPackIterDataset`."""
-    return _pack(lengths, length, open_rows, _place_best)
-
-
-def _pack(lengths: np.ndarray, length: int, open_rows: int, place: Callable) -> int:
-    used, room = 0, [length] * open_rows
-    for size in lengths.tolist():
-        if not place(room, size):
-            used += open_rows - room.count(length)
-            room = [length] * open_rows
-            place(room, size)
-    return used + open_rows - room.count(length)
-
-
-def _place_first(room: list[int], size: int) -> bool:
-    for row, free in enumerate(room):
-        if free >= size:
-            room[row] = free - size
-            return True
-    return False
-
-
-def _place_best(room: list[int], size: int) -> bool:
-    """Keeps `room` in ascending order; rows with equal room are alike."""
-    row = bisect.bisect_left(room, size)
-    if row == len(room):
-        return False
-    bisect.insort(room, room.pop(row) - size)
-    return True

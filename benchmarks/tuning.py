@@ -15,19 +15,12 @@ import os
 import tempfile
 import time
 
-import jax
 import numpy as np
-import optax
-from flax import nnx
 
 import pipeline
-from benchmarks.end_to_end import MODEL
+from benchmarks.model import MODEL, Step
 from benchmarks.peers import read_documents
 from benchmarks.results import Section
-from models.config import TransformerConfig
-from models.decoder import Decoder
-from models.encoder_decoder import EncoderDecoder
-from models.loss import cross_entropy
 from pipeline.planning.fit import make_search
 from pipeline.planning.sets import SetSearch
 from pipeline.steps.timing import Stopwatch, Trial
@@ -55,42 +48,6 @@ COLUMNS = (
     "another better by at most",
 )
 
-FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
-OTHERS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
-
-
-class Step:
-    """A step of training with a state of its own, as `tune` takes it."""
-
-    def __init__(self, config: TransformerConfig, *, pairs: bool = False):
-        network = EncoderDecoder if pairs else Decoder
-        graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)))
-        optimizer, names = optax.adamw(3e-3), FIELDS + OTHERS * pairs
-
-        def mean_loss(params, batch):
-            logits = nnx.merge(graph, params)(*(batch[name] for name in names))
-            sums = cross_entropy(logits, batch["targets"], batch["loss_weights"])
-            return sums.total / sums.weight
-
-        def step(state, batch):
-            params, moments = state
-            batch = {name: field % config.vocab_size if name in ("inputs", "targets") else field
-                     for name, field in batch.items()}  # fmt: skip
-            gradients = jax.grad(mean_loss)(params, batch)
-            updates, moments = optimizer.update(gradients, moments, params)
-            return optax.apply_updates(params, updates), moments
-
-        self._step, self._state = jax.jit(step), (params, optimizer.init(params))
-
-    def lower(self, batch):
-        """As that of the jitted step."""
-        return self._step.lower(self._state, batch)
-
-    def __call__(self, batch):
-        """The state after a step, to wait for."""
-        self._state = self._step(self._state, batch)
-        return self._state
-
 
 def measure(text: str | None) -> Section:
     """Tunes for functions, for the lines of `text`, a file, if it is given, and for pairs."""
@@ -117,7 +74,7 @@ def measure(text: str | None) -> Section:
 
 def _compare(corpus, width: int) -> tuple[str, ...]:
     pairs = np.ndim(corpus.lengths) == 2
-    model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, width=width)
+    model = dataclasses.replace(MODEL, width=width)
     step = Step(model, pairs=pairs)
     longest = LONGEST_PAIR if pairs else LONGEST
     options = {"tokens_per_batch": TOKENS, "max_buckets": 2, "max_length": longest}

@@ -45,8 +45,7 @@ class Tuned(Lockstep):
 
     @functools.lru_cache  # noqa: B019  # one path in a process
     def _tuned(self, rows):
-        from benchmarks.peers import model_for
-        from benchmarks.tuning import Step
+        from benchmarks.model import Step, model_for
 
         step = Step(model_for(self.length))
         # Compilations are not compared, so they are paid by many epochs.

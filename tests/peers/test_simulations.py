@@ -1,6 +1,5 @@
 """The simulations of other packers that benchmarks compare with, beside these packers."""
 
-import grain
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,23 +35,6 @@ def test_batches_of_others_by_hand(make, lengths, options, due):
     positions = sum(rows * length for rows, length in due)
     assert (made.tokens, made.positions, made.shapes) == (sum(lengths), positions, len({*due}))
     assert made.padding == 1 - sum(lengths) / positions
-
-
-PACKERS = {
-    "first fit": (simulations.first_fit, grain.experimental.FirstFitPackIterDataset),
-    "best fit": (simulations.best_fit, grain.experimental.BestFitPackIterDataset),
-}
-
-
-@pytest.mark.parametrize("name", PACKERS)
-@pytest.mark.parametrize("open_rows", [3, 8])
-def test_the_packers_make_as_many_rows_as_grains(name, open_rows):
-    ours, theirs = PACKERS[name]
-    lengths = np.random.default_rng(open_rows).integers(1, 33, 250)
-    data = grain.MapDataset.source([{"x": np.ones(n, np.int32)} for n in lengths])
-    data = data.to_iter_dataset(grain.ReadOptions(0, 1))
-    rows = theirs(data, length_struct={"x": 32}, num_packing_bins=open_rows)
-    assert ours(lengths, length=32, open_rows=open_rows) == sum(1 for _ in rows)
 
 
 def test_a_token_budget_makes_the_batches_of_infinibatch():

@@ -1,0 +1,64 @@
+"""The small model that benchmarks train, and a step of it."""
+
+import dataclasses
+
+import jax
+import optax
+from flax import nnx
+
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
+from pipeline.text.tokenizers import Bytes
+
+MODEL = TransformerConfig(
+    vocab_size=Bytes.vocab_size,
+    num_layers=2,
+    width=128,
+    num_heads=4,
+    num_kv_heads=4,
+    mlp_width=384,
+    attention="dense",
+)
+
+FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
+OTHERS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
+
+
+def model_for(length: int) -> TransformerConfig:
+    """The model for rows of some length: attention is in blocks if they are longer than 512."""
+    return dataclasses.replace(MODEL, attention="dense" if length <= 512 else "blocked")
+
+
+class Step:
+    """A step of training with a state of its own, as `tune` takes it."""
+
+    def __init__(self, config: TransformerConfig, *, pairs: bool = False):
+        network = EncoderDecoder if pairs else Decoder
+        graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)))
+        optimizer, names = optax.adamw(3e-3), FIELDS + OTHERS * pairs
+
+        def mean_loss(params, batch):
+            logits = nnx.merge(graph, params)(*(batch[name] for name in names))
+            sums = cross_entropy(logits, batch["targets"], batch["loss_weights"])
+            return sums.total / sums.weight
+
+        def step(state, batch):
+            params, moments = state
+            batch = {name: field % config.vocab_size if name in ("inputs", "targets") else field
+                     for name, field in batch.items()}  # fmt: skip
+            gradients = jax.grad(mean_loss)(params, batch)
+            updates, moments = optimizer.update(gradients, moments, params)
+            return optax.apply_updates(params, updates), moments
+
+        self._step, self._state = jax.jit(step), (params, optimizer.init(params))
+
+    def lower(self, batch):
+        """As that of the jitted step."""
+        return self._step.lower(self._state, batch)
+
+    def __call__(self, batch):
+        """The state after a step, to wait for."""
+        self._state = self._step(self._state, batch)
+        return self._state
