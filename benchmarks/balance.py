@@ -47,11 +47,12 @@ def measure(lengths: np.ndarray, histograms: list[str]) -> Section:
             lines.append(_compare(f"{name}, {devices} × {rows}", each.astype(int), bucket, devices))
     return Section(
         "balance",
-        f"Time of the steps of an epoch with tiers={TIERS} over that of evenly shared work (1 is "
-        f"perfect), for devices × rows of each, attention that skips other segments, width "
-        f"{WIDTH:,}; and the CPU time of a plan with its first batch, and of {STEPS} batches, with "
-        "tiers over that without, taking turns. The mean length of a batch's documents varies so "
-        "many times as much as in batches of random documents, without tiers.",
+        f"Figure: the time of an epoch's steps with tiers={TIERS} over that of evenly shared work "
+        "(1 is perfect), for devices × rows of each device, by the cost model of attention that "
+        f"skips other segments at width {WIDTH:,}. Compared: the same for other orders of rows; "
+        f"the CPU time of a plan with its first batch, and of {STEPS} batches, with tiers over "
+        "that without, in turns; and how much the mean length of the documents in a batch varies "
+        "without tiers, against batches of random documents.",
         lines,
     )
 

@@ -49,8 +49,8 @@ def measure(lengths: np.ndarray) -> Section:
     lines.append(_audited(lengths[:EXAMPLES]))
     return Section(
         "change",
-        f"{len(lengths):,} examples, batches of 32,768 positions; medians of {ROUNDS}. The run "
-        f"that is audited has {EXAMPLES:,} examples and changed once.",
+        f"{len(lengths):,} examples, batches of 32,768 positions; medians of {ROUNDS}. The "
+        f"audited run has {EXAMPLES:,} examples, and its plan changed once.",
         lines,
     )
 

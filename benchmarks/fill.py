@@ -34,11 +34,11 @@ def measure(path: str | None, histograms: list[str]) -> Section:
     sets += [(*lengths_of(each), int(lengths_of(each)[1].max())) for each in histograms]
     return Section(
         "fill",
-        "Padding in rows of so many positions, the empty rows of the last batch left out: best fit "
-        'of whole documents, packing="fill", and documents in random order concatenated and split '
-        "into rows. Documents longer than a row are cut by all; then the further documents that "
-        "fill cuts; the bound that the plan gives on these and on parts of longer ones that are "
-        "cut again; and the further documents that concatenating cuts.",
+        "Padding, without the empty rows of the last batch, of best fit of whole documents, of "
+        'packing="fill", and of documents in random order that are concatenated and split into '
+        "rows. Cut by all: documents longer than a row. Fill cuts, concatenating cuts: how many "
+        "others each of them cuts. At least: the plan's lower bound, for as few rows, on what "
+        "fill cuts and on parts of longer documents that it cuts again.",
         [_line(*each) for each in sets],
         COLUMNS,
     )

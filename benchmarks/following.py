@@ -61,8 +61,8 @@ def measure(text: str | None) -> Section:
         "following",
         f"{MEGABYTES} MB of text, {documents:,} documents and {tokens:,} tokens of a sentencepiece "
         f"model of {VOCABULARY:,} ids; a decoder of {MODEL.num_layers} layers of width "
-        f"{MODEL.width}, batches of {BUCKET}. Steps are compiled before. The machine had a load of "
-        f"{os.getloadavg()[0]:.0f} at the end.",
+        f"{MODEL.width}, batches of {BUCKET}. Steps are compiled before they are timed. The "
+        f"machine had a load of {os.getloadavg()[0]:.0f} at the end.",
         [
             Line("prepared first: the first batch", f"{preparing + planned:.1f} s", ""),
             Line("followed: the first batch", f"{waited:.1f} s", "after the start of preparing"),

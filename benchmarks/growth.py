@@ -51,8 +51,8 @@ def measure(lengths: np.ndarray) -> Section:
                 )
     return Section(
         "growth",
-        "Samples of the planner's lengths, of which the digest is known; medians of 200 batches "
-        "after the first.",
+        "Samples of the lengths of the section planner, whose digest is computed before; medians "
+        "of 200 batches after the first.",
         lines,
     )
 

@@ -31,8 +31,8 @@ def measure(paths: list[str]) -> Section:
             )
     return Section(
         "histograms",
-        "Share of positions used when published histograms of lengths are packed into rows of the "
-        "longest length; seconds for the whole plan.",
+        "The share of positions that hold tokens when published histograms of lengths are packed "
+        "into rows of the longest length, and the seconds of the whole plan.",
         lines,
     )
 

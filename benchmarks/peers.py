@@ -100,21 +100,23 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
     versions = {}
     for result in there.values():
         versions |= result["versions"]
-    part = f"{BATCHES} batches of each, as many of a shape as its share of the epoch and at least "
-    part += f"one, each at the median of {ROUNDS} steps"
+    sample = f"{BATCHES} batches of each, as many of a shape as its share of the epoch and at "
+    sample += f"least one, each at the median of {ROUNDS} steps"
     about = (
-        f"{len(documents):,} {subject}, {int((sizes - 1).sum()):,} tokens to predict, the longest "
-        f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
-        "positions. Tokens of which a step trains the prediction, in a second of an epoch's steps "
-        f"of a decoder of {MODEL.num_layers} layers of width {MODEL.width}, without compilation: "
-        f"all paths in turns, in random order, {'each batch once' if every else part}; and of "
-        "making batches alone, each in its own process. Mean context is the number of tokens from "
-        "which a token is predicted; paths that cut documents have less of it, and less work. "
-        "Documents with a token that is trained to predict another document's, and that attend to "
-        "another. "
-        "In an epoch of two hosts, which ends with the host that ends first, and in one that two "
-        "hosts begin and one ends: documents of which nothing is trained on, not all, or "
-        f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
+        f"{len(documents):,} {subject} with {int((sizes - 1).sum()):,} tokens to predict; the "
+        f"longest has {int(sizes.max() - 1):,}. Rows have {length} positions, and batches {rows} "
+        "rows or as many positions. Trained tokens/s: the tokens whose prediction an epoch trains, "
+        f"over the seconds of its steps without compilation, for a decoder of {MODEL.num_layers} "
+        f"layers of width {MODEL.width}. All paths take turns in random order: "
+        f"{'each batch once' if every else sample}. Makes tokens/s: the same for making batches "
+        "alone, each path in its own process. Mean context: the number of tokens from which a "
+        "token is predicted; paths that cut documents have less of it, and less work. Predict "
+        "another: documents with a token that is trained to predict one that does not follow it. "
+        "See another: documents whose tokens attend to a document before them. 2 hosts: an epoch "
+        "on two hosts, which ends when one of them ends. 2 hosts, then 1: an epoch that two hosts "
+        "begin and one ends. Lost, cut, repeated: documents of which nothing is trained on, not "
+        "everything, or something twice. "
+        f"The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
     rates = {

@@ -109,11 +109,11 @@ def measure() -> Section:
             )
         lines.append(Line(name, f"{run.speed / 1e6:.1f} M tokens/s", told))
     about = (
-        f"Real tokens a second of `load` after the first epoch, for training that takes up to "
-        f"{SPEED / 1e6:.0f} M, and without training: {size / 1e6:.0f} MB in {PARTS} parts, "
-        f"{WINDOWS} windows, from an S3-compatible server on this machine that answers after "
-        f"{MILLISECONDS} ms and sends {MEGABYTES} MB/s, {MEGABYTES / 4:.0f} M tokens/s. Ranges "
-        "alone: 40 batches."
+        f"Real tokens per second of `load` after the first epoch, with training that takes up to "
+        f"{SPEED / 1e6:.0f} M tokens/s, and without training. The corpus has {size / 1e6:.0f} MB "
+        f"in {PARTS} parts, planned in {WINDOWS} windows. An S3-compatible server on this machine "
+        f"answers after {MILLISECONDS} ms and sends {MEGABYTES} MB/s, which are "
+        f"{MEGABYTES / 4:.0f} M tokens/s. Ranges alone are measured over 40 batches."
     )
     return Section("remote", about, lines)
 

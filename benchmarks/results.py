@@ -12,8 +12,8 @@ PATH = pathlib.Path(__file__).with_name("RESULTS.md")
 
 INTRODUCTION = """# Results
 
-Written by `python -m benchmarks`; do not edit. Each section says when and where it was measured.
-All figures of a section come from one run, contenders taking turns, so compare ratios.
+`python -m benchmarks` writes this file. Each section says when and where it was measured. All
+figures of a section come from one run, in which contenders took turns, so compare ratios.
 """
 
 

@@ -54,8 +54,8 @@ def measure(lengths: np.ndarray) -> Section:
         )
     return Section(
         "resume",
-        f"{len(lengths):,} examples. Time to plan, restore and build the first batch (Lockstep), "
-        "to restore and pack the first row (Grain).",
+        f"{len(lengths):,} examples. Lockstep: the time to plan, to restore, and to build the "
+        "first batch. Grain: the time to restore and to pack the first row.",
         lines,
     )
 

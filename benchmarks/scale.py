@@ -38,8 +38,9 @@ def measure(examples: int) -> Section:
             lines += _lines(f"{examples:,} {name}", _run(many, *options), examples, first)
     return Section(
         "scale",
-        f"Lognormal lengths up to {LONGEST:,}, memory-mapped; four buckets, {TOKENS:,} positions "
-        f"in a batch; files of {PER_FILE:,} examples.",
+        f"Lognormal lengths up to {LONGEST:,}, memory-mapped, in up to four buckets with "
+        f"{TOKENS:,} positions in a batch. In files: each file has {PER_FILE:,} examples, and a "
+        "window has whole files.",
         lines,
     )
 

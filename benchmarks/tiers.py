@@ -56,10 +56,10 @@ def measure(processes: list[int]) -> Section:
             lines.append(_line(count, _run(count, folder)))
     return Section(
         "tiers",
-        f"Time per step with tiers={TIERS} over that without: a decoder of one layer of width "
-        f"{MODEL.width}, blocked attention, rows of {LENGTH:,} positions, lognormal lengths; a "
-        f"process with one thread for each row, joined over loopback. Steps: {BLOCKS * TIERS} with "
-        "tiers and as many without, taking turns in one run.",
+        f"Time of a step with tiers={TIERS} over that without, for a decoder of one layer of width "
+        f"{MODEL.width} with blocked attention, in rows of {LENGTH:,} positions with documents of "
+        "lognormal length. Each row has a process with one thread, and the processes are joined "
+        f"over loopback. {BLOCKS * TIERS} steps with tiers and as many without take turns.",
         lines,
     )
 

@@ -58,12 +58,13 @@ def measure() -> Section:
     lines += [_compare_speed(updates[0], rows) for rows in ROWS]
     return Section(
         "updates",
-        f"{UPDATES} updates of {ROLLOUTS:,} rollouts, lognormal, of {np.mean(updates):,.0f} tokens "
-        f"in the mean and at most {LENGTH:,}, in rows of {LENGTH:,}; time of steps with a row a "
-        "device over that of evenly shared work in as many whole steps (1 is perfect), attention "
-        f"that skips other segments, width {WIDTH:,}. Karmarkar–Karp makes parts that cost the "
-        "same, and each as long as it is; its padding is that of parts as long as the longest. CPU "
-        "time, taking turns, of an update with four features; all memory is new in each turn.",
+        f"{UPDATES} updates of {ROLLOUTS:,} rollouts of lognormal length, {np.mean(updates):,.0f} "
+        f"tokens in the mean and at most {LENGTH:,}, in rows of {LENGTH:,}. Time over ideal: that "
+        "of an update's steps, with a row on each device, over that of evenly shared work in as "
+        "many steps (1 is perfect), by the cost model of attention that skips other segments at "
+        f"width {WIDTH:,}. Karmarkar–Karp makes parts of equal cost but unequal length, and its "
+        "padding is up to the longest part. Planning and collating: the CPU time, in turns, of an "
+        "update with four features; all memory is new in each turn.",
         [*lines, *_count_compilations()],
     )
 

@@ -72,8 +72,8 @@ def _tell(config, workdir: epath.Path, planted: dict[int, str], seed: int) -> Se
     about = (
         f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt (seed {seed}). "
         f"{found.step[-1] + 1} steps of the quickstart's model with two layers are "
-        f"{found.epoch.max()} epochs and a part. The time is the least of {ROUNDS}, "
-        "in turns with steps; the files are written with checkpoints."
+        f"{found.epoch.max()} epochs and a part. The time of the log is the least of {ROUNDS}, in "
+        "turns with steps, without writing its files, which happens with checkpoints."
     )
     return Section("why", about, lines)
 
