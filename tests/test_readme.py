@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import json
 import pathlib
 import re
 import shlex
@@ -12,15 +11,15 @@ import tomllib
 
 import numpy as np
 import pytest
-from absl import flags
-from ml_collections import config_flags
 
 import pipeline
 from pipeline.cli.commands import main
 from pipeline.steps import tuning
+from pipeline.trainer.run_config import MAY_CHANGE
 from tests.fs import object_servers
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
 from tests.processes import ROOT, call
+from tests.runs.program_flags import parse
 
 COMMANDS = [
     pytest.param(shlex.split(command, comments=True), id=f"{block}-{number}")
@@ -112,33 +111,18 @@ def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
     assert not batch
 
 
-LAUNCH = "pipeline/trainer/launch.py"  # has the flags of every program
-
-
-def config_of(words, monkeypatch):
-    """The config that the words of a command of train.py give, parsed as train.py does it."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", words)
-    known = flags.FlagValues()
-    source = "".join((ROOT / name).read_text() for name in ("train.py", LAUNCH))
-    for name in re.findall(r"flags\.DEFINE_(?!config)\w+\(\s*\"(\w+)\"", source):
-        flags.DEFINE_string(name, None, "", flag_values=known)
-    default = str(ROOT / "configs/quickstart.py")
-    config_flags.DEFINE_config_file("config", default, "", flag_values=known)
-    assert known(words) == words[:1]  # raises for unknown flags, fields and values
-    return known
-
-
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
     program = [pathlib.Path(word).name for word in words[:3]]
     if program[:2] == ["python", "train.py"]:
-        known = config_of(words[1:], monkeypatch)
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", words[1:])
+        config, _ = parse(*words[2:])
         options = {"buckets", "exclude", "add", "schedule"}
         for function in (pipeline.fit_buckets, pipeline.Plan):
             options |= {*inspect.signature(function).parameters}
-        assert {*json.loads(known.change or "{}")} <= options
-        for part in (known.config.get("train"), known.config.eval):
+        assert {name for _, changes in config.schedule for name in changes} <= options
+        for part in (config.get("train"), config.eval):
             places = [part.get(name) for name in ("files", "tfds", "source")] if part else [True]
             assert sum(map(bool, places)) == 1  # where the text is from
     elif program[0] == "lockstep":  # not `python -m pipeline`, which takes a user's own folder
@@ -155,6 +139,15 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
             and re.fullmatch(r"lockstep(-pipeline(\[[\w,]+\])?)?", program[2])
             and words[3:] in (["flax", "optax", "orbax-checkpoint"], [])
         )
+
+
+def test_the_page_on_changes_names_every_field_that_may_change():
+    page = (ROOT / "docs/changing_a_run.md").read_text()
+    assert {field for field in MAY_CHANGE if f"`{field}`" not in page} == {
+        "batches",
+        "seed",
+        "schedule",
+    }
 
 
 def test_the_readme_is_short():

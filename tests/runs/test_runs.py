@@ -6,13 +6,13 @@ import traceback
 import types
 
 import pytest
-from absl.flags import FLAGS
 from etils import epath
 
 import train
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.trainer.run_config import read_config, read_fields, save_config
+from tests.runs.program_flags import parse
 from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
 
 
@@ -199,25 +199,10 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
 
 
-@pytest.fixture
-def parse_flags(text, monkeypatch, capsys):
-    """`parse_flags(*words)`: the exit code of train.py, and what it says, or its config."""
+@pytest.fixture(autouse=True)
+def command(text, monkeypatch):
     monkeypatch.setenv("TINY_TEXT", str(text))
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    known = {*FLAGS}
-
-    def parse(*words):
-        try:
-            train.launch.parse_flags(["train.py", *words], train.DEFAULT)
-            return 0, f"{FLAGS.config}\nworkdir: {FLAGS.workdir}\n"
-        except SystemExit as ending:
-            return ending.code, capsys.readouterr().err
-        finally:
-            FLAGS.unparse_flags()
-            for name in {*FLAGS} - known:
-                delattr(FLAGS, name)
-
-    return parse
+    monkeypatch.setattr(sys, "argv", ["train.py"])
 
 
 WRONG_FLAGS = {
@@ -229,39 +214,42 @@ WRONG_FLAGS = {
     ),
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
     "--config=nowhere.py": "there is no file nowhere.py; check the path",
+    "--config": "expected one argument",
     "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
     "--config.steps=many": "many",
+    "--config.optimizer.warmup_steps=two": "two",
 }
 
 
 @pytest.mark.parametrize("word", WRONG_FLAGS)
-def test_a_wrong_flag_is_a_sentence_and_exit_code_2(parse_flags, word):
-    config = [] if word.startswith("--config=") else ["--config=tests/runs/tiny_config.py"]
-    code, said = parse_flags(*config, word)
-    assert code == 2
-    assert said.startswith("train.py: ")
+@pytest.mark.parametrize("config", [[], ["--config=tests/runs/tiny_config.py"]])
+def test_a_wrong_flag_is_a_sentence_and_exit_code_2(capsys, config, word):
+    with pytest.raises(SystemExit) as ending:
+        parse(*config, word)
+    said = capsys.readouterr().err
+    assert (ending.value.code, said.startswith("train.py: ")) == (2, True)
     assert WRONG_FLAGS[word] in said
-    assert "Traceback" not in said
 
 
-def test_without_a_config_the_default_has_the_flags_and_any_new_work_directory(parse_flags):
-    code, said = parse_flags("--config.stepz=3")
-    assert (code, said.startswith("train.py: the config has no field 'stepz'.")) == (2, True)
-    code, said = parse_flags("--config.steps=3", "--workdir=nowhere")
-    assert (code, "steps: 3\n" in said, "workdir: nowhere" in said) == (0, True, True), said
-    assert "workdir: runs/tiny_config" in parse_flags("--config=tests/runs/tiny_config.py:pairs")[1]
+def test_without_a_config_the_default_begins_in_any_new_work_directory():
+    config, workdir = parse("--config.steps=3", "--workdir=nowhere")
+    assert (config.steps, config.model.width, workdir) == (3, 128, "nowhere")
+    assert parse()[1] == "runs/quickstart"
+    assert parse("--config=tests/runs/tiny_config.py:pairs")[1] == "runs/tiny_config"
 
 
-def test_an_error_inside_a_config_is_a_traceback_that_names_its_line(parse_flags, tmp_path):
+def test_an_error_inside_a_config_is_a_traceback_that_names_its_line(tmp_path, capsys):
     config = tmp_path / "mine.py"
     config.write_text('import os\n\n\ndef get_config():\n    return os.environ["MY_DATA"]\n')
     with pytest.raises(KeyError, match="MY_DATA") as raised:
-        parse_flags(f"--config={config}")
+        parse(f"--config={config}")
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(raised.tb)]
     assert (str(config), 5) in places
     config.write_text("steps = 3\n")
+    with pytest.raises(SystemExit, match="2"):
+        parse(f"--config={config}")
     sentence = f"train.py: {config} has no function get_config(); a config must have one\n"
-    assert parse_flags(f"--config={config}") == (2, sentence)
+    assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.slow
@@ -300,38 +288,28 @@ def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path
 
 
 @pytest.mark.usefixtures("counter")
-def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags):
+def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, capsys):
     fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
-    file, schedule = "tests/runs/tiny_config.py", ((0, {"seed": 5}), (2, {"max_length": 64}))
-    config = tiny(text, **fields, schedule=schedule)
-    run(config, tmp_path / "first")
-    known = read_config(tmp_path / "first")
+    schedule = ((0, {"seed": 5}), (2, {"max_length": 64}))
+    run(tiny(text, **fields, schedule=schedule), tmp_path)
+    known = read_config(tmp_path)
     fields["seed"] = 5  # that of the run, from step 0 on
     expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
-    assert json.loads(known.to_json()) == json.loads(expected.to_json())
-    assert read_fields(tmp_path / "first") == json.loads(expected.to_json())
+    assert json.loads(known.to_json()) == read_fields(tmp_path) == json.loads(expected.to_json())
     with pytest.raises(ValueError, match=r"config\.model\.width was 64 and is now 32"):
-        run(tiny(text, **fields | {"model__width": 32}), tmp_path / "first")
-    flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
-    flags += ["--config.optimizer.warmup_steps=2", "--config.skip_steps=(3,)"]
-    code, said = parse_flags(*flags)
-    assert code == 0, said
-    for line in (
-        "steps: 7",
-        "width: 64",
-        "num_heads: 4",
-        "warmup_steps: 2",
-        f"workdir: {tmp_path}",
-    ):
-        assert line in said
-    code, said = parse_flags(flags[0], "--config.optimizer.warmup_steps=two")
-    assert (code, "two" in said) == (2, True)
-    assert "width: 32" in parse_flags(f"--config={file}", *flags)[1]
+        run(tiny(text, **fields | {"model__width": 32}), tmp_path)
+    flags = f"--workdir={tmp_path}", "--config.steps=7", "--config.optimizer.warmup_steps=2"
+    config, workdir = parse(*flags, "--config.skip_steps=(3,)")
+    assert (config.steps, config.model.width, config.optimizer.warmup_steps) == (7, 64, 2)
+    assert (config.skip_steps, workdir) == ((3,), str(tmp_path))
+    assert parse("--config=tests/runs/tiny_config.py", *flags)[0].model.width == 32
     known.steps = 5
-    run(known, tmp_path / "first")
-    assert read_config(tmp_path / "first").steps == 5
-    (tmp_path / "first" / "run_config.json").write_text("{}")
-    assert parse_flags(flags[0])[1].endswith("is damaged: KeyError('fields'); give --config\n")
+    run(known, tmp_path)
+    assert read_config(tmp_path).steps == 5
+    (tmp_path / "run_config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="2"):
+        parse(flags[0])
+    assert capsys.readouterr().err.endswith("is damaged: KeyError('fields'); give --config\n")
 
 
 def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text, tmp_path):
@@ -340,18 +318,18 @@ def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text,
     save_config(epath.Path(tmp_path), config)
     known = read_config(tmp_path)
     assert known.to_json() == config.to_json()
-    names = [name for name, _ in config.optimizer.items()]
-    kinds = [config.optimizer.get_type(name) for name in names]
-    assert [known.optimizer.get_type(name) for name in names] == kinds
+    for place in ("optimizer", "task", "batches", "cache"):
+        types = [{n: each[place].get_type(n) for n in each[place]} for each in (known, config)]
+        assert types[0] == types[1]
     assert known.task.keep_ids == (1, 2)
     assert read_config(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
-    "source", ["os:system", "evil:source", "stranger.evil:f", "tests:f", "a b"]
+    "source", ["os:system", "evil:source", "stranger.evil:f", "tests:f", "a b", "none.such:f"]
 )
 def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
-    text, tmp_path, parse_flags, monkeypatch, source
+    text, tmp_path, monkeypatch, capsys, source
 ):
     workdir = tmp_path / "stranger"
     workdir.mkdir()
@@ -359,22 +337,26 @@ def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
     for place in (workdir, tmp_path):
         monkeypatch.syspath_prepend(place)
     config = tiny(text)
-    config.train.source = source
-    save_config(epath.Path(workdir), config)
-    code, said = parse_flags(f"--workdir={workdir}")
-    assert code == 2
-    assert f"train.source of the run in {workdir} is {source!r}, which is neither in" in said
-    # The command line is the user's own.
-    file = "--config=tests/runs/tiny_config.py"
-    assert parse_flags(file, f"--config.train.source={source}")[0] == 0
-    for known in ("pipeline.text.sources:Records", "configs.python_data:Functions"):
-        config.train.source = known
+
+    def parse_stored(source):
+        config.train.source = source
         save_config(epath.Path(workdir), config)
-        assert parse_flags(f"--workdir={workdir}")[0] == 0
+        return parse(f"--workdir={workdir}")
+
+    with pytest.raises(SystemExit, match="2"):
+        parse_stored(source)
+    sentence = f"train.source of the run in {workdir} is {source!r}, which is neither in configs/"
+    assert sentence in capsys.readouterr().err
+    # The command line is the user's own.
+    own = parse("--config=tests/runs/tiny_config.py", f"--config.train.source={source}")[0]
+    assert own.train.source == source
+    for known in ("pipeline.text.sources:Records", "configs.python_data:Functions"):
+        assert parse_stored(known)[0].train.source == known
     (workdir / "configs.py").write_text("raise AssertionError\n")
     monkeypatch.delitem(sys.modules, "configs")
     monkeypatch.syspath_prepend(workdir)
-    assert "neither in configs/ nor in" in parse_flags(f"--workdir={workdir}")[1]
+    with pytest.raises(SystemExit, match="2"):
+        parse_stored("configs.python_data:Functions")
 
 
 def test_a_coordinator_without_a_port_is_refused():
