@@ -230,12 +230,14 @@ def _require_trusted(name: str, source: str, workdir: epath.PathLike) -> None:
     places = [pathlib.Path(origin).resolve() for origin in origins if origin]
     clones = [HERE, pathlib.Path(sys.argv[0]).resolve().parent]
     packages = [pathlib.Path(sysconfig.get_path(each)).resolve() for each in ("purelib", "platlib")]
-    installed = package in importlib.metadata.packages_distributions() or all(
-        any(each in place.parents for each in packages) for place in places
-    )
-    in_clone = all(place in [clone / "configs" for clone in clones] for place in places)
     own = pathlib.Path(os.path.realpath(workdir))
-    if not places or not (installed or in_clone) or any(own in place.parents for place in places):
+    trusted = all(
+        place in [clone / "configs" for clone in clones]
+        or any(each in place.parents for each in packages)
+        or package in importlib.metadata.packages_distributions()
+        for place in places
+    )
+    if not places or not trusted or any(own in place.parents for place in places):
         raise InvalidValue(
             f"{name} is {source!r}, which is neither in configs/ nor in an installed package; a "
             "work directory does not decide which other code runs, so give the run's --config"
