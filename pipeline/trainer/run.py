@@ -68,13 +68,7 @@ class Run(contextlib.ExitStack):
         UserError: hosts disagree, another process trains here, or the run had another config.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        workdir: epath.PathLike,
-        *,
-        profile: str = "",
-    ):
+    def __init__(self, config: Any, workdir: epath.PathLike, *, profile: str = ""):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
@@ -124,7 +118,7 @@ class Run(contextlib.ExitStack):
             self.enter_context(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
-        """Restores the past of the run, which stands; its future may change."""
+        """Loads schedule and log from the checkpoint; only entries after this step may differ."""
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
         past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
@@ -221,8 +215,8 @@ class Run(contextlib.ExitStack):
         self._loader, self._flops = loader, flops
         logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
-        # The places where the chapters of the latest checkpoints begin, by name.
-        self._held: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
+        # For each kept checkpoint, the place of the oldest part that it needs, by corpus.
+        self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
         self._keep_parts(loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
@@ -236,22 +230,18 @@ class Run(contextlib.ExitStack):
 
     def _restore(self, initialise: Any, key: jax.Array) -> Any:
         like = initialise.eval_shape(key)
-        if not self.first_step:
-            with self.log.clock("initialise"):
-                return self._initialise(initialise, key, self._loader.corpus)
-        with self.log.clock("restore"):
-            self._loader.set_state(self._data_state)
-            state = self.checkpoints.restore_state(self.first_step, like)
-        logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
-        return state
-
-    def _initialise(self, initialise: Any, key: jax.Array, corpus: AnyCorpus) -> Any:
-        """The initial state of a new run."""
-        state = initialise(key)
-        if start := self.config.start_from:
-            like = initialise.eval_shape(key)
-            _, state["params"] = restore_parameters(as_path(start), corpus, like)
-        return state
+        if self.first_step:
+            with self.log.clock("restore"):
+                self._loader.set_state(self._data_state)
+                state = self.checkpoints.restore_state(self.first_step, like)
+            logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
+            return state
+        with self.log.clock("initialise"):
+            state = initialise(key)
+            if start := self.config.start_from:
+                corpus = self._loader.corpus
+                _, state["params"] = restore_parameters(as_path(start), corpus, like)
+            return state
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
@@ -326,11 +316,11 @@ class Run(contextlib.ExitStack):
     def _keep_parts(self, data: Mapping[str, Any]) -> None:
         """Tells the writers of corpora that grow which parts the checkpoints need."""
         if self._plan.follows:
-            self._held.append(data["plans"][0]["places"])
+            self._oldest_parts.append(data["plans"][0]["places"])
         for name, parts in self._plan.parts.items() if self._leads else ():
-            # Checkpoints of an earlier start may still need the parts that it held.
-            if not self.first_step or len(self._held) == self._held.maxlen:
-                needed = min(places[name]["part"] for places in self._held)
+            # Checkpoints of an earlier start may still need the parts that it kept.
+            if not self.first_step or len(self._oldest_parts) == self._oldest_parts.maxlen:
+                needed = min(places[name]["part"] for places in self._oldest_parts)
                 parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
