@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.train.wait_seconds = config_dict.placeholder(float)
 
     # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"
-    # (`templates.Chat`), or "preference", as in configs/preference.py. A field that is None has the
+    # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the
     # default of its class.
     config.template = ConfigDict({"kind": ""})
     for name in ("prompt", "answer", "before", "after", "messages", "role", "content"):

@@ -20,15 +20,13 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
-from models.loss import PREFERENCE_LOSSES, cross_entropy, preference_losses
+from models.loss import cross_entropy
 
 __all__ = [
-    "PREFERENCE_LOSSES",
     "Decoder",
     "Encoder",
     "EncoderDecoder",
     "TransformerConfig",
     "cross_entropy",
-    "preference_losses",
     "step_flops",
 ]

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import logging
 import math
-import types
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -151,16 +150,13 @@ class RunLog:
         total: float,
         weight: float,
         text_bytes: int | None = None,
-        others: Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
         """Records an evaluation after `step` steps; None stands for NaN, which JSON lacks.
 
         `total` is the sum of the weighted losses, in nats, and `weight` that of the weights.
-        `text_bytes` is the size of the evaluated text in UTF-8, if known. `others` are other sums
-        by name, whose means are recorded as `eval_NAME`.
+        `text_bytes` is the size of the evaluated text in UTF-8, if known.
         """
-        sums = {"loss": total, **others}
-        values = {f"eval_{name}": each / weight for name, each in sums.items()}
+        values = {"eval_loss": total / weight}
         if text_bytes:
             values["bits_per_byte"] = total / math.log(2) / text_bytes
         finite = {name: each if math.isfinite(each) else None for name, each in values.items()}

@@ -11,13 +11,7 @@ from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
-from pipeline.steps.preferences import PairLoss
-from pipeline.steps.segments import (
-    by_segment,
-    position_losses,
-    sum_continuations,
-    sum_segments,
-)
+from pipeline.steps.segments import by_segment, sum_continuations, sum_segments
 from pipeline.steps.train_step import (
     accumulate,
     make_eval_step,
@@ -29,7 +23,6 @@ from pipeline.steps.tuning import Tuned, tune
 __all__ = [
     "CompileLog",
     "Compiled",
-    "PairLoss",
     "Tuned",
     "accumulate",
     "by_segment",
@@ -39,7 +32,6 @@ __all__ = [
     "make_mesh",
     "make_score_step",
     "make_train_step",
-    "position_losses",
     "programs_table",
     "sum_continuations",
     "sum_segments",

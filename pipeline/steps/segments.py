@@ -1,8 +1,4 @@
-"""The losses of segments, summed on the device from the losses of the step.
-
-If a loss is linear in `loss_weights`, the losses of positions are its gradient. If not, such as a
-function of the log-probabilities of two continuations, it returns the losses of segments itself.
-"""
+"""The losses of segments, summed on the device from the losses of the step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,36 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.errors import InvalidValue
-
-
-def differentiate(
-    loss: Callable, params: Any, batch: Mapping[str, jax.Array]
-) -> tuple[jax.Array, list[Any], Callable]:
-    """The value of `loss`, its other results, and the function from cotangents to the weights."""
-
-    def total(weights: jax.Array) -> tuple[jax.Array, list[Any]]:
-        value, *others = loss(params, {**batch, "loss_weights": weights})
-        return value, others
-
-    value, pull, others = jax.vjp(total, batch["loss_weights"], has_aux=True)
-    return value, others, pull
-
 
 def position_losses(
     loss: Callable, params: Any, batch: Mapping[str, jax.Array]
-) -> tuple[jax.Array, Any, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Σ weight · nll and Σ weight of a batch, and the weight · nll of each position.
 
     `loss` returns the first two. It is linear in `loss_weights`, so its gradient by them is the
     nll of each position. This needs no second pass: only the last product is differentiated.
     """
-    value, (weight, *_), pull = differentiate(loss, params, batch)
-    if value.ndim:
-        raise InvalidValue(
-            f"the loss returns an array of shape {value.shape}, by segment, and no values of "
-            'positions; score with a step that returns it, and per="segment"'
-        )
+
+    def total(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return loss(params, {**batch, "loss_weights": weights})
+
+    value, pull, weight = jax.vjp(total, batch["loss_weights"], has_aux=True)
     return value, weight, batch["loss_weights"] * pull(jnp.ones_like(value))[0]
 
 
@@ -60,8 +40,10 @@ def sum_segments(
             `plan.most_segments()`.
     """
     ids = batch["targets_segment_ids" if "targets_segment_ids" in batch else "inputs_segment_ids"]
-    sums = [_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])]
-    return _place(jnp.stack(sums), batch, shape)
+    sums = jnp.stack([_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])])
+    if "rows" not in batch:
+        return sums
+    return jnp.zeros((2, *shape), jnp.float32).at[:, batch["rows"]].set(sums)
 
 
 def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
@@ -93,46 +75,20 @@ def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
     return sums.reshape(rows, most + 1)[:, :most]
 
 
-def _place(sums: jax.Array, batch: Mapping[str, jax.Array], shape: tuple[int, int]) -> jax.Array:
-    """Sums `[2, rows, segments]` of some rows of a batch, at their places in all: float32 `shape`.
-
-    Segments beyond `shape` are empty, and dropped.
-    """
-    sums = sums.astype(jnp.float32)[:, :, : shape[1]]
-    if "rows" not in batch and sums.shape[1:] == shape:
-        return sums
-    rows = batch.get("rows", jnp.arange(sums.shape[1]))
-    return jnp.zeros((2, *shape), jnp.float32).at[:, rows, : sums.shape[2]].set(sums)
-
-
-def sum_loss(loss: Callable) -> Callable:
-    """A function of the first sum of `loss` and a list of the others; arrays are summed."""
-
-    def sums(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, list[Any]]:
-        value, *others = jax.tree.map(jnp.sum, loss(params, batch))
-        return value, others
-
-    return sums
-
-
 def by_segment(
     loss: Callable, batch: Mapping[str, jax.Array], most: int
 ) -> tuple[Callable, dict[str, jax.Array]]:
     """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
-    The function returns Σ weight · nll, and a list of Σ weight and `sum_segments`; the batch has
-    the numbers of its rows; `most` is the most segments in a row. A loss that is not linear in
-    `loss_weights` returns two arrays `[rows, segments]` instead of sums, with segment id `s` in
-    column `s - 1`, which are used as they are. Sums of its other values come second in the list.
+    The function returns Σ weight · nll, and a pair of Σ weight and `sum_segments`; the batch has
+    the numbers of its rows; `most` is the most segments in a row.
     """
     rows = len(batch["loss_weights"])
 
-    def sums(params: Any, part: Mapping[str, jax.Array]) -> tuple[jax.Array, list[Any]]:
-        value, (weight, *others), pull = differentiate(loss, params, part)
-        if value.ndim:
-            own = _place(jnp.stack([value, weight]), part, (rows, most))
-            return value.sum(), [weight.sum(), *jax.tree.map(jnp.sum, others), own]
-        losses = part["loss_weights"] * pull(jnp.ones_like(value))[0]
-        return value, [weight, sum_segments(losses, part, (rows, most))]
+    def sums(
+        params: Any, part: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        value, weight, losses = position_losses(loss, params, part)
+        return value, (weight, sum_segments(losses, part, (rows, most)))
 
     return sums, {**batch, "rows": jnp.arange(rows)}

@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.steps.microbatches import Sharding, summed
-from pipeline.steps.segments import by_segment, differentiate, sum_loss
+from pipeline.steps.segments import by_segment, position_losses
 
 if TYPE_CHECKING:
     import optax
 
-# From parameters and a batch to a sum and its divisor, float32 scalars; or to both for each
-# segment, `[rows, segments]`, and optionally a dict of other such arrays.
-Loss = Callable[[Any, Mapping[str, Any]], tuple[Any, ...]]
+# From parameters and a batch to a sum and its divisor, float32 scalars.
+Loss = Callable[[Any, Mapping[str, Any]], tuple[Any, Any]]
 
 
 class Accumulated(NamedTuple):
@@ -118,9 +117,7 @@ def make_train_step(
 
     Args:
         loss: from parameters and a batch to a sum and its divisor (Σ weights: of tokens, pairs or
-            rollouts). With `most_segments` it must be linear in `loss_weights`, or return both for
-            each segment, `[rows, segments]`, as a loss of whole continuations does. Then a third
-            result may be a dict of such arrays, whose means are logged beside that of the loss.
+            rollouts). With `most_segments` it must be linear in `loss_weights`.
         optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean loss of
             the last batch.
         accumulated: the number of steps whose gradients make one update.
@@ -136,8 +133,7 @@ def make_train_step(
         steps, an int32 scalar) and, if given, `loss_scale`.
         `train_step(state, batch, microbatches=1)`: the new state, and a dict of scalars: `loss`,
         the mean; `gradient_norm`; `finite`, whether both are (if not, the state does not change);
-        the means of the loss's other results; and, if requested, `learning_rate`, `loss_scale`, and
-        `segments`, as from `sum_segments`.
+        and, if requested, `learning_rate`, `loss_scale`, and `segments`, as from `sum_segments`.
     """
     import optax
 
@@ -159,7 +155,7 @@ def make_train_step(
         scale: Any = 1.0
         if "loss_scale" in state:
             scale = state["loss_scale"].scale / batch["loss_weights"].size
-        sums = sum_loss(loss)
+        sums = loss
         if most_segments is not None:
             sums, batch = by_segment(loss, batch, most_segments)
 
@@ -168,9 +164,10 @@ def make_train_step(
             return total * scale, others
 
         with_gradients = jax.value_and_grad(scaled, has_aux=True)
-        (total, (weight, *others)), gradients = summed(
+        (total, others), gradients = summed(
             with_gradients, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
+        weight, segments = (others, None) if most_segments is None else others
         gradients = jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), gradients)
         mean = total / (_divisor(weight) * scale)
         norm = optax.global_norm(gradients) / _divisor(weight)
@@ -183,10 +180,8 @@ def make_train_step(
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
         values = {"loss": mean, "gradient_norm": norm, "finite": finite}
-        if most_segments is not None:
-            values["segments"] = others.pop()
-        for more in others:
-            values |= {name: each / _divisor(weight) for name, each in more.items()}
+        if segments is not None:
+            values["segments"] = segments
         if learning_rate is not None:
             values["learning_rate"] = learning_rate(state["steps"] // accumulated)
         if "loss_scale" in state:
@@ -203,14 +198,11 @@ def make_train_step(
 def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., Any]:
     """`eval_step(params, batch, microbatches=1)`: the two sums of the loss of a batch.
 
-    If the loss has other results, the third is a dict of their sums. `loss` and `sharding` are as
-    for `make_train_step`.
+    `loss` and `sharding` are as for `make_train_step`.
     """
 
     def eval_step(params: Any, batch: Mapping[str, jax.Array], microbatches: int = 1) -> Any:
-        sums = sum_loss(loss)
-        total, others = summed(sums, params, batch, microbatches=microbatches, sharding=sharding)
-        return total, *others
+        return summed(loss, params, batch, microbatches=microbatches, sharding=sharding)
 
     return eval_step
 
@@ -218,14 +210,11 @@ def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., An
 def make_score_step(loss: Loss) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """`score_step(params, batch)`: `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
 
-    `loss` is as for `make_train_step`. For a loss by segment, both are `[rows, segments]`.
+    `loss` is as for `make_train_step`, and linear in `loss_weights`.
     """
 
     def score_step(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        nll, (weight, *_), pull = differentiate(loss, params, batch)
-        if not nll.ndim:
-            weight = batch["loss_weights"]
-            nll = weight * pull(jnp.ones_like(nll))[0]
-        return {"nll": nll, "weight": weight}
+        _, _, nll = position_losses(loss, params, batch)
+        return {"nll": nll, "weight": batch["loss_weights"]}
 
     return score_step

@@ -36,11 +36,10 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
     return Batches(corpus, plan, **layout)
 
 
-def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[Any, ...]:
-    """The sums over all batches of the numbers that `step(params, batch)` returns.
+def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[float, float]:
+    """The sums of weighted losses and of weights over all batches; `step` is from `make_eval_step`.
 
-    The first sum is that of weighted losses, the second that of weights; `step` is from
-    `make_eval_step`. Sums are Python floats, of 53 bits.
+    Sums are Python floats, of 53 bits.
 
     Raises:
         ValueError: no position has a loss.

@@ -283,10 +283,8 @@ class Run(contextlib.ExitStack):
             return
         self.log.flush()
         with self.log.clock("evaluate"):
-            total, weight, *others = sum_over_batches(batches, self._eval_step, params)
-        # Only losses of tokens measure the length of a code, in bits.
-        text_bytes = None if others else batches.corpus.text_bytes
-        self.log.evaluate(done, total, weight, text_bytes, *others)
+            total, weight = sum_over_batches(batches, self._eval_step, params)
+        self.log.evaluate(done, total, weight, batches.corpus.text_bytes)
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after `done` steps."""

@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 import os
 import re
+import runpy
 import shutil
 import signal
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -112,6 +114,7 @@ TUNIX = Example("tunix_sft", "tunix", code=PRINT_TUNIX_LOSSES, compiled=(("_trai
 WITH_JAX = [
     Example("linen"),
     Example("nnx"),
+    Example("dpo"),
     Example(
         "lm1b",
         arguments=("--workdir={folder}/run", "--num-train-steps=40", "--fsdp=2"),
@@ -161,6 +164,11 @@ def test_an_example_learns_is_killed_and_goes_on_also_on_fewer_devices(example, 
     if example.library == "maxtext":
         held_out = pipeline.Corpus.open(tmp_path / "4/corpus/eval")
         assert f"evaluated {float(held_out.num_tokens)}\n" in said_again
+    if example.name == "dpo":
+        assert before[0] == pytest.approx(np.log(2))  # the model is its own reference
+        stored = [tmp_path / f"{name}/run/reference/scores.arrow" for name in ("4", "fewer")]
+        assert len({file.stat().st_mtime_ns for file in stored}) == 1  # and is computed once
+        assert float(re.search(r"^held out: .* accuracy (\S+)$", said_again, re.M)[1]) > 0.9
     if example in WITH_JAX:
         fewer = 1 if example.name == "lm1b" else 2
         there, _, _ = on(fewer).run(tmp_path / "fewer", text, devices=fewer)
@@ -168,6 +176,35 @@ def test_an_example_learns_is_killed_and_goes_on_also_on_fewer_devices(example, 
         np.testing.assert_allclose(
             [there[step] for step in again], [before[step] for step in again], rtol=1e-4
         )
+
+
+def test_the_loss_of_pairs_in_a_row_is_that_of_their_paper_from_answers_alone():
+    dpo, rng = runpy.run_path(ROOT / "examples/dpo.py"), np.random.default_rng(0)
+    prompts, *answers = [[rng.integers(1, 99, n) for n in rng.integers(2, 9, 5)] for _ in range(3)]
+    reference = rng.normal(-30, 5, (5, 2)).astype(np.float32)
+    columns = {"tokens": [*zip(prompts, zip(*answers, strict=True), strict=True)]}
+    columns[dpo["REFERENCE"]] = [*reference]
+    features = {dpo["REFERENCE"]: pipeline.Feature("continuation")}
+    examples = pipeline.Examples.from_groups(columns, features=features)
+    ((planned, batch),) = pipeline.pack(examples, [pipeline.Bucket(2, 64)], max_segments=4)
+    assert np.ptp(np.bincount(planned.segments[:, 0], minlength=2)) > 0  # unlike rows
+    params = dpo["Model"]().init(jax.random.key(0), batch)["params"]
+
+    def logprob(prompt, answer):
+        tokens = np.concatenate([prompt, answer])[None]
+        at = np.arange(tokens.shape[1] - 1)
+        alone = {"inputs": tokens[:, :-1], "inputs_positions": at[None]}
+        alone["inputs_segment_ids"] = np.ones_like(tokens[:, :-1])
+        logits = np.float64(dpo["Model"]().apply({"params": params}, alone)[0])
+        found = logits[at, tokens[0, 1:]] - np.log(np.exp(logits).sum(axis=1))
+        return found[len(prompt) - 1 :].sum()
+
+    good, bad = (
+        np.array([logprob(*each) for each in zip(prompts, side, strict=True)]) for side in answers
+    )
+    margins = 0.1 * ((good - reference[:, 0]) - (bad - reference[:, 1]))
+    expected = [np.log(1 + np.exp(-margins)).sum(), margins.sum(), (margins > 0).sum(), 5]
+    np.testing.assert_allclose(dpo["sum_over_pairs"](params, batch), expected, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The training program on each task: it learns, and goes on where it stopped."""
 
-import contextlib
-import io
 import json
 
 import absl.flags
@@ -17,20 +15,13 @@ from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
 from models.flops import step_flops
-from pipeline import Batches, Bucket, Corpora, Examples, Feature, Pairs, Plan
+from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
 from pipeline.cli.commands import main
-from pipeline.corpus.groups import Groups
 from pipeline.corpus.views import Masked, SpanCorruption
-from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
-from pipeline.scoring.scores import TABLE
-from pipeline.scoring.table import open_table
-from pipeline.steps.preferences import REFERENCE
 from pipeline.text.templates import Answer, Chat
-from pipeline.trainer import Run
-from pipeline.trainer import run as run_module
 from pipeline.trainer.corpora import open_template, prepare_corpora
-from tests.runs.runs import audited, lines, loss_files, run, segment_losses, steps, summary, tiny
+from tests.runs.runs import run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +41,7 @@ def chats(tmp_path_factory):
     return path
 
 
-CHAT, PREFERENCE = "tiny_config:chat", "tiny_config:preference"
+CHAT = "tiny_config:chat"
 KINDS = {"masked": Masked, "corrupted": SpanCorruption, "pairs": Pairs}
 
 
@@ -91,77 +82,13 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
 
 
-def test_the_loss_of_a_batch_of_pairs_is_that_of_its_paper_from_answers_alone(chats, tmp_path):
-    config = tiny(chats, PREFERENCE)
-    corpus, _ = prepare_corpora(config, tmp_path)
-    rng = np.random.default_rng(0)
-    reference = rng.normal(-50, 5, (len(corpus), 2)).astype(np.float32)
-    features = {REFERENCE: Feature("continuation")}
-    corpus = corpus.with_features({REFERENCE: [*reference]}, features=features)
-    init_params, loss, _ = train.make_model(config, corpus)
-    params = jax.jit(init_params)(jax.random.key(0))
-    plan = Plan(corpus, [Bucket(4, 192)])
-    assert max(plan.most_segments().values()) > 1
-    losses, weights, others = jax.jit(loss)(params, Batches(corpus, plan)[0])
-    planned = plan.batch(0)
-
-    alone, alone_in_row = {}, jax.jit(loss.of_tokens)  # each answer in a row of its own
-    for side in ("chosen", "rejected"):
-        config.template = ConfigDict({"kind": "chat", "messages": side})
-        answers, _ = prepare_corpora(config, tmp_path / side)
-        single = Plan(answers, [Bucket(1, 192)], packing="none", shuffle=False)
-        batches = Batches(answers, single)
-        alone[side] = {
-            number: -float(alone_in_row(params, batches[number]).total)
-            for number in planned.segments[:, 1].tolist()
-        }
-    expected, margins = np.zeros((2, *losses.shape))
-    for (row, pair, *_), number in zip(planned.segments.tolist(), planned.numbers, strict=True):
-        rewards = [alone[side][pair] for side in ("chosen", "rejected")] - reference[pair]
-        margins[row, number] = 0.2 * (rewards[0] - rewards[1])
-        expected[row, number] = np.log(1 + np.exp(-margins[row, number]))
-    np.testing.assert_allclose(losses, expected, atol=1e-4)
-    np.testing.assert_allclose(others["reward_margin"], margins, atol=1e-4)
-    assert float(weights.sum()) == len(planned.segments)
-
-
-@pytest.mark.slow
-def test_a_run_of_preferences_that_dies_goes_on_bit_for_bit(chats, tmp_path, monkeypatch):
-    config = tiny(chats, PREFERENCE)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(config, whole)
-    values = [line["eval_reward_margin"] for line in lines(whole) if "eval_reward_margin" in line]
-    assert abs(values[0]) < 1e-4 < values[1] < values[2]
-    add = Run.add
-
-    def die(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(run_module, "score", die)
-    with pytest.raises(MemoryError):
-        run(config, parts)
-    monkeypatch.undo()
-    monkeypatch.setattr(Run, "add", lambda *args: die() if args[1] == 10 else add(*args))
-    with pytest.raises(MemoryError):
-        run(config, parts)
-    monkeypatch.undo()
-    reference = parts / "corpus/train/reference/scores.arrow"
-    made = reference.stat().st_mtime_ns
-    assert "resumed: step" in run(config, parts)
-    assert reference.stat().st_mtime_ns == made
-    assert lines(parts) == lines(whole)
-    assert loss_files(parts) == loss_files(whole)
-    audited(parts)
-    assert isinstance(read_history(as_path(parts))[0], Groups)
-    found = segment_losses(whole)
-    first = found.select(found.step == 11)
-    worst = first.example[np.argmax(first.loss)]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(["why", str(whole), "--step", "11"]) == 0
-    assert out.getvalue().splitlines()[2].split()[0] == str(worst)
-    train.score(config, as_path(parts))
-    table = open_table(as_path(parts) / "scores/12" / TABLE)
-    assert table["weight"].to_pylist() == [1.0] * len(table)
+def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path):
+    config = tiny(chats, CHAT)
+    sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
+    config.template = ConfigDict({"kind": "preference", **sides})
+    corpus, held_out = prepare_corpora(config, tmp_path)
+    assert len(corpus) > len(held_out) > 0
+    assert (corpus.trees[:, 1] == 2).all()
 
 
 @pytest.mark.slow

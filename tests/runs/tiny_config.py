@@ -46,11 +46,6 @@ def get_config(kind: str = "") -> ConfigDict:
             batches.packing = "none"  # so that there is more than one bucket
         case "chat":
             config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
-        case "preference":
-            sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
-            config.template = ConfigDict({"kind": "preference", **sides})
-            config.preference = ConfigDict({"kind": "sigmoid", "beta": 0.2})
-            batches.update(overflow="error", max_length=96)
         case "masked":
             config.task = ConfigDict({"kind": "masked", "rate": 0.3})
         case "corrupted":

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Examples, Feature, pack, score, unpack
-from pipeline.steps import position_losses, sum_continuations
+from pipeline.steps import sum_continuations
 
 
 def groups_of(count, sizes=(2,), seed=0):
@@ -81,9 +81,3 @@ def test_an_update_gives_the_values_of_continuations_back_in_order():
         unpack([(p, each["sum"][:, :3]) for p, each in results], examples, per="continuation")
     with pytest.raises(ValueError, match="the corpus has no groups; give per='segment'"):
         unpack(results, Examples([[1, 2]]), per="continuation")
-
-
-def test_a_loss_of_segments_has_no_losses_of_positions():
-    ((_, batch),) = pack(Examples.from_groups(groups_of(8)), [Bucket(4, 40)], max_segments=4)
-    with pytest.raises(ValueError, match=r"returns an array of shape \(4, 4\), by segment"):
-        position_losses(lambda *_: (jnp.zeros((4, 4)), jnp.ones((4, 4))), None, batch)

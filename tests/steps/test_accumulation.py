@@ -80,6 +80,33 @@ def test_a_finite_loss_whose_gradient_is_not_finite_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+def test_losses_of_segments_microbatches_and_a_loss_scale_change_no_update():
+    def loss(params, batch):
+        error = batch["x"] @ params["w"] + params["b"]
+        return (batch["loss_weights"] * error**2).sum(), batch["loss_weights"].sum()
+
+    rng, start = np.random.default_rng(0), {"w": jnp.ones(3), "b": jnp.float32(0)}
+    batch = {
+        "x": rng.normal(size=(4, 6, 3)).astype(np.float32),
+        "inputs_segment_ids": np.repeat([[1, 1, 2, 2, 3, 0]], 4, axis=0),
+        "loss_weights": rng.integers(0, 3, (4, 6)).astype(np.float32),
+    }
+    ends, losses = [], []
+    for options in ({}, {"most_segments": 4}, {"most_segments": 3, "loss_scale": 1024.0}):
+        init, train_step = make_train_step(loss, optax.sgd(1.0), **options)
+        for microbatches in (1, 2):
+            state, values = jax.jit(train_step, static_argnums=2)(init(start), batch, microbatches)
+            ends.append(state["params"])
+            losses.append(float(values["loss"]))
+            if options:
+                total, weight = np.float64(values["segments"])[..., :3].sum(axis=(1, 2))
+                own = np.where(batch["inputs_segment_ids"], batch["loss_weights"], 0)
+                assert weight == own.sum()
+                assert total == pytest.approx((own * (batch["x"].sum(axis=-1) ** 2)).sum())
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    jax.tree.map(lambda *each: np.testing.assert_allclose(each, [each[0]] * 6, rtol=1e-5), *ends)
+
+
 @pytest.mark.slow
 def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
