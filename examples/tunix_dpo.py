@@ -4,10 +4,10 @@
     python examples/tunix_dpo.py --workdir=runs/dpo
 
 Tunix's DPO sums the log probabilities of a row, and computes the prompt once for each response. So
-rows cannot be packed, and responses cannot share their prompt, as in examples/dpo.py. Here
-rows of similar lengths share a batch. Copy this file, and load your model and your data in it. Run
-the command again, also after a kill: it continues from Tunix's last checkpoint, with the same
-losses. Comments that begin with "Lockstep:" say what the line below does.
+rows cannot be packed, and responses cannot share their prompt, as in examples/dpo.py. Here rows of
+similar lengths share a batch. Copy this file, and load your model and your data in it. Run the
+command again, also after a kill: it continues from Tunix's last checkpoint, with the same losses.
+Comments that begin with "Lockstep:" say what the line below does.
 """
 
 import argparse
