@@ -14,15 +14,6 @@ from pipeline.scoring.scores import TABLE, ScoreOptions, score
 logger = logging.getLogger(__name__)
 
 
-def score_options(config: Any) -> dict[str, Any]:
-    """The options of `score` in `config.batches`."""
-    return {
-        name: value
-        for name, value in config.batches.items()
-        if value is not None and name in ScoreOptions.__annotations__
-    }
-
-
 def score_corpus(
     config: Any,
     corpus: Any,
@@ -38,7 +29,9 @@ def score_corpus(
     table in `directory` has `nll`, the sum of the weighted losses of each document in nats, and
     `weight`, the sum of its weights.
     """
-    options = {"directory": directory, "sharding": mesh, "reduce": "sum", **score_options(config)}
+    options: dict[str, Any] = {"directory": directory, "sharding": mesh, "reduce": "sum"}
+    known = ScoreOptions.__annotations__
+    options |= {name: v for name, v in config.batches.items() if name in known and v is not None}
     per = "targets" if len(corpus.sides) > 1 else "position"
     table = score(corpus, step, state=params, per=per, **options)
     total, weight = (
