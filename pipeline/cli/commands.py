@@ -30,8 +30,10 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     `tokens` says whether the command needs a corpus, not only lengths.
     """
     from pipeline.cli.prepare import prepare_config
+    from pipeline.corpus.growing import Growing
     from pipeline.history.plans import NAME, read_history
-    from pipeline.report import Options, from_corpus, open_dataset
+    from pipeline.report import Options, from_corpus, from_run, open_dataset
+    from pipeline.trainer.run_config import read_batches
     from pipeline.trainer.tuning import read_tuned
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
@@ -46,15 +48,17 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
-        if plan.follows and arguments.command != "show":
+        refits = arguments.command == "buckets" and isinstance(corpus, Growing)
+        if plan.follows and arguments.command != "show" and not refits:
             raise InvalidState(
                 f"the run in {paths[0]} followed a corpus that grows, for which "
-                f"{arguments.command} has no figures; give the directory of the corpus once it is "
-                "finished"
+                f"{arguments.command} has no figures; give the directory of the corpus: report and "
+                "buckets read what is sealed there, and check reads it once it is finished"
             )
-        options = plan.options.as_json(("packing", "overflow", "align", "seed"))
-        options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
-        dataset = from_corpus(corpus, paths[0], options, plan)
+        dataset = from_run(corpus, paths[0], plan, read_batches(workdir))
+        if refits:
+            name = f"what is sealed for {paths[0]}"
+            dataset = dataclasses.replace(dataset, name=name, corpus=None, plan=None)
         if (tuned := read_tuned(workdir)) is not None:
             tuning = {"printed": f"{tuned}", **tuned.as_json()}
             dataset = dataclasses.replace(dataset, tuning=tuning)
@@ -69,9 +73,9 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     else:
         dataset = open_dataset(paths)
     if tokens and dataset.corpus is None:
-        raise InvalidValue(
-            f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
-            "directory of a corpus, the work directory of a run, or a config"
+        raise InvalidState(
+            f"{arguments.command} needs a finished corpus with its tokens, not {dataset.name}; "
+            "give the directory of one, the work directory of a run, or a config"
         )
     return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
 

@@ -3,7 +3,14 @@
 `measure` computes all `Figures`; `format_text` and `format_page` show them.
 """
 
-from pipeline.report.dataset import Dataset, Options, from_corpus, from_lengths, open_dataset
+from pipeline.report.dataset import (
+    Dataset,
+    Options,
+    from_corpus,
+    from_lengths,
+    from_run,
+    open_dataset,
+)
 from pipeline.report.figures import Figures, measure, measure_epoch
 from pipeline.report.page import format_page
 from pipeline.report.text import format_text
@@ -16,6 +23,7 @@ __all__ = [
     "format_text",
     "from_corpus",
     "from_lengths",
+    "from_run",
     "measure",
     "measure_epoch",
     "open_dataset",

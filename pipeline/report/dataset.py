@@ -10,10 +10,11 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.manifest import MANIFEST
+from pipeline.corpus.manifest import LOG, MANIFEST
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
+from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
@@ -114,16 +115,25 @@ class Dataset:
         return self.lengths if self.corpus is None else self.corpus
 
 
-def from_corpus(
-    corpus: AnyCorpus,
-    name: str,
-    options: Mapping[str, Any] | None = None,
-    plan: Plan | None = None,
-) -> Dataset:
+def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset of this corpus."""
     parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
     sources = tuple((name, len(part)) for name, part in parts.items())
-    return Dataset(name, corpus.lengths, sources, corpus, options or {}, plan)
+    return Dataset(name, corpus.lengths, sources, corpus, options or {})
+
+
+def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
+    """The dataset of a run, with the plan that it had in the end.
+
+    `batches` are those of its config, without the changes of the run; empty if they are unknown.
+    """
+    options = select_options(FITTING, batches)
+    options |= plan.options.as_json(("packing", "overflow", "align", "tiers", "seed"))
+    buckets = plan.options.buckets
+    if "buckets" in batches or buckets != plan.stages[0].options.buckets:
+        options.pop("tokens_per_batch", None)  # other buckets were given, or fitted later
+    options.setdefault("tokens_per_batch", max(bucket.positions for bucket in buckets))
+    return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)
 
 
 def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
@@ -135,7 +145,7 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.npy`, an integer array, or `.json`,
-    an object that maps length to count.
+    an object that maps length to count. Of a corpus that grows, it has the lengths that are sealed.
 
     Raises:
         ValueError: a path is none of these, or its content is not as above.
@@ -166,6 +176,8 @@ def _open(path: str) -> Dataset:
     try:
         return from_corpus(open_corpus(place), name)
     except Missing as error:
+        if (place / LOG).exists():
+            return _open_sealed(place, name)
         depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
         if inside:
@@ -174,6 +186,16 @@ def _open(path: str) -> Dataset:
                 "of these"
             ) from error
         raise
+
+
+def _open_sealed(directory: epath.Path, name: str) -> Dataset:
+    """The lengths of the parts of a corpus that grows, as far as they are sealed and kept."""
+    log = Growing(directory, wait_seconds=0).log
+    parts = [entry.part for entry in log.entries(log.first())]
+    if not parts:
+        raise Missing(f"nothing is sealed yet in {name}; wait for its writer, or start it again")
+    lengths = np.concatenate(log.read_lengths(parts))
+    return from_lengths(f"the {counted(len(parts), 'sealed part')} of {name}", lengths)
 
 
 def _read_lengths(path: epath.Path) -> np.ndarray:

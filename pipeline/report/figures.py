@@ -1,7 +1,6 @@
 """Figures: all numbers of the report, computed here and nowhere else."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,10 +13,10 @@ from pipeline.planning.lengths import histogram
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
-from pipeline.report.sides import compare_sides
 from pipeline.report.strategies import PLAIN, Strategy, compare_others, compare_plans, count_plan
 from pipeline.report.tiers import compare_tiers, row_costs
 
+SIDES = ("inputs", "targets")  # of pairs
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
 
@@ -77,9 +76,9 @@ class Epoch:
         losses: examples that are `excluded`, `empty` or `overlong`, and the positions `lost`.
         buckets: the `bucket` as JSON, `batches`, and the `fill`, None without batches.
         walked: the number of first batches that the following fields are computed from.
-        mean_length: see `spread_of_means`.
         over_ideal: see `compare_tiers`.
-        sides: see `compare_sides`.
+        used: for pairs, the share of the positions of the "inputs" and of the "targets" that hold
+            tokens; else empty.
         off: for each corpus of a mixture, the largest difference between its weight and its share
             of any `RUN` consecutive steps of a phase, in the unit of the weights; empty if phases
             are shorter.
@@ -93,9 +92,8 @@ class Epoch:
     losses: dict[str, int]
     buckets: list[dict[str, Any]]
     walked: int
-    mean_length: dict[str, float | None]
     over_ideal: list[dict[str, Any]]
-    sides: list[dict[str, float]]
+    used: dict[str, float]
     off: dict[str, float]
 
 
@@ -107,6 +105,7 @@ class Figures:
         name: of the dataset.
         options: of the plan.
         sides: one; for pairs, the inputs and the targets.
+        ran: whether the plan is that of a run.
         plan: an epoch of the plan.
         strategies: ways to make batches of this data, from the most work to the least.
         tuning: that of the `Dataset`.
@@ -115,6 +114,7 @@ class Figures:
     name: str
     options: dict[str, Any]
     sides: list[Side]
+    ran: bool
     plan: Epoch
     strategies: list[Strategy]
     tuning: Mapping[str, Any] | None = None
@@ -138,12 +138,13 @@ def measure(
         others = [count_plan(padded, width, name=name, about=about)]
     else:
         others = compare_others(*histogram(dataset.lengths), options, *longest)
-    names = ("inputs", "targets") if dataset.pairs else ("corpus",)
+    names = SIDES if dataset.pairs else ("corpus",)
     attention = options["attention"]
     return Figures(
         name=dataset.name,
         options={name: value for name, value in options.items() if name != "buckets"},
         sides=[measure_side(dataset, *each) for each in zip(names, longest, strict=True)],
+        ran=dataset.plan is not None,
         plan=measure_epoch(plan, width=width),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
         tuning=dataset.tuning,
@@ -199,12 +200,9 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
         number, _, tokens = counts.buckets[bucket]
         fill = float(tokens / (number * bucket.positions)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
-    costs, moments, shares = [], [], []
+    costs, shares = [], []
     for batch in map(plan.batch, steps):
         costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width, plan.trees)))
-        sizes = batch.segments[:, 3:].sum(axis=1, dtype=float)
-        is_full = len(np.unique(batch.segments[:, 0])) == batch.bucket.rows
-        moments.append([len(sizes), sizes.sum(), sizes @ sizes] if is_full else [math.nan] * 3)
         shares.append(_count_shares(plan, batch))
     return Epoch(
         fingerprint=plan.fingerprint,
@@ -215,11 +213,21 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
         losses=planned.losses(plan),
         buckets=buckets,
         walked=len(steps),
-        mean_length=spread_of_means([bucket for bucket, _ in costs], np.array(moments)),
         over_ideal=compare_tiers(costs, plan.options.tiers),
-        sides=compare_sides(plan),
+        used=_count_used(plan, counts) if plan.options.pairs else {},
         off=_compare_with_weights(plan, first, shares),
     )
+
+
+def _count_used(plan: Plan, counts: planned.Counts) -> dict[str, float]:
+    """The share of the positions of each side of pairs that hold tokens."""
+    tokens, positions = np.zeros(2), np.zeros(2)
+    for stream in plan.stages[-1].streams:
+        sides = stream.whole.layout.pieces.positions_per_example().sum(axis=0)
+        tokens += sides * counts.passes[stream.name]
+    for bucket, (batches, *_) in counts.buckets.items():
+        positions += batches * bucket.rows * np.array(bucket.lengths)
+    return dict(zip(SIDES, (tokens / positions).tolist(), strict=True))
 
 
 def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
@@ -243,31 +251,3 @@ def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> di
             of_runs = runs / runs.sum(axis=1, keepdims=True)
             found.append(np.abs(of_runs - list(weights.values())).max(axis=0))
     return dict(zip(plan.names, np.max(found, axis=0).tolist(), strict=True)) if found else {}
-
-
-def spread_of_means(buckets: list[Bucket], moments: np.ndarray) -> dict[str, float | None]:
-    """How much the mean length of a batch's segments varies, compared with random batches.
-
-    Random batches have as many segments, drawn from all of their bucket. `buckets` has the bucket
-    of each batch; `moments` the number of its segments, the sum of their lengths and that of their
-    squares, NaN for batches to leave out: float64 [batches, 3]. `ratio` is the standard deviation
-    of the means over that of random batches, and `correlation` that of neighbouring batches; both
-    are None if there are too few batches.
-    """
-    scores = np.full(len(buckets), np.nan)  # deviations of the means; by chance, of variance 1
-    full = ~np.isnan(moments[:, 0])
-    for bucket in {each for each, is_full in zip(buckets, full, strict=True) if is_full}:
-        here = full & np.array([each == bucket for each in buckets])
-        number, total, squares = moments[here].T
-        every = number.sum()
-        mean = total.sum() / every
-        variance = squares.sum() / every - mean**2
-        if len(number) > 1 and variance > 1e-9 * mean**2:
-            chance = variance * (1 / number - 1 / every)
-            scores[here] = (total / number - mean) / np.sqrt(chance)
-    pairs = np.stack([scores[:-1], scores[1:]])
-    pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
-    if pairs.shape[1] < 2 or not pairs.std(axis=1).all():
-        return {"ratio": None, "correlation": None}
-    ratio = float(np.sqrt(np.nanmean(scores**2)))
-    return {"ratio": ratio, "correlation": float(np.corrcoef(pairs)[0, 1])}

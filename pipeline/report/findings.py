@@ -39,22 +39,22 @@ def findings(figures: Figures) -> list[str]:
     """The sentences of the report: what to do, and what that saves, the most important first."""
     plan = figures.plan
     return [
-        _about_plan(plan),
+        _about_plan(figures),
         _about_rival(figures),
         *_about_buckets(figures),
         *_about_sides(plan),
         *_about_shares(plan),
-        *_about_lengths(plan.mean_length),
         *about_tiers(plan.over_ideal),
     ]
 
 
-def _about_plan(plan: Epoch) -> str:
+def _about_plan(figures: Figures) -> str:
+    plan = figures.plan
     used = [str(Bucket(*each["bucket"])) for each in plan.buckets if each["batches"]]
     return (
-        f"Train with {counted(len(used), 'bucket')} of rows x positions: {list_words(used)}. An "
-        f"epoch takes {counted(plan.batches, 'batch')}, and {percent(plan.padding)} of its "
-        "positions are padding."
+        f"{'The run trains' if figures.ran else 'Train'} with {counted(len(used), 'bucket')} of "
+        f"rows x positions: {list_words(used)}. An epoch takes {counted(plan.batches, 'batch')}, "
+        f"and {percent(plan.padding)} of its positions are padding."
     )
 
 
@@ -67,58 +67,55 @@ def find_ours(figures: Figures) -> Strategy:
 def _about_rival(figures: Figures) -> str:
     attention = figures.options["attention"]
     ours = find_ours(figures)
-    rival = [each for each in figures.strategies if each.packing is None][-1]
+    *others, rival = [each for each in figures.strategies if each.packing is None]
     ratio = ours.work[attention] / rival.work[attention]
+    least = f", which needs the least of the {1 + len(others)} other ways" if others else ""
+    text = (
+        f"Lockstep with {counted(len(ours.buckets), 'bucket')} needs {percent(abs(1 - ratio))} "
+        f'{"less" if ratio < 1 else "more"} work per token than "{rival.name}"{least}: '
+        f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, with "
+        f"{percent(ours.padding)} against {percent(rival.padding)} padding."
+    )
     drawbacks = []
     if rival.shapes > ours.shapes:
         drawbacks.append(f"compiles {rival.shapes:,} shapes instead of {ours.shapes:,}")
     if rival.cut > ours.cut:
         drawbacks.append(f"cuts {counted(rival.cut, 'document')} instead of {ours.cut:,}")
-    text = (
-        f"{ours.name} needs {percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'} work per "
-        f"token than the strongest other strategy on this data, {rival.name}: "
-        f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, "
-        f"{percent(ours.padding)} against {percent(rival.padding)} padding."
-    )
-    return text + (f" That strategy also {list_words(drawbacks)}." if drawbacks else "")
+    return text + (f" That way {list_words(drawbacks)}." if drawbacks else "")
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough: the fewest whose work is within 1% of the least."""
-    packed = [each for each in figures.strategies if each.packing == "best_fit"]
-    curve = {len(each.buckets): each.work for each in packed}
-    enough = {}
-    for kind in ("dense", "segment"):
-        most = 1.01 * min(work[kind] for work in curve.values())
-        enough[kind] = min(number for number, work in curve.items() if work[kind] <= most)
-    dense, segment, least = enough["dense"], enough["segment"], min(curve)
-    width = f"at width {figures.options['width']:,}"
-    if dense == 1:
+    """How many buckets are enough: the fewest whose work is within 1% of the least.
+
+    Buckets are fitted for one kind of attention, so nothing is said about the other.
+    """
+    packing, attention = figures.options["packing"], figures.options["attention"]
+    if packing == "none":  # one number of buckets is compared
+        return []
+    packed = [each for each in figures.strategies if each.packing == packing]
+    curve = {len(each.buckets): each.work[attention] for each in packed}
+    fewest = min(curve)
+    enough = min(number for number in curve if curve[number] <= 1.01 * min(curve.values()))
+    model = "attention that skips other segments"
+    if attention == "dense":
+        model = f"attention over whole rows at width {figures.options['width']:,}"
+    if enough == 1:
         return [
-            f"One bucket is enough, also with attention over whole rows {width}: each "
-            "further bucket would save less than 5% of the work."
+            f"One bucket is enough for {model}: each further bucket would save less than 5% of the "
+            "work."
         ]
-    more = (
-        f"more than {dense} were not tried"
-        if dense == BUCKETS[-1]
-        else "each further bucket saves less than 5%"
-    )
+    more = "no further bucket saves 5%" if enough < BUCKETS[-1] else "more were not tried"
+    told = figures.ran or enough == len(figures.plan.buckets)
     return [
-        f"With attention over whole rows {width}, {dense} buckets take {curve[dense]['dense']:.3f} "
-        f"units of work per token where {least} takes {curve[least]['dense']:.3f}; {more} "
-        f"(--max-buckets {dense}).",
-        "With attention that skips other segments, "
-        f"{'one bucket is' if segment == 1 else f'{segment} buckets are'} enough.",
+        f"With {model}, {enough} buckets take {curve[enough]:.3f} units of work per token where "
+        f"{fewest} takes {curve[fewest]:.3f}; {more}{'' if told else f' (--max-buckets {enough})'}."
     ]
 
 
 def _about_sides(plan: Epoch) -> list[str]:
     """How full the inputs and the targets of pairs are."""
-    return [
-        f"{percent(side['used'])} of the positions of the {name} are used; the ratio of inputs to "
-        f"targets allows at most {percent(side['bound'])}."
-        for name, side in zip(("inputs", "targets"), plan.sides, strict=False)
-    ]
+    used = [f"{percent(share)} of the positions of the {name}" for name, share in plan.used.items()]
+    return [f"Tokens use {list_words(used)}."] if used else []
 
 
 def _about_shares(plan: Epoch) -> list[str]:
@@ -128,16 +125,6 @@ def _about_shares(plan: Epoch) -> list[str]:
     return [
         f"In the first {counted(plan.walked, 'step')}, the shares of any {RUN} steps in a row are "
         f"at most {off}, compared with their weights."
-    ]
-
-
-def _about_lengths(mean_length: dict[str, float | None]) -> list[str]:
-    if mean_length["ratio"] is None:
-        return []
-    return [
-        "The mean length of the documents in a batch varies "
-        f"{mean_length['ratio']:.2f} times as much as in random batches (standard deviation within "
-        f"a bucket), and neighbouring batches correlate by {mean_length['correlation']:.2f}."
     ]
 
 
@@ -165,7 +152,9 @@ def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
 def explain_strategies(figures: Figures) -> dict[str, str]:
     """What the columns of the comparison mean."""
     width = f"{figures.options['width']:,}"
-    others = "" if len(figures.sides) > 1 else "; the others' are expectations over random orders"
+    others = (
+        "" if len(figures.sides) > 1 else "; the others' come from one random order of the lengths"
+    )
     return {
         "padding": "positions that hold no token",
         "shapes": "of batches, each of which is compiled once",

@@ -9,15 +9,16 @@ import numpy as np
 
 from pipeline.planning.figures import count_epoch, losses
 from pipeline.planning.lengths import Lengths
+from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.plan import Plan
 from pipeline.report.dataset import Options
 
 BUCKETS = (1, 2, 3, 4, 6)  # numbers of buckets that are compared
 UNPACKED = 4  # buckets of the plan with one example a row
-FITTED = 1_000_000  # examples, about, that these buckets are fitted to at most
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
 READ_AHEAD = 10_000  # examples that are sorted before a budget of tokens cuts them
+SAMPLE = 1_000_000  # examples, about, to which buckets are fitted and that are simulated at most
 
 # In compared plans, each example comes once an epoch, also for a mixture.
 PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
@@ -77,7 +78,7 @@ def weigh(
 def compare_others(
     sizes: np.ndarray, counts: np.ndarray, options: Options, row: int
 ) -> list[Strategy]:
-    """The ways to batch that others use, with expectations over random orders.
+    """The ways to batch that others use, simulated on one random order of the examples.
 
     There are `counts` examples of the lengths `sizes`; the `overflow` of the options decides about
     those longer than `row`.
@@ -87,132 +88,122 @@ def compare_others(
     kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
     sizes, counts = sizes[kept].astype(np.int64), counts[kept]
     full = (sizes - 1) // row  # pieces of whole rows, before the last one of each document
-    ends = np.bincount(sizes - full * row, counts, row + 1).astype(np.int64)
-    ends[row] += counts @ full
-    pieces = np.flatnonzero(ends)
-    ends = ends[pieces]
-    number, longest, tokens = int(ends.sum()), int(pieces[-1]), int(counts @ sizes)
-    inside, overlong = float(ends @ pieces**2), int(counts[sizes > row].sum())
-    budget, found = options["tokens_per_batch"], []
+    last, whole, tokens = sizes - full * row, int(counts @ full), int(counts @ sizes)
+    documents = draw_order(sizes, counts)
+    pieces = draw_order(np.append(last, row), np.append(counts, whole))
+    overlong, budget, found = int(counts[sizes > row].sum()), options["tokens_per_batch"], []
 
     def add(
-        name: str, about: str, squares: float = inside, cut: int = overlong, **sums: Any
+        name: str,
+        about: str,
+        heights: np.ndarray,
+        lengths: np.ndarray,
+        drawn: np.ndarray = pieces,
+        squares: float = float(np.square(pieces, dtype=float).sum()),
+        cut: float = overlong,
     ) -> None:
-        more = {"name": name, "about": about, "cut": cut, **sums}
-        found.append(weigh(options["width"], tokens=tokens, squares=squares, **more))
+        """Adds batches of `heights` rows of `lengths`, which hold what was `drawn`."""
+        some = int(drawn.sum())
+        each = weigh(
+            options["width"],
+            name=name,
+            about=about,
+            tokens=some,
+            positions=int(heights @ lengths),
+            scores=float(heights @ np.square(lengths, dtype=float)),
+            squares=squares,
+            batches=math.ceil(len(heights) * (tokens / some)),
+            shapes=np.unique(np.stack([heights, lengths]), axis=1).shape[1],
+            cut=round(cut),
+        )
+        found.append(each)
 
-    batches, last = -(-number // ROWS), int(number > ROWS and number % ROWS > 0)
-    add(
-        "padded to the longest of all",
-        f"batches of {ROWS}, every row {longest:,} long",
-        positions=number * longest,
-        scores=number * longest**2,
-        batches=batches,
-        shapes=1 + last,
-    )
-    for name, about, window in (
-        ("padded to the batch's longest", f"batches of {ROWS} in random order", ROWS),
-        ("sorted windows", f"windows of {WINDOW} sorted by length, batches of {ROWS}", WINDOW),
-    ):
-        positions, scores, lengths = pad_windows(pieces, ends, ROWS, window)
-        shapes = round(lengths) + last
-        add(name, about, positions=positions, scores=scores, batches=batches, shapes=shapes)
-    positions, scores, cuts, firsts = read_ahead(pieces, ends, budget)
-    add(
-        "token budget, read-ahead",
-        f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch; hosts that "
-        "read their own documents have different numbers of batches",
-        positions=positions,
-        scores=scores,
-        batches=math.ceil(cuts),
-        shapes=max(round(firsts), 1),
-    )
-    height, rows = max(budget // row, 1), -(-tokens // row)
-    cut, squares = cut_documents(sizes, counts, row)
-    add(
-        "concatenate and split",
-        f"one sequence of tokens, cut every {row:,}, batches of {height}; hosts that read their "
-        "own documents have different numbers of batches",
-        positions=rows * row,
-        scores=rows * row**2,
-        squares=squares,
-        batches=-(-rows // height),
-        shapes=1 + int(rows > height and rows % height > 0),
-        cut=round(cut),
-    )
+    heights, lengths = pad_windows(pieces, ROWS, ROWS)
+    longest = row if whole else last.max()
+    about = f"batches of {ROWS}, every row {longest:,} long"
+    add("padded to the longest of all", about, heights, np.full_like(lengths, longest))
+    about = f"batches of {ROWS} in random order"
+    add("padded to the batch's longest", about, heights, lengths)
+    about = f"windows of {WINDOW} sorted by length, batches of {ROWS}"
+    add("sorted windows", about, *pad_windows(pieces, ROWS, WINDOW))
+    apart = "hosts that read their own documents have different numbers of batches"
+    about = f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch; {apart}"
+    add("token budget, read-ahead", about, *read_ahead(pieces, budget))
+    height, rows = max(budget // row, 1), -(-int(documents.sum()) // row)
+    heights = np.minimum(height, rows - np.arange(0, rows, height))
+    about = f"one sequence of tokens, cut every {row:,}, batches of {height}; {apart}"
+    cut, squares = cut_documents(documents, row)
+    cut *= counts.sum() / len(documents)
+    lengths = np.full_like(heights, row)
+    add("concatenate and split", about, heights, lengths, documents, squares, cut)
     return found
 
 
-def pad_windows(
-    sizes: np.ndarray, counts: np.ndarray, rows: int, window: int
-) -> tuple[float, float, float]:
-    """The positions, squared lengths of rows, and different lengths of batches of sorted windows.
+def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Lengths in a random order, always the same: `counts` of each of `sizes`; int64.
 
-    Windows of `window` examples in random order are sorted by length and cut into batches of
-    `rows`, which are padded to their longest example: to the k-th shortest of n in the window. It
-    is at most `l` long if k of the n are, which has a binomial probability.
-
-    >>> pad_windows(np.array([1, 3]), np.array([2, 2]), rows=2, window=2)  # 11, 13, 31 or 33
-    (10.0, 28.0, 1.375)
+    Of more than `SAMPLE` lengths, an even sample.
     """
-    number = int(counts.sum())
-    below = np.cumsum(counts) / number
-    batches, height = np.zeros((2, len(sizes)))  # padded to each length, and rows in them
-    for windows, examples in ((number // window, window), (1, number % window)):
-        likely = np.zeros(len(sizes))  # probability that the k-th shortest is at most this long
-        for k in range(examples if windows else 0, 0, -1):
-            likely += math.comb(examples, k) * below**k * (1 - below) ** (examples - k)
-            if k % rows and k < examples:
-                continue
-            share = np.diff(likely, prepend=0)
-            batches += windows * share
-            height += windows * share * (k % rows or rows)
-    # Each example of a length is the longest of a batch with the same probability.
-    absent = (1 - np.minimum(batches / counts, 1)) ** counts
-    return float(height @ sizes), float(height @ sizes**2), float((1 - absent).sum())
+    ends = np.cumsum(counts)
+    number = int(ends[-1])
+    some = min(number, SAMPLE)
+    evenly = (np.arange(some) * number + number // 2) // some
+    lengths = sizes[np.searchsorted(ends, evenly, side="right")]
+    return lengths[permutation(random_bits(random_key(0, "others"), Purpose.EXAMPLES, some))]
 
 
-def read_ahead(
-    sizes: np.ndarray, counts: np.ndarray, budget: int
-) -> tuple[float, float, float, float]:
-    """Positions, squared lengths of rows, batches and shapes of windows that are cut by a budget.
+def sort_windows(lengths: np.ndarray, window: int) -> np.ndarray:
+    """Windows of some lengths, each from the longest down; zeros fill the last: [n, `window`]."""
+    filled = np.zeros(-(-len(lengths) // window) * window, np.int64)
+    filled[: len(lengths)] = lengths
+    return -np.sort(-filled.reshape(-1, window))
 
-    A window has `READ_AHEAD` examples, with the distribution of all of them. It is sorted from the
-    longest down and cut into batches of `budget // longest left` rows. For the number of different
-    shapes, an example is the first of its batch with a probability of 1 / rows.
+
+def pad_windows(lengths: np.ndarray, rows: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each batch and their length, if sorted windows are cut every `rows` examples.
+
+    Each batch is padded to its longest example. `rows` divides `window`.
+
+    >>> [each.tolist() for each in pad_windows(np.array([2, 5, 3, 1, 4]), rows=2, window=4)]
+    [[2, 2, 1], [5, 2, 4]]
     """
-    number = float(counts.sum())
-    window = max(min(READ_AHEAD, int(number)), 1)
-    evenly = (np.arange(window) + 0.5) / window * number
-    left = sizes[np.searchsorted(np.cumsum(counts), evenly)][::-1].tolist()
-    begin, batches = 0, []
-    while begin < window:
-        rows = min(max(budget // left[begin], 1), window - begin)
-        batches.append((rows * left[begin], rows * left[begin] ** 2, 1))
-        begin += rows
-    positions, scores, cuts = (np.sum(batches, axis=0) * (number / window)).tolist()
-    shapes = float((1 - (1 - np.minimum(sizes / budget, 1)) ** counts).sum())
-    return positions, scores, cuts, shapes
+    batches = sort_windows(lengths, window).reshape(-1, rows)
+    batches = batches[batches[:, 0] > 0]
+    return np.count_nonzero(batches, axis=1), batches[:, 0]
 
 
-def cut_documents(sizes: np.ndarray, counts: np.ndarray, row: int) -> tuple[float, float]:
+def read_ahead(lengths: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each batch and their length, if windows are cut by a budget of positions.
+
+    A window has `READ_AHEAD` examples. It is sorted from the longest down and cut into batches of
+    `budget // longest left` rows.
+
+    >>> [each.tolist() for each in read_ahead(np.array([2, 5, 3, 1, 4]), budget=8)]
+    [[1, 2, 2], [5, 4, 2]]
+    """
+    batches = []
+    for window in sort_windows(lengths, READ_AHEAD):
+        left = window[window > 0].tolist()
+        begin = 0
+        while begin < len(left):
+            rows = min(max(budget // left[begin], 1), len(left) - begin)
+            batches.append((rows, left[begin]))
+            begin += rows
+    heights, longest = np.array(batches).T
+    return heights, longest
+
+
+def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:
     """The number of documents that cuts every `row` positions divide, and the squares of segments.
 
-    The beginning of a document in its row is random, in steps of the lengths' greatest common
-    divisor.
-
-    >>> cut_documents(np.array([2]), np.array([6]), row=3)  # they begin at 0, 1 or 2
-    (2.0, 20.0)
+    >>> cut_documents(np.array([2, 2, 2]), row=3)  # segments of 2, 1 and 1, 2
+    (1, 10.0)
     """
-    unit = math.gcd(row, int(np.gcd.reduce(sizes)))
-    size, length = sizes / unit, row // unit
-    cut = np.minimum((size - 1) / length, 1)
-    squares = np.where(
-        size <= length,  # in one piece, or in two of k and size - k
-        size**2 * (1 - cut) + (size - 1) * size * (2 * size - 1) / (3 * length),
-        size * length - (length**2 - 1) / 3,
-    )
-    return float(counts @ cut), float(counts @ squares * unit**2)
+    room = row - (np.cumsum(lengths) - lengths) % row  # in the row where each document begins
+    first = np.minimum(lengths, room)
+    left = lengths - first
+    squares = first.astype(float) ** 2 + left // row * float(row) ** 2 + (left % row) ** 2
+    return int(np.count_nonzero(left)), float(squares.sum())
 
 
 # ---- Lockstep
@@ -225,7 +216,7 @@ def compare_plans(
 
     Buckets are fitted with the options, to rows that are as long as those of the plan.
     """
-    own, step = plan.options.buckets, -(-len(lengths) // FITTED)
+    own, step = plan.options.buckets, -(-len(lengths) // SAMPLE)
     sample = lengths
     if step > 1:  # without the longest example, the longest bucket would be shorter
         sample = np.concatenate([lengths[::step], lengths.max(axis=0, keepdims=True)])

@@ -176,9 +176,10 @@ def _hidden_types(config: Any) -> dict[str, str]:
     return types
 
 
-def read_fields(workdir: epath.PathLike) -> dict[str, Any] | None:
-    """The stored values of the config of the run in a work directory; None if there are none."""
-    return None if (content := _read(workdir)) is None else content["fields"]
+def read_batches(workdir: epath.PathLike) -> dict[str, Any]:
+    """The `batches` of the config of the run in a work directory; empty if none is stored."""
+    stored = {} if (content := _read(workdir)) is None else content["fields"].get("batches", {})
+    return {name: value for name, value in stored.items() if value is not None}
 
 
 def read_config(workdir: epath.PathLike) -> Any:
@@ -219,7 +220,9 @@ def _read(workdir: epath.PathLike) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
         return {name: dict(content[name]) for name in ("fields", "types")}
     except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"{os.fspath(path)} is damaged: {error!r}; give --config") from error
+        raise StorageError(
+            f"{os.fspath(path)} is damaged: {error!r}; start the run with --config, which writes it"
+        ) from error
 
 
 def _require_trusted(name: str, source: str, workdir: epath.PathLike) -> None:
