@@ -9,7 +9,6 @@ import pipeline
 from benchmarks.histograms import lengths_of
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
-from pipeline.report import measure_epoch
 from pipeline.report.tiers import row_costs, time_over_ideal
 
 EXAMPLES = 1_000_000
@@ -72,7 +71,8 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
     if bucket.rows == devices:  # blocks that are all alike take as long as slices of all rows
         slices = -np.sort(-rows)[: len(rows) // TIERS * TIERS].reshape(TIERS, -1)
         others.append(f"{TIERS} slices of all rows {time_over_ideal(slices, slices.shape[1]):.3f}")
-    varies = measure_epoch(plans[1], 2_000).mean_length["ratio"]
+    first = map(plans[1].batch, range(min(2_000, plans[1].num_batches() - 1)))
+    varies = spread_of_means([batch.segments[:, 3] for batch in first])
     steps = min(STEPS, plans[1].num_batches())
 
     def plan(tiers: int) -> None:
@@ -91,8 +91,19 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
         what,
         f"{time_over_ideal(costs[TIERS], devices):.3f}",
         f"{', '.join(others)}; plan {ratios[0]:.2f}×, batches {ratios[1]:.2f}×; mean length of a "
-        f"batch varies {varies or 0:.2f}×",
+        f"batch varies {varies:.2f}×",
     )
+
+
+def spread_of_means(batches: list[np.ndarray]) -> float:
+    """The standard deviation of the mean length of batches, over that of random batches.
+
+    `batches` has the lengths of the segments of each; random batches have as many segments.
+    """
+    every, numbers = np.concatenate(batches), np.array([len(each) for each in batches])
+    means = np.array([each.mean() for each in batches])
+    chance = every.var() * (1 / numbers - 1 / len(every))
+    return float(np.sqrt(np.mean((means - every.mean()) ** 2 / chance)))
 
 
 def _costs(plan: pipeline.Plan) -> list[np.ndarray]:

@@ -35,8 +35,8 @@ changes; or a config (.py), whose corpus is prepared first if it does not exist 
 options are used."""
 
 LENGTHS = f"""{TOKENS}
-Or lengths alone: a .npy array of integers, or .json that maps length to count, such as
-{{"12": 3400, "13": 3120}}."""
+Or a corpus that still grows, of which the sealed parts are read; or lengths alone: a .npy array of
+integers, or .json that maps length to count, such as {{"12": 3400, "13": 3120}}."""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:

@@ -173,11 +173,11 @@ def _open(path: str) -> Dataset:
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
             "lengths (.npy, or .json that maps length to count)"
         )
+    if (place / LOG).exists() and not (place / MANIFEST).exists():
+        return _open_sealed(place, name)
     try:
         return from_corpus(open_corpus(place), name)
     except Missing as error:
-        if (place / LOG).exists():
-            return _open_sealed(place, name)
         depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
         if inside:

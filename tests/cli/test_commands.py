@@ -20,6 +20,7 @@ from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
+from pipeline.planning.following import FollowedPlan
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 from tests.processes import call
@@ -95,8 +96,11 @@ UNWRITABLE = (
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
         (["report", "FOLDER/empty.py"], "has no function get_config"),
         (["report", "FOLDER/zero.npy"], "none of the lengths"),
-        (["show", "FOLDER/some.npy"], "some.npy holds lengths alone, and show needs tokens"),
-        (["check", "FOLDER/some.npy"], "some.npy holds lengths alone, and check needs tokens"),
+        (
+            ["show", "FOLDER/some.npy"],
+            "show needs a finished corpus with its tokens, not .*some.npy",
+        ),
+        (["check", "FOLDER/some.npy"], "check needs a finished corpus .*, not .*some.npy; give"),
         (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),
         (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
         (["report", "FOLDER/some.npy", "--html", "FOLDER"], "FOLDER cannot be written: Is a dir"),
@@ -257,6 +261,53 @@ def test_buckets_are_ready_to_paste(run, lengths):
     assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8\n# packing='best_fit', " in out
 
 
+def write(directory, lengths, *, every=50, keep_parts=None, finish=False):
+    """Appends examples of these lengths, sealed every few of them."""
+    with pipeline.Writer(directory, keep_parts=keep_parts) as writer:
+        for number, length in enumerate(lengths, 1):
+            writer.append(np.ones(length + 1, int))
+            if number % every == 0:
+                writer.seal()
+        if finish:
+            writer.finish()
+
+
+def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_path):
+    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 200), 1, 500).astype(int)
+    write(tmp_path / "grown", lengths[:100])
+    planning = "--tokens-per-batch", 2048, "--width", 64
+    for sealed in (100, 200):
+        out = run.done("buckets", tmp_path / "grown", *planning)
+        pasted: dict = {}
+        exec(out, pasted)
+        options = {"tokens_per_batch": 2048, "max_buckets": 4, "width": 64}
+        fitted = fit_buckets(lengths[:sealed], length_multiple=None, **options)
+        assert pasted["buckets"] == fitted
+        assert f"# Fitted to the {sealed // 50} sealed parts of {tmp_path / 'grown'}\n" in out
+        seen = json.loads(run.done("report", tmp_path / "grown", "--json", *planning))
+        assert (seen["sides"][0]["examples"], seen["ran"]) == (sealed, False)
+        write(tmp_path / "grown", lengths[sealed:])
+    for command in ("show", "check"):
+        err = run.refused(command, tmp_path / "grown")
+        assert f"{command} needs a finished corpus with its tokens, not the 4 sealed parts" in err
+
+
+def test_buckets_of_a_corpus_that_grows_need_a_sealed_part_and_do_without_deleted_ones(
+    run, tmp_path
+):
+    (tmp_path / "grown" / "log").mkdir(parents=True)
+    assert "nothing is sealed yet in" in run.refused("buckets", tmp_path / "grown")
+    with pipeline.Writer(tmp_path / "kept", keep_parts=1) as writer:
+        for length in (10, 1000):
+            writer.append(np.ones(length + 1, int))
+            writer.seal()
+            Corpus.open(tmp_path / "kept", follow=True).log.hold("run", 1)
+        writer.append(np.ones(21, int))
+        writer.seal()
+    seen = json.loads(run.done("report", tmp_path / "kept", "--json"))
+    assert (seen["sides"][0]["examples"], seen["sides"][0]["tokens"]) == (2, 1020)
+
+
 def test_show_prints_a_batch(run, corpus):
     planning = ["--tokens-per-batch", 512, "--max-length", 64, "--length-multiple", 16]
     out = run.done("show", corpus.directory, "--step", 3, *planning)
@@ -414,6 +465,44 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
     status, _, err = run("report", workdir, "--html", tmp_path / "page.html")
     assert (status, err) == (FINE, f"wrote {tmp_path / 'page.html'}\n")
     assert str(bucket) in (tmp_path / "page.html").read_text()
+
+
+def test_report_of_a_run_counts_with_the_width_and_the_budget_of_its_config(run, tmp_path):
+    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 400), 1, 500).astype(int)
+    corpus = Corpus.from_arrays([np.ones(n + 1, int) for n in lengths], tmp_path / "corpus")
+    options = {"tokens_per_batch": 1000, "max_length": 256, "length_multiple": 16, "width": 64}
+    plan = Plan(corpus, fit_buckets(corpus, max_buckets=3, **options))
+    write_history(epath.Path(tmp_path / "run"), corpus, plan)
+    batches = {"max_buckets": 3, "tune": False, "tiers": None, "overflow": "split", **options}
+    stored = {"file": "mine.py", "fields": {"seed": 0, "batches": batches}}
+    (tmp_path / "run" / "run_config.json").write_text(json.dumps(stored))
+    seen = json.loads(run.done("report", tmp_path / "run", "--json"))
+    same = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    due = json.loads(run.done("report", tmp_path / "corpus", "--json", "--max-buckets=3", *same))
+    assert (seen["ran"], due["ran"]) == (True, False)
+    assert seen["plan"]["fingerprint"] == due["plan"]["fingerprint"]
+    assert seen["strategies"] == due["strategies"]
+    assert options.items() <= seen["options"].items()
+    out = run.done("report", tmp_path / "run")
+    assert f"The run trains with {len(plan.buckets)} buckets" in out
+    assert "at width 64" in out
+    (tmp_path / "run" / "run_config.json").write_text("[]")
+    assert "run_config.json is damaged" in run.refused("report", tmp_path / "run")
+
+
+def test_buckets_of_a_run_that_follows_are_fitted_to_what_is_sealed_by_now(run, tmp_path):
+    rng = np.random.default_rng(0)
+    write(tmp_path / "corpus", rng.integers(10, 40, 50))
+    corpus = Corpus.open(tmp_path / "corpus", follow=True)
+    write_history(tmp_path, corpus, FollowedPlan(corpus.log, [Bucket(32, 48)], window=50))
+    write(tmp_path / "corpus", rng.integers(200, 220, 50))
+    pasted: dict = {}
+    out = run.done("buckets", tmp_path)
+    exec(out, pasted)
+    assert f"# Fitted to what is sealed for {tmp_path}\n" in out
+    assert pasted["buckets"][-1].length >= 192
+    err = run.refused("report", tmp_path)
+    assert "followed a corpus that grows, for which report has no figures; give the dir" in err
 
 
 # ---- prepare and check

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.balance import spread_of_means
 from pipeline import Bucket, Plan
+from pipeline.planning.figures import epoch_steps
 from pipeline.planning.order import GROUP, Purpose, deal, random_bits
-from pipeline.report.figures import measure_epoch, spread_of_means
 
 # Like word problems of grade-school maths: a few hundred different lengths around 150.
 SHORT = np.clip(np.random.default_rng(0).gamma(9, 150 / 9, 7473).round(), 40, 450).astype(int)
@@ -98,15 +99,14 @@ def test_any_few_consecutive_rows_are_alike_where_a_plan_takes_single_rows():
 )
 def test_mean_lengths_of_batches_vary_less_than_by_chance(lengths, buckets, options):
     plan = Plan(lengths, buckets, **options)
-    if plan.options.tiers == 1:
-        assert measure_epoch(plan).mean_length["ratio"] < 1
-        return
-    # Blocks of tiers: batches of one cost differ, the blocks do not.
-    moments = []
-    for first in range(0, plan.num_batches() - 4, 4):
-        sizes = np.concatenate([plan.batch(first + n).segments[:, 3] for n in range(4)])
-        moments.append([len(sizes), sizes.sum(), (sizes**2.0).sum()])
-    assert spread_of_means(np.zeros(len(moments), int), np.array(moments))["ratio"] < 1
+    tiers, by_bucket = plan.options.tiers, {}
+    first, last = epoch_steps(plan)
+    # With tiers, batches of one cost differ, but not the blocks.
+    for step in range(first, last - tiers, tiers):
+        block = [plan.batch(each) for each in range(step, step + tiers)]
+        sizes = np.concatenate([batch.segments[:, 3] for batch in block])
+        by_bucket.setdefault(block[0].bucket, []).append(sizes)
+    assert all(spread_of_means(batches[:-1]) < 1 for batches in by_bucket.values())
 
 
 def test_other_purposes_have_other_random_numbers():
