@@ -31,8 +31,8 @@ exit status: 0 all is well; 1 check found an error in the corpus or the plan, or
 
 TOKENS = """\
 DATA is the directory of a corpus; the work directory of a run, whose plan is shown with all its
-changes; or a config (.py), whose corpus is prepared first if it does not exist yet, and whose
-options are used."""
+changes; or a config (FILE.py or FILE.py:ARGUMENT), whose corpus is prepared first if it does not
+exist yet, and whose options are used."""
 
 LENGTHS = f"""{TOKENS}
 Or a corpus that still grows, of which the sealed parts are read; or lengths alone: a .npy array of

@@ -40,7 +40,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in options.items() if value is not None}
     workdir = as_path(paths[0])
-    configs = [path for path in paths if path.endswith(".py")]
+    configs = [path for path in paths if _is_config(path)]
     if len(paths) == 1 and (workdir / NAME).exists():
         if given:
             raise InvalidState(
@@ -78,6 +78,11 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
             "give the directory of one, the work directory of a run, or a config"
         )
     return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
+
+
+def _is_config(path: str) -> bool:
+    """Whether a path is FILE.py or FILE.py:ARGUMENT."""
+    return path.split(":", 1)[0].endswith(".py")
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -181,7 +186,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Prepares a corpus, pairs, or the corpora of a config."""
     from pipeline.cli.prepare import prepare_config, prepare_files
 
-    if [os.path.splitext(each)[1] for each in arguments.source] != [".py"]:
+    if [*map(_is_config, arguments.source)] != [True]:
         print(prepare_files(arguments))
         return
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):

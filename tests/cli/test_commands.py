@@ -217,12 +217,12 @@ def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypa
     monkeypatch.setenv("TINY_TEXT", str(text))
     (tmp_path / "mine.py").write_text(
         "from tests.runs import tiny_config\n"
-        "def get_config():\n"
+        "def get_config(seed):\n"
         "    config = tiny_config.get_config()\n"
-        "    config.seed = 7\n"
+        "    config.seed = int(seed)\n"
         "    return config\n"
     )
-    arguments = [tmp_path / "mine.py", "--workdir", tmp_path / "run"]
+    arguments = [f"{tmp_path / 'mine.py'}:7", "--workdir", tmp_path / "run"]
     status, out, _ = run("report", *arguments, "--json", "--max-buckets", 2)
     seen = json.loads(out)
     assert status == FINE
@@ -474,7 +474,7 @@ def test_report_of_a_run_counts_with_the_width_and_the_budget_of_its_config(run,
     plan = Plan(corpus, fit_buckets(corpus, max_buckets=3, **options))
     write_history(epath.Path(tmp_path / "run"), corpus, plan)
     batches = {"max_buckets": 3, "tune": False, "tiers": None, "overflow": "split", **options}
-    stored = {"file": "mine.py", "fields": {"seed": 0, "batches": batches}}
+    stored = {"fields": {"seed": 0, "batches": batches}, "types": {}}
     (tmp_path / "run" / "run_config.json").write_text(json.dumps(stored))
     seen = json.loads(run.done("report", tmp_path / "run", "--json"))
     same = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
