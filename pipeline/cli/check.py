@@ -8,7 +8,7 @@ from pipeline.corpus.copies import duplicates, read_blocks
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted
-from pipeline.history.auditing import Ledger
+from pipeline.history.coverage import Coverage
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
@@ -69,16 +69,14 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     batch or example that is wrong.
     """
     last = plan.first_step(epoch + 1)
-    first, first_epochs = plan.first_step(epoch), {"": epoch}
-    if plan.stages[0].weights is not None:
-        first, first_epochs = 0, {}
-    ledger = Ledger(plan, lambda said: report(f"plan: {said}"), first_epochs)
+    first = plan.first_step(epoch) if plan.stages[0].weights is None else 0
+    coverage = Coverage(plan, lambda said: report(f"plan: {said}"), first)
     for step in range(first, last):
         planned = plan.batch(step)
         for side in planned.sides:
             _check_rows(step, side)
-        ledger.add(planned)
-    ledger.finish(last)
+        coverage.add(planned)
+    coverage.finish()
     report(f"plan: {counted(last - first, 'batch')}, no row over its length")
 
 

@@ -5,7 +5,8 @@ compares the two, `losses` returns the loss of each document in each step, and `
 documents behind a loss.
 """
 
-from pipeline.history.auditing import NotAsPlanned, audit
+from pipeline.history.auditing import audit
+from pipeline.history.coverage import NotAsPlanned
 from pipeline.history.loss_archive import Losses, Why, losses
 from pipeline.history.plans import read_history, write_history
 from pipeline.history.run_log import RunLog

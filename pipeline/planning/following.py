@@ -278,6 +278,27 @@ class FollowedPlan(Plan):
         others = [each.entry for each in stages[1:] if each.start < step]
         return (entry | start.entry(ends), *map(dict, others))
 
+    def first_epoch(self, name: str, step: int) -> tuple[np.ndarray, int]:
+        """What the first epoch of a corpus that grows has, as far as it is known before a step.
+
+        Returns the positions of each example in its batches, int64 [examples, 1 or 2], for all
+        windows that are available before `step`; and the number of the first examples, all of
+        whose batches are before `step`, as their chapters are over.
+        """
+        last = self.entries_at(step)[0]["places"][name]
+        begun = [start for start in self._begun if start.step < step]
+        edges = [place.part for start in begun if (place := start.places[name])]
+        due = [np.zeros((0, len(self.options.buckets[-1].lengths)), np.int64)]
+        for start, (part, end) in zip(
+            begun, itertools.pairwise([*edges, last["last"][0]]), strict=True
+        ):
+            options = self.last_stage(start.step).options
+            for number in range(part, end):
+                sealed = self.parts[name].lengths(number)
+                pieces = cut(sealed, options.buckets[-1].lengths, options.overflow)
+                due.append(pieces.positions_per_example())
+        return np.concatenate(due), last["example"]
+
     # ---- what is not known
 
     def first_step(self, epoch: int) -> int:

@@ -526,9 +526,3 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     return expected
-
-
-def count_examples(streams: Sequence[Stream], epoch: int) -> int:
-    """The number of examples at the end of an epoch; new examples have the numbers after it."""
-    first = [epoch >= each.epoch or epoch in each.open_epochs for each in streams]
-    return len(streams[max([n for n, there in enumerate(first) if there], default=0)].lengths)

@@ -27,7 +27,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory, remove_files
-from pipeline.history.loss_archive import StepFiles
+from pipeline.fs.step_files import StepFiles
 from pipeline.history.progress import Progress
 from pipeline.loading.checksum import checksums
 from pipeline.loading.collate import Positions

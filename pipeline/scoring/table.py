@@ -19,7 +19,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
-from pipeline.history.loss_archive import StepFiles
+from pipeline.fs.step_files import StepFiles
 from pipeline.planning.layout import ranges
 from pipeline.scoring.values import Value
 

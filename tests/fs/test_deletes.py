@@ -35,7 +35,7 @@ RULES = {
     "fs/objects.py:ObjectPath.rmtree": "what the caller says",
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
     "fs/objects.py:delete": "what the caller says",
-    "history/loss_archive.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
+    "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
     "loading/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
     "trainer/profile.py:_trace": OWN_FOLDER,

@@ -12,7 +12,7 @@ from pipeline import Bucket, Corpora, Plan
 from pipeline.cli.commands import main
 from pipeline.errors import name_some
 from pipeline.history import loss_archive, losses, read_history, write_history
-from pipeline.history.loss_archive import LossLog, StepFiles
+from pipeline.history.loss_archive import LossLog
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
 from tests.corpus.files import contents
@@ -188,19 +188,6 @@ def test_damaged_losses_and_those_of_another_run_are_refused(ran, run):
     write_history(epath.Path(workdir), corpus, Plan(corpus, (Bucket(2, 64),)))
     with pytest.raises(ValueError, match="; give the losses of this run"):
         losses(workdir)
-
-
-def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
-    files = StepFiles(epath.Path(tmp_path), "arrow")
-    files.write(range(3, 5), b"one")
-    (tmp_path / "notes.arrow").write_text("not a range")
-    (tmp_path / ".000000003-000000004-ab.arrow.1.tmp").write_text("interrupted")
-    assert files.ranges() == [range(3, 5)]
-    assert files.read(range(3, 5)) == b"one"
-    files.remove(4)
-    assert files.ranges() == [range(3, 5)]
-    files.remove(3)
-    assert files.ranges() == []
 
 
 @pytest.mark.slow

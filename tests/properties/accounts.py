@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from pipeline import Plan
-from pipeline.history.auditing import Ledger
+from pipeline.history.coverage import Coverage
 from pipeline.planning import figures
 from pipeline.planning.stream import expected_positions
 
@@ -195,12 +195,12 @@ def assert_epochs_are_those_due(plan, accounts, steps):
             assert len(account.owed) <= 1
 
 
-def assert_ledger_balances(plan, accounts, batches):
+def assert_coverage(plan, accounts, batches):
     said = []
-    book = Ledger(plan, said.append)
+    coverage = Coverage(plan, said.append)
     for batch in batches:
-        book.add(batch)
-    book.finish(len(batches))
+        coverage.add(batch)
+    coverage.finish()
     assert sum("each once" in line for line in said) == sum(sum(a.over) for a in accounts)
     for name, account in zip(plan.names, accounts, strict=True):
         if account.over and account.over[0]:

@@ -14,9 +14,9 @@ from pipeline import Bucket, Plan
 from tests.properties.accounts import (
     Accounts,
     assert_batch_fits,
+    assert_coverage,
     assert_each_position_once,
     assert_epochs_are_those_due,
-    assert_ledger_balances,
     assert_random_access,
 )
 
@@ -217,7 +217,7 @@ def test_every_plan_is_what_was_asked_for(what):
     known = {bucket: number for bucket, number in plan.batches_per_bucket.items() if number}
     assert used == known if one or plan.finite else {*used} <= {*known}
     assert_epochs_are_those_due(plan, accounts, steps)
-    assert_ledger_balances(plan, accounts, batches)
+    assert_coverage(plan, accounts, batches)
     if one:
         more = (len(event.get("more", ())) for _, event in events)
         grown = itertools.accumulate(more, initial=len(corpora[0]))

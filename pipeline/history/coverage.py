@@ -1,0 +1,146 @@
+"""Coverage: whether the batches of a plan have each position of an epoch once.
+
+The positions are counted over the batches, and not taken from the plan.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from pipeline.errors import InvalidValue, counted
+from pipeline.history.plans import find_corpora
+from pipeline.planning import figures
+from pipeline.planning.following import FollowedPlan
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.stream import expected_positions
+
+
+class NotAsPlanned(InvalidValue):
+    """The batches of a run are not those that were planned; the message says what is wrong."""
+
+
+class Coverage:
+    """Checks, batch by batch, that a plan divides each epoch of each corpus into its batches.
+
+    An epoch has each position at most once and, if it is over, each position that is due. The plan
+    may have changes, mix corpora, and follow corpora that grow.
+
+    Args:
+        plan: the plan.
+        report: called with a line for each epoch.
+        first: the step of the first batch; if not 0, an epoch of the only corpus begins there.
+    """
+
+    def __init__(self, plan: Plan, report: Callable[[str], None], first: int = 0):
+        self._plan, self._report, self._step = plan, report, first
+        # The number of epochs of each corpus that are over.
+        self._over = (
+            [*figures.whole_epochs(plan, first).values()] if first else [0] * len(plan.names)
+        )
+        # By epoch and corpus, until the epoch is over: example, first position, and sizes by side.
+        self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
+
+    def add(self, planned: PlannedBatch) -> None:
+        """Takes the next batch.
+
+        Raises:
+            NotAsPlanned: an epoch that is over has a position twice, or lacks one.
+        """
+        owner, several = find_corpora(self._plan, planned.segments[:, 1]), len(self._plan.names)
+        key = planned.epoch_of_segments * several + owner
+        for each in np.unique(key).tolist():
+            epoch, which = divmod(each, several)
+            pieces = planned.segments[key == each, 1:]
+            pieces[:, 0] -= self._plan.stages[-1].streams[which].first
+            if (epoch, which) not in self._pieces:
+                self._close()
+                if epoch < self._over[which]:
+                    self._fail(epoch, which, f"is over, but has example {pieces[0, 0]:,} again")
+            self._pieces.setdefault((epoch, which), []).append(pieces)
+        self._step += 1
+
+    def finish(self) -> None:
+        """Checks all epochs after the last batch; raises like `add`."""
+        self._close()
+        for epoch, which in sorted(self._pieces):
+            self._check(epoch, which)
+
+    def _close(self) -> None:
+        """Checks the epochs that are over before the next step, and drops their pieces."""
+        if not self._step:
+            return
+        before, over = self._over, figures.whole_epochs(self._present, self._step)
+        self._over = [*over.values()]
+        for which, (first, last) in enumerate(zip(before, self._over, strict=True)):
+            for epoch in range(first, last):
+                self._check(epoch, which)
+                self._pieces.pop((epoch, which), None)
+
+    @property
+    def _present(self) -> Plan:
+        """The plan; if corpora grow, its stages that are known by the last step."""
+        plan = self._plan
+        return plan.plan_of(self._step - 1) if isinstance(plan, FollowedPlan) else plan
+
+    def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """The positions of each example that are due in an epoch: int64 [examples, sides].
+
+        Also an upper limit on where its pieces end, like them; and the number of the first examples
+        that are due by now.
+        """
+        plan, name, over = self._plan, self._plan.names[which], self._over[which]
+        if isinstance(plan, FollowedPlan) and name in plan.parts and not (epoch and over):
+            due, whole = plan.first_epoch(name, self._step)
+            due = due[:0] if epoch else due
+            return due, due, whole
+        streams = self._present.streams_of(which)
+        due = expected_positions(streams, epoch)
+        limit = due.copy()  # pieces may follow positions that a change of the plan has lost
+        for stream in streams:
+            lost = stream.lost[stream.lost[:, 0] == epoch]
+            np.add.at(limit, lost[:, 1], lost[:, 3:])
+        return due, limit, len(due) if epoch < over else 0
+
+    def _check(self, epoch: int, which: int) -> None:
+        """Checks the pieces of an epoch so far."""
+        due, limit, whole = self._expect(epoch, which)
+        found = self._pieces.get((epoch, which), [])
+        if not found and not due.any():  # the corpus joins later
+            return
+        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *found])
+        pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
+        example, start, size = pieces[:, 0], pieces[:, 1:2], pieces[:, 2:]
+        beyond = max(int(example.max(initial=-1)) + 1 - len(due), 0)  # examples that do not exist
+        due, limit = (np.pad(each, ((0, beyond), (0, 0))) for each in (due, limit))
+        covered, wrong, end = np.zeros_like(due), np.zeros(len(due), bool), start + size
+        np.add.at(covered, example, size)
+        outside = (end > limit[example]).any(axis=1)
+        overlaps = (example[1:] == example[:-1]) & (end[:-1] > start[1:]).any(axis=1)
+        wrong[example[outside]] = wrong[example[1:][overlaps]] = True
+        wrong |= (covered > due).any(axis=1)
+        wrong[:whole] |= (covered < due)[:whole].any(axis=1)
+        if wrong.any():
+            first = int(wrong.argmax())
+            self._fail(
+                epoch,
+                which,
+                f"does not have each of the {due[first].sum():,} positions of example {first:,} "
+                f"once ({counted(int(wrong.sum()), 'such example')})",
+            )
+        total, name = int(covered.sum()), self._name(epoch, which)
+        if epoch < self._over[which]:
+            self._report(f"{name}: {total:,} positions, each once")
+        else:
+            self._report(f"{name}, not over: {total:,} positions, none twice")
+
+    def _name(self, epoch: int, which: int) -> str:
+        name = self._plan.names[which]
+        return f"epoch {epoch} of {name}" if name else f"epoch {epoch}"
+
+    def _fail(self, epoch: int, which: int, what: str) -> NoReturn:
+        raise NotAsPlanned(
+            f"{self._name(epoch, which)} of the plan {what}. This is a defect of Lockstep: please "
+            "report it"
+        )

@@ -1,0 +1,159 @@
+"""Coverage: a plan of any kind passes, and each fault in its batches is named."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pipeline import Bucket, Plan
+from pipeline.history.coverage import Coverage, NotAsPlanned
+from pipeline.planning import figures, growing
+from pipeline.planning.following import FollowedPlan
+from tests.planning.corpora import SealedInMemory, draw_parts, lognormal
+
+SHORT, LONG = (Bucket(8, 16), Bucket(4, 32)), (Bucket(4, 64),)
+SIZES = lognormal(120)
+MIXED = {"a": SIZES, "b": lognormal(70, seed=1)}
+PAIRS = np.stack([lognormal(90, most=32, seed=2), lognormal(90, 2, most=24, seed=3)], axis=1)
+EQUAL = {"weights": {"a": 1, "b": 1}}
+
+
+def follow(corpora, **options):
+    return FollowedPlan(corpora, options.pop("buckets", SHORT), window=50, **options)
+
+
+def sealed(seed=0):
+    return SealedInMemory(draw_parts(np.random.default_rng(seed), 60))
+
+
+KINDS = {
+    "split": lambda: Plan(SIZES, SHORT),
+    "filled": lambda: Plan(SIZES, SHORT, packing="fill"),
+    "truncated": lambda: Plan(SIZES, SHORT, overflow="truncate"),
+    "in tiers": lambda: Plan(SIZES, SHORT, overflow="drop", tiers=4),
+    "pairs": lambda: Plan(PAIRS, (Bucket(4, (32, 24)),)),
+    "changed": lambda: (
+        Plan(SIZES, SHORT)
+        .after(3, lengths=[*SIZES, *MIXED["b"]], exclude=[5])
+        .after(7, buckets=LONG, seed=1)
+    ),
+    "mixed": lambda: Plan(MIXED, SHORT, **EQUAL),
+    "mixed and changed": lambda: Plan(MIXED, SHORT, **EQUAL).after(5, buckets=LONG, tiers=4),
+    "growing": lambda: follow(sealed()),
+    "growing and changed": lambda: (
+        follow(sealed(), buckets=LONG, overflow="truncate").after(5, buckets=SHORT).after(
+            9, overflow="drop"
+        )
+    ),
+    "growing and mixed": lambda: follow({"a": sealed(1), "b": MIXED["b"]}, **EQUAL),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _short_chapters(monkeypatch):
+    monkeypatch.setattr(growing, "CHAPTER", 3)
+
+
+@pytest.fixture(params=KINDS)
+def batches(request):
+    """A plan of each kind, and its batches until two epochs of each corpus are over."""
+    plan, found = KINDS[request.param](), []
+    while min(count_over(plan, found)) < 2:
+        found.append(plan.batch(len(found)))
+    return plan, found
+
+
+def count_over(plan, found):
+    of = plan.plan_of(len(found)) if plan.follows else plan
+    return figures.whole_epochs(of, len(found)).values()
+
+
+def check(plan, found):
+    """The lines that are reported."""
+    said = []
+    coverage = Coverage(plan, said.append)
+    for planned in found:
+        coverage.add(planned)
+    coverage.finish()
+    return said
+
+
+def with_segments(planned, segments, epochs):
+    """The batch with other segments, and the epoch of each."""
+    return dataclasses.replace(planned, segments=segments, epochs=epochs)
+
+
+def missing(segments, epochs, at):
+    return np.delete(segments, at, axis=0), np.delete(epochs, at)
+
+
+def twice(segments, epochs, at):
+    return np.append(segments, segments[[at]], axis=0), np.append(epochs, epochs[at])
+
+
+def shifted(segments, epochs, at):
+    segments[at, 2] += 1
+    return segments, epochs
+
+
+def shorter(segments, epochs, at):
+    segments[at, 3] -= 1
+    return segments, epochs
+
+
+def draw(plan, found, seed):
+    """A random step, a segment of its batch in epoch 0, the epoch's name, and the example."""
+    rng, streams = np.random.default_rng(seed), plan.stages[-1].streams
+    step, first = 0, np.zeros(0)
+    while not len(first):
+        step = int(rng.integers(len(found) - 1))
+        first = np.flatnonzero(found[step].epoch_of_segments == 0)
+    at = int(rng.choice(first))
+    example = int(found[step].segments[at, 1])
+    stream = next(each for each in reversed(streams) if each.first <= example)
+    name = f"epoch 0 of {stream.name}" if stream.name else "epoch 0"
+    return step, at, name, example - stream.first
+
+
+def test_a_plan_of_any_kind_has_each_position_once(batches):
+    plan, found = batches
+    said = check(plan, found)
+    for name in plan.names:
+        for epoch in (0, 1):
+            begin = f"epoch {epoch} of {name}: " if name else f"epoch {epoch}: "
+            (line,) = (line for line in said if line.startswith(begin))
+            assert line.endswith(" positions, each once")
+    total = sum(planned.num_tokens for planned in found)
+    assert total == sum(int(line.split(": ")[1].split()[0].replace(",", "")) for line in said)
+
+
+@pytest.mark.parametrize("fault", [missing, twice, shifted, shorter])
+def test_a_fault_is_named_by_its_epoch_and_example(batches, fault):
+    plan, found = batches
+    for seed in range(8):
+        step, at, name, example = draw(plan, found, seed)
+        wrong, planned = [*found], found[step]
+        segments, epochs = planned.segments.copy(), planned.epoch_of_segments
+        wrong[step] = with_segments(planned, *fault(segments, epochs, at))
+        with pytest.raises(NotAsPlanned, match=rf"^{name} of the plan .* of example {example:,} "):
+            check(plan, wrong)
+
+
+def test_a_piece_of_an_epoch_that_is_over_is_named(batches):
+    plan, found = batches
+    for seed in range(8):
+        step, at, name, example = draw(plan, found, seed)
+        segments = np.append(found[-1].segments, found[step].segments[[at]], axis=0)
+        last = with_segments(found[-1], segments, np.append(found[-1].epoch_of_segments, 0))
+        with pytest.raises(NotAsPlanned, match=rf"^{name} of the plan .* example {example:,} "):
+            check(plan, [*found[:-1], last])
+
+
+@pytest.mark.parametrize("other", [-1, 1, 5])
+def test_a_batch_of_another_step_is_found(batches, other):
+    plan, found = batches
+    for step in np.random.default_rng(0).integers(1, len(found) - 6, 4).tolist():
+        wrong = [*found]
+        wrong[step] = found[step + other]
+        with pytest.raises(NotAsPlanned, match=r"epoch \d.* of the plan .* example"):
+            check(plan, wrong)
