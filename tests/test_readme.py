@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import tomllib
+import types
 
 import numpy as np
 import pytest
@@ -53,6 +54,16 @@ def bucket(tmp_path_factory):
         yield object_servers.s3_environment(port)
 
 
+@pytest.fixture(autouse=True)
+def logged(monkeypatch):
+    """What a stand-in for Weights & Biases, which is not installed, has been told to log."""
+    found = []
+    run = types.SimpleNamespace(log=lambda values, step: found.append((step, values)))
+    wandb = types.SimpleNamespace(init=lambda **options: run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    return found
+
+
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=str)
 def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     # Each has a fresh namespace and folder. A failure shows the line of its page.
@@ -91,6 +102,13 @@ def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
     (tmp_path / "runs/own/metrics.jsonl").unlink()
     assert main(["audit", str(tmp_path / "runs/own")]) == 2
     assert "RunLog writes it" in capsys.readouterr().err
+
+
+def test_a_tracker_gets_the_numbers_of_the_log(tmp_path, monkeypatch, logged):
+    (snippet,) = (each for each in SNIPPETS if "writers=" in each.content)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet.content, str(snippet.page), "exec"), {"__name__": "__main__"})
+    assert logged == [(0, {"eval_loss": 4.0})]
 
 
 def test_a_script_may_end_with_a_loader_open(files):

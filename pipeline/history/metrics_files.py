@@ -1,30 +1,41 @@
-"""The files of a run's log: `metrics.jsonl`, and the same numbers as TensorBoard events."""
+"""The files of a run's log, `metrics.jsonl` and TensorBoard events; and writers for trackers."""
 
 import contextlib
 import json
+import logging
 import operator
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from etils import epath
 
-from pipeline.errors import require
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, name_full_disk
+
+logger = logging.getLogger(__name__)
+
+# Called with a step and the numbers of a line of that step, by name.
+Writer = Callable[[int, dict[str, float]], object]
 
 
 class MetricsFiles:
-    """Appends lines to `metrics.jsonl`, and their numbers to TensorBoard events.
+    """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
 
-    A run that resumes from a step removes the lines of the steps that it will run again, whose
-    seconds are `lost`, and of evaluations of steps that are not in `evaluated`. Object storage
-    cannot append, so for it, the files are kept on this machine, and `flush` uploads them whole.
+    The first writer is that of TensorBoard, if it is installed. A run that resumes from a step
+    removes the lines of the steps that it will run again, whose seconds are `lost`, and of
+    evaluations of steps that are not in `evaluated`. Object storage cannot append, so for it, the
+    files are kept on this machine, and `flush` uploads them whole.
     """
 
-    def __init__(self, workdir: epath.Path, step: int, evaluated: Collection[str]):
-        board = require("tensorboardX", extra="train", purpose="RunLog")
+    def __init__(
+        self,
+        workdir: epath.Path,
+        step: int,
+        evaluated: Collection[str],
+        writers: Iterable[Writer] = (),
+    ):
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
         kept: list[bytes] = []
         for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
@@ -42,31 +53,55 @@ class MetricsFiles:
             file.writelines(kept)
         self._file = open(os.fspath(self._here / "metrics.jsonl"), "a")  # noqa: SIM115
         # An evaluation after `step` steps stays there.
-        self._board = board.SummaryWriter(
-            os.fspath(self._here / "tensorboard"), purge_step=step + 1, flush_secs=30
-        )
+        self._board = _open_board(self._here / "tensorboard", purge_step=step + 1)
+        self._writers = [self._write_events, *writers] if self._board else [*writers]
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line; `step` is among its values."""
         with name_full_disk(self._path):
             self._file.write(json.dumps(values) + "\n")
-            for name, value in values.items():
-                if name != "step" and isinstance(value, (int, float)):
-                    self._board.add_scalar(name, value, values["step"])
+            numbers = {
+                name: value
+                for name, value in values.items()
+                if name != "step" and isinstance(value, (int, float))
+            }
+            for writer in self._writers if numbers else ():
+                writer(values["step"], numbers)
 
     def flush(self) -> None:
         """Saves everything written so far beyond the life of the process."""
         with name_full_disk(self._path):
             self._file.flush()
-            self._board.flush()
+            if self._board:
+                self._board.flush()
         if self._scratch:
             copy_files(self._here, self._path.parent)
 
     def close(self) -> None:
         """Flushes and closes all files, even if some fail."""
-        scratch = self._scratch or contextlib.nullcontext()
-        with name_full_disk(self._path), scratch, contextlib.closing(self._board), self._file:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(name_full_disk(self._path))
+            if self._scratch:
+                stack.enter_context(self._scratch)
+            if self._board:
+                stack.callback(self._board.close)
+            stack.enter_context(self._file)
             self.flush()
+
+    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
+        """The writer of TensorBoard."""
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+
+def _open_board(directory: epath.Path, purge_step: int) -> Any:
+    """Opens TensorBoard events, those from a step on removed; None if it is not installed."""
+    try:
+        import tensorboardX
+    except ImportError:
+        logger.info("tensorboardX is not installed, so there are no TensorBoard events")
+        return None
+    return tensorboardX.SummaryWriter(os.fspath(directory), purge_step=purge_step, flush_secs=30)
 
 
 def copy_files(here: epath.Path, there: epath.Path) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -15,7 +15,7 @@ from etils import epath
 from pipeline.errors import InvalidState, InvalidValue, NotFinite, name_some, require_one_of
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.history.loss_archive import LossLog
-from pipeline.history.metrics_files import MetricsFiles
+from pipeline.history.metrics_files import MetricsFiles, Writer
 from pipeline.history.progress import Progress
 from pipeline.history.run_stats import Clock, RunStats, goodput, peak_of
 from pipeline.planning.planned import PlannedBatch
@@ -42,14 +42,19 @@ class RunLog:
     It touches files only inside the `with` block; `clock` and `stats` work before it. On several
     hosts, all make the log, and process 0 writes.
 
+    A run that resumes removes the lines of step `first` and of later ones, which it runs again, and
+    the TensorBoard events of later ones. `writers` are called again for all these steps.
+
     Args:
-        workdir: the directory of `metrics.jsonl`, `tensorboard/`, `losses/` and `summary.json`;
-            made if missing.
-        first: the step that the run resumes from. Later steps are removed from the log.
+        workdir: the directory of `metrics.jsonl`, `losses/`, `summary.json` and, if tensorboardX is
+            installed, `tensorboard/`; made if missing.
+        first: the step that the run resumes from, or 0.
         steps: the number of steps of the run.
         state: the result of `save` in the checkpoint that the run resumes from; default: none.
         peak_flops: FLOP/s of one device; 0: those in a table of devices, if it has this one.
         on_nonfinite: "stop" or "skip", for a step whose `finite` is false.
+        writers: functions of a step and a dict of numbers, for trackers such as W&B. Each is called
+            on process 0 for each line, with the numbers in it by name. Default: none.
 
     Attributes:
         clock: `with log.clock("wait"): …` counts seconds of a phase. "train" is for steps, "wait"
@@ -58,7 +63,6 @@ class RunLog:
 
     Raises:
         ValueError: `on_nonfinite` is neither, or `state` has other fields.
-        ImportError: tensorboardX is not installed.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class RunLog:
         state: Mapping[str, Any] | None = None,
         peak_flops: float = 0.0,
         on_nonfinite: OnNonfinite = "stop",
+        writers: Iterable[Writer] = (),
     ):
         require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         if strange := set(state or {}) - set(RunStats.__dataclass_fields__):
@@ -80,7 +85,7 @@ class RunLog:
         self._leads = jax.process_index() == 0
         peak = peak_flops or peak_of(jax.devices()[0].device_kind)
         self._peak = peak * jax.device_count()
-        self._stops = on_nonfinite == "stop"
+        self._stops, self._writers = on_nonfinite == "stop", [*writers]
         self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None
         self._stack: contextlib.ExitStack | None = None
 
@@ -88,7 +93,8 @@ class RunLog:
         with contextlib.ExitStack() as stack:
             if self._leads:
                 self._losses = LossLog(self._workdir, self._first)
-                self._files = MetricsFiles(self._workdir, self._first, self.stats.evaluations)
+                evaluated = self.stats.evaluations
+                self._files = MetricsFiles(self._workdir, self._first, evaluated, self._writers)
                 stack.callback(self._files.close)
                 stack.callback(self._losses.flush)
                 self.clock.add("lost", self._files.lost)
@@ -124,10 +130,12 @@ class RunLog:
                 unknown, and the line has no `flop_utilisation`.
 
         Raises:
+            ValueError: `values` has no loss, or a value that is not a scalar.
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; the
                 message names the step, the bucket and the documents.
         """
         self.flush()
+        _check_values(values)
         self._last = step, planned, values, flops
 
     def flush(self) -> None:
@@ -140,6 +148,11 @@ class RunLog:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line of your own after that of the last step; `step` is among its values."""
+        if "step" not in values:
+            raise InvalidValue(
+                f"the line has {', '.join(values) or 'nothing'}, and no step; give the step "
+                "that it is about, as in {'step': step}"
+            )
         self.flush()
         if self._leads:
             self._files.write(values)
@@ -241,3 +254,20 @@ class RunLog:
             )
         self.stats.skipped += 1
         logger.warning("no update: %s", text)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Refuses values that lack the loss, or are not scalars; does not wait for them."""
+    if "loss" not in values:
+        raise InvalidValue(
+            f"values has {', '.join(values) or 'nothing'}, and no loss; give the loss of the step, "
+            "as in {'loss': loss}"
+        )
+    for name, value in values.items():
+        is_number = hasattr(value, "dtype") or isinstance(value, (int, float))
+        if name != "segments" and not (is_number and np.size(value) == 1):
+            what = f"has shape {np.shape(value)}" if is_number else f"is {value!r:.60}"
+            raise InvalidValue(
+                f"the value {name} {what}, and a line of the log has scalars; give its mean or "
+                "sum, or leave it out"
+            )

@@ -16,7 +16,7 @@ from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.values import Value, continuations_of, shape_of_records
+from pipeline.scoring.values import Value, continuations_of, kinds_of, shape_of_records
 from pipeline.steps import hosts
 
 # More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
@@ -170,16 +170,17 @@ def unpack(
         raise InvalidValue("results are empty; give the plan and the values of each batch")
     if not isinstance(values[0], Mapping):
         return _unpack("values", planned, values, examples, per, combine)
+    kinds = kinds_of(values[0], per)
+    for number, each in enumerate(values):
+        if not isinstance(each, Mapping) or each.keys() != kinds.keys():
+            found = ", ".join(each) if isinstance(each, Mapping) else "no names"
+            raise InvalidValue(
+                f"result {number:,} has {found}, and the first one {', '.join(kinds)}; give the "
+                "same values for each batch"
+            )
     return {
-        name: _unpack(
-            name,
-            planned,
-            [each[name] for each in values],
-            examples,
-            per if isinstance(per, str) else per.get(name),
-            combine,
-        )
-        for name in values[0]
+        name: _unpack(name, planned, [each[name] for each in values], examples, kind, combine)
+        for name, kind in kinds.items()
     }
 
 

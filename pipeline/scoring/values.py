@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -141,14 +141,21 @@ def find_values(
                 f"the value {name} is a {type(value).__name__}; the step must return one flat dict "
                 "with a name for each array"
             )
-    names = list(next(iter(outputs.values())))
-    each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
-    if each.keys() != set(names):
+    return {
+        name: _find(name, kind, outputs, reduce, plan, trees)
+        for name, kind in kinds_of(next(iter(outputs.values())), per).items()
+    }
+
+
+def kinds_of(names: Iterable[str], per: str | Mapping[str, str]) -> dict[str, str]:
+    """The kind of the records of each value that a step returns, by name; `per` as for `score`."""
+    kinds = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
+    if kinds.keys() != {*names}:
         raise InvalidValue(
-            f"per has {', '.join(each)}, and the step returns {', '.join(names)}; give per= for "
+            f"per has {', '.join(kinds)}, and the step returns {', '.join(names)}; give per= for "
             "each of these"
         )
-    return {name: _find(name, each[name], outputs, reduce, plan, trees) for name in names}
+    return {name: kinds[name] for name in names}
 
 
 def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarray | None:

@@ -5,6 +5,7 @@ import os
 import sys
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from etils import epath
 
@@ -179,10 +180,56 @@ def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
         write_history(tmp_path, corpus, plan)
 
 
-def test_a_log_says_what_to_install(tmp_path, monkeypatch):
+def test_a_log_needs_no_tensorboard(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
-        RunLog(tmp_path, 0, 1).__enter__()
+    caplog.set_level("INFO", "pipeline")
+    with RunLog(tmp_path, 0, 1) as log:
+        log.write({"step": 0, "margin": 1.5})
+        log.save()
+    assert lines(tmp_path) == [{"step": 0, "margin": 1.5}]
+    assert not (tmp_path / "tensorboard").exists()
+    assert caplog.messages == ["tensorboardX is not installed, so there are no TensorBoard events"]
+
+
+def test_writers_get_the_numbers_of_each_line_and_again_those_of_a_resumed_run(tmp_path):
+    plan, found = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)]), []
+    writers = [lambda step, values: found.append((step, values))]
+    for first in (0, 1):
+        with RunLog(tmp_path, first, 2, writers=writers) as log:
+            for step in range(first, 2):
+                log.add(step, plan.batch(step), {"loss": jnp.float32(2 + first)})
+            log.evaluate(2, 3.0, 2.0)
+            log.write({"step": 2, "note": "no number"})
+    assert [(step, values.get("loss", values.get("eval_loss"))) for step, values in found] == [
+        *((0, 2.0), (1, 2.0), (2, 1.5)),
+        *((1, 3.0), (2, 1.5)),
+    ]
+    assert found[0][1]["tokens"] == plan.batch(0).num_tokens
+    assert all({type(each) for each in values.values()} <= {int, float} for _, values in found)
+    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "values has nothing, and no loss; give the loss of the step"),
+        ({"nll": 1.0, "norm": 2.0}, "values has nll, norm, and no loss; give"),
+        (
+            {"loss": np.ones(3)},
+            r"the value loss has shape \(3,\), and a line of the log has scalars",
+        ),
+        ({"loss": jnp.ones(1), "norms": jnp.ones((2, 3))}, r"the value norms has shape \(2, 3\)"),
+        ({"loss": 1.0, "lr": [0.1]}, r"the value lr is \[0.1\], and a line"),
+        ({"loss": 1.0, "phase": "warm"}, "the value phase is 'warm', and a line"),
+    ],
+)
+def test_values_that_a_line_cannot_have_are_refused(values, sentence, tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with RunLog(tmp_path, 0, 1) as log:
+        with pytest.raises(ValueError, match=sentence):
+            log.add(0, plan.batch(0), values)
+        with pytest.raises(ValueError, match="the line has margin, and no step; give the number"):
+            log.write({"margin": 1.0})
 
 
 def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_state(tmp_path):

@@ -161,6 +161,15 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
     ):
         with pytest.raises(ValueError, match=sentence):
             unpack([(planned, values)], examples, per=per)
+    both = {"nll": batch["inputs"], "z": batch["inputs"]}
+    for results, per, sentence in (
+        ([both], {"nll": "position"}, "per has nll, and the step returns nll, z; give per= for"),
+        ([both], {**dict.fromkeys("zy", "row"), "nll": "position"}, "per has z, y, nll, and"),
+        ([both, {"nll": both["z"]}], "position", "result 1 has nll, and the first one nll, z; "),
+        ([both, both["z"]], "position", "result 1 has no names, and the first one nll, z; give"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            unpack([(planned, each) for each in results], examples, per=per)
     with pytest.raises(ValueError, match="results are empty"):
         unpack([], examples, per="position")
     with pytest.raises(ValueError, match="results are for example 2, and there are 2"):
