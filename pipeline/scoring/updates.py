@@ -16,7 +16,7 @@ from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.values import Value, continuations_of, kinds_of, shape_of_records
+from pipeline.scoring.values import POSITIONS, Value, continuations_of, kinds_of, shape_of_records
 from pipeline.steps import hosts
 
 # More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
@@ -200,44 +200,39 @@ def _unpack(
         weights = None if continuations is None else continuations[batch.segments[:, 1]]
         most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
         shape = shape_of_records(name, array, per, batch.bucket, most)
+        ragged = per in POSITIONS or continuations is not None
         value = Value(
-            per=per, shape=shape, dtype=array.dtype, reduce=None, continuations=continuations
+            per=per,
+            shape=shape,
+            dtype=array.dtype,
+            reduce=None if ragged else combine,
+            continuations=continuations,
         )
         records.append(value.cut(array, batch))
         segments.append(batch.segments)
     found, pieces = np.concatenate(records), np.concatenate(segments)
     order = np.lexsort((pieces[:, 2], pieces[:, 1]))
-    pieces = pieces[order]
+    sizes = value.count(pieces)
+    begins, pieces = np.cumsum(sizes) - sizes, pieces[order]
     example, start, size = pieces[:, 1], pieces[:, 2], pieces[:, 3]
     _require_whole(example, start, size, count)
-    times = np.bincount(example, minlength=count)
-    edges = np.cumsum(times)[:-1]
+    found = found[ranges(begins[order], sizes[order])]
+    records_of = np.bincount(example, sizes[order], count).astype(np.int64)
+    if value.reduce is not None:
+        sums = np.zeros((count, *value.shape), value.sum_dtype)
+        np.add.at(sums, example, found)
+        found = value.finish(sums, np.bincount(example, pieces[:, -1], count))[records_of > 0]
+        records_of = np.minimum(records_of, 1)
+    each = np.split(found, np.cumsum(records_of)[:-1])
     if value.ragged:
-        sizes = np.concatenate([value.count(batch.segments) for batch in planned])
-        begins = np.cumsum(sizes) - sizes
-        found = found[ranges(begins[order], sizes[order])]
-        before = np.append(0, np.cumsum(sizes[order]))
-        return np.split(found, before[edges])
-    found = found[order]
-    if combine is None:
-        if (split := np.flatnonzero(times > 1)).size:
-            raise InvalidValue(
-                f"{name} has one record a {per}, and {counted(len(split), 'example')} are split "
-                f"into several segments, first {split[0]}; give combine='sum' or 'mean', or use "
-                "longer buckets"
-            )
-    else:
-        size = pieces[:, 3:].sum(axis=1).reshape(-1, *[1] * (found.ndim - 1))
-        kind = found.dtype
-        some, first = np.unique(example, return_index=True)
-        weighted = found.astype(np.float64) * (size if combine == "mean" else 1)
-        found = np.add.reduceat(weighted, first)
-        if combine == "mean":
-            found /= np.add.reduceat(size, first)
-        found = found.astype(kind if kind.kind == "f" or combine == "sum" else np.float32)
-        times = np.bincount(some, minlength=count)
-        edges = np.cumsum(times)[:-1]
-    return [each[0] if len(each) else each for each in np.split(found, edges)]
+        return each
+    if (split := np.flatnonzero(records_of > 1)).size:
+        raise InvalidValue(
+            f"{name} has one record a {per}, and {counted(len(split), 'example')} are split into "
+            f"several segments, first {split[0]}; give combine='sum' or 'mean', or use longer "
+            "buckets"
+        )
+    return [array[0] if len(array) else array for array in each]
 
 
 def _as_whole(name: str, given: Any) -> np.ndarray:

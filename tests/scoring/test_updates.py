@@ -158,6 +158,7 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
         (batch["inputs"][:, 0], "row", "hold up to"),
         (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),
         (batch["inputs"], "targets", "per of values is 'targets'; it must be one of"),
+        (batch["inputs"], {"nll": "position"}, "per of values is {'nll': 'position'}; it must be"),
     ):
         with pytest.raises(ValueError, match=sentence):
             unpack([(planned, values)], examples, per=per)
