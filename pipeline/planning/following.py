@@ -5,6 +5,7 @@ The stages become known in order; each ends with a chapter of one of the corpora
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ from pipeline.planning.cache import WindowCache
 from pipeline.planning.growing import APART, Chapter, Parts, Place
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
+from pipeline.planning.pieces import cut
 from pipeline.planning.plan import Plan, check_first
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
