@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pipeline.corpus.preparation import prepare
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat, Markup
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece
+from pipeline.text.tokenizers.sentencepiece import NO_DUMMY_PREFIX, _read_marks
 from tests.text.trained import train_bytes_pairs
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -154,6 +156,48 @@ def test_tokenizers_without_marks_give_what_they_gave(everyone, tmp_path):
         assert [each.tolist() for each in given] == [each.tolist() for each in expected]
     again = pickle.loads(pickle.dumps(everyone))
     assert all(each.fingerprint.endswith("-markup") for each in again.values())
+
+
+def test_a_sentencepiece_model_needs_no_protobuf(everyone, monkeypatch):
+    for name in ("google.protobuf", "sentencepiece.sentencepiece_model_pb2"):
+        monkeypatch.setitem(sys.modules, name, None)  # the second refuses an older protobuf
+    for kind in ("sentencepiece", "spaced"):
+        tokenizer = SentencePiece(everyone[kind]._name)
+        assert count(tokenizer, tokenizer.encode_batch([Markup("<|end|>"), "<|end|>"])[0])[2] == 1
+
+
+PIECES = st.tuples(
+    st.sampled_from([*MARKS, "▁▁", "bitcoin", "<|" + "é" * 90 + "|>", "<|▁|>x|>"]),
+    st.none() | st.floats(width=32, allow_nan=False),
+    st.none() | st.integers(1, 6),
+)
+
+
+@given(st.lists(PIECES, max_size=5), st.none() | st.booleans(), st.binary(max_size=3))
+def test_a_model_is_read_as_protobuf_reads_it(pieces, prefix, unknown):
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    proto = ModelProto(
+        pieces=[dict(zip(("piece", "score", "type"), p, strict=True)) for p in pieces]
+    )
+    proto.trainer_spec.vocab_size = 1000
+    if prefix is not None:
+        proto.normalizer_spec.add_dummy_prefix = prefix
+    # Fields of later versions, of every encoding: 200 of a model is bytes, 201 to 203 are numbers.
+    fields = [b"\xc2\x0c" + bytes([len(unknown)]) + unknown, b"\xc8\x0c\x85\x01"]
+    fields += [b"\xd1\x0c" + bytes(8), b"\xdd\x0c" + bytes(4)]
+    model = b"".join([*fields, proto.SerializeToString(), *fields])
+    marks, unused = _read_marks(model)
+    expected, found = [], ModelProto.FromString(model)
+    for piece in found.pieces:
+        if piece.type == piece.USER_DEFINED and piece.piece.startswith("<"):
+            expected.append(piece.piece)
+            piece.type = piece.UNUSED
+    assert marks == expected
+    assert ModelProto.FromString(unused) == found
+    proto.normalizer_spec.add_dummy_prefix = False
+    appended = ModelProto.FromString(proto.SerializeToString() + NO_DUMMY_PREFIX)
+    assert appended == proto
 
 
 def test_a_role_cannot_hold_a_mark():

@@ -1,6 +1,5 @@
 """SentencePiece: a trained model, read from its file; and a function that trains one."""
 
-import importlib
 import io
 import json
 import os
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidValue, NotInstalled, require
+from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.sources.source import Source, read_texts
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
@@ -18,6 +17,13 @@ from pipeline.text.tokenizers.markup import is_mark
 from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
 
 SPACE = "\u2581"  # how a model spells a space
+
+# A model is a protocol buffer: these are its fields, two kinds of pieces, and a field that appended
+# to a model says that no space is put before a text. They are read without sentencepiece's own
+# module for them, which refuses any protobuf older than the one that generated it.
+PIECES, PIECE, TYPE = 1, 1, 3
+USER_DEFINED, UNUSED = 4, 5
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }
 
 # The most bytes of text to train on, and the number of records read at once.
 SAMPLE_BYTES, BATCH = 1 << 25, 1024
@@ -54,17 +60,11 @@ class SentencePiece(FileTokenizer):
         self._processor = self._parser = _load(self._content, self._name)
         # The library finds user-defined symbols in any text. If some of them are marks,
         # `_processor` must not find them; `_parser` does, and puts no space before a text.
-        model = _read_proto(self._content)
-        symbols = [each for each in model.pieces if each.type == each.USER_DEFINED]
-        marks = [each for each in symbols if is_mark(each.piece.replace(SPACE, " "))]
-        self._set_marks([each.piece for each in marks])
+        marks, unused = _read_marks(self._content)
+        self._set_marks(marks)
         if marks:
-            for each in marks:
-                each.type = each.UNUSED
-            self._processor = _load(model.SerializeToString(), self._name)
-            model = _read_proto(self._content)
-            model.normalizer_spec.add_dummy_prefix = False
-            self._parser = _load(model.SerializeToString(), self._name)
+            self._processor = _load(unused, self._name)
+            self._parser = _load(self._content + NO_DUMMY_PREFIX, self._name)
         self.begin_id = self._mark("begin", begin, self._processor.bos_id())
         self.end_id = self._mark("end", end, self._processor.eos_id())
         self.vocab_size = self._processor.vocab_size()
@@ -158,16 +158,45 @@ def train_sentencepiece(
     return SentencePiece(path, begin=begin, end=end)
 
 
-def _read_proto(content: bytes) -> Any:
-    """The protocol buffer of a model."""
-    try:
-        proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except Exception as error:  # protobuf has its own class, but only in newer versions
-        raise NotInstalled(
-            f"sentencepiece and protobuf do not work together ({error}); upgrade both: "
-            "pip install --upgrade sentencepiece protobuf"
-        ) from error
-    return proto.ModelProto.FromString(content)
+def _read_marks(model: bytes) -> tuple[list[str], bytes]:
+    """The user-defined symbols of a model that look like marks; and the model with them unused."""
+    marks, unused = [], bytearray(model)
+    for number, begin, end in _fields(model, 0, len(model)):
+        if number == PIECES:
+            piece = {name: slice(*place) for name, *place in _fields(model, begin, end)}
+            if TYPE in piece and model[piece[TYPE]] == bytes([USER_DEFINED]):
+                text = model[piece[PIECE]].decode()
+                if is_mark(text.replace(SPACE, " ")):
+                    marks.append(text)
+                    unused[piece[TYPE]] = bytes([UNUSED])
+    return marks, bytes(unused)
+
+
+def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The (number, begin, end) of each field's value in a part of a protocol buffer."""
+    while at < end:
+        key, at = _varint(message, at)
+        match key & 7:  # how the value is encoded
+            case 0:
+                after = _varint(message, at)[1]
+            case 2:
+                size, at = _varint(message, at)
+                after = at + size
+            case kind:  # 8 or 4 bytes, or none at either end of a group
+                after = at + {1: 8, 5: 4}.get(kind, 0)
+        yield key >> 3, at, after
+        at = after
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits per byte, the lowest first, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = message[at]
+        number |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return number, at
 
 
 def _load(content: bytes, name: str) -> Any:
