@@ -1,6 +1,9 @@
 """The package as another project has it: installed into its environment, without the repository."""
 
+import ast
 import functools
+import importlib.metadata
+import itertools
 import os
 import pathlib
 import re
@@ -9,40 +12,87 @@ import site
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import pipeline
+from tests.pages import README, SNIPPETS
 from tests.processes import COMPILE_QUICKLY, ROOT
 
 run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """The Python of a new environment with the package installed, and this one's dependencies.
-
-    They are found by a path file, which does not read the path files of this environment: so the
-    package is the installed one even if this environment has it in place.
-    """
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, with_pip=False, symlinks=True)
-    python = place / "bin/python"
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = pathlib.Path(subprocess.check_output([python, "-c", asked], text=True).strip())
-    paths = {*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (packages / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
-    source = tmp_path_factory.mktemp("source")  # building writes into the tree
+def source(tmp_path_factory):
+    """A copy of what the package is built from, since building writes into the tree."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     excluded = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "pipeline", source / "pipeline", ignore=excluded)
+    return source
+
+
+def make_environment(place):
+    """The Python of a new environment, and the folder of its packages."""
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin/python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return python, pathlib.Path(subprocess.check_output([python, "-c", asked], text=True).strip())
+
+
+PATHS = sorted({*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))})
+
+
+@pytest.fixture(scope="module")
+def python(source, tmp_path_factory):
+    """The Python of a new environment with the package installed, and this one's packages.
+
+    They are found by a path file, which does not read the path files of this environment: so the
+    package is the installed one even if this environment has it in place.
+    """
+    python, packages = make_environment(tmp_path_factory.mktemp("environment"))
+    (packages / "dependencies.pth").write_text("\n".join(PATHS) + "\n")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", packages, source]
     done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
     return python
+
+
+@pytest.fixture(scope="module")
+def bare_python(python, tmp_path_factory):
+    """The Python of an environment that has what `pip install` of the package alone installs.
+
+    Its packages are links to the files of the package, and of those that it needs, with theirs.
+    """
+    bare, packages = make_environment(tmp_path_factory.mktemp("bare"))
+    asked = "import pipeline; print(pipeline.__path__[0])"
+    installed = subprocess.check_output([python, "-I", "-c", asked], text=True).strip()
+    found = importlib.metadata.distributions(path=[os.path.dirname(installed), *PATHS])
+    by_name = {}
+    for each in found:
+        by_name.setdefault(canonicalize_name(each.metadata["Name"]), each)
+    todo, done = [("lockstep-pipeline", "")], set()
+    while todo:
+        name, extra = wanted = todo.pop()
+        for requirement in map(Requirement, by_name[name].requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                names = itertools.product(
+                    [canonicalize_name(requirement.name)], ["", *requirement.extras]
+                )
+                todo += [each for each in names if each not in done]
+        done.add(wanted)
+    for name in {name for name, _ in done}:
+        for file in by_name[name].files:
+            if ".." not in file.parts:  # a script
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                (packages / file).symlink_to(file.locate())
+    return bare
 
 
 @pytest.fixture
@@ -83,6 +133,58 @@ def test_planning_there_needs_numpy_only(printed):
         "print(sorted({'jax', 'grain', 'pyarrow', 'flax'} & set(sys.modules)))"
     )
     assert said == ["[]"]
+
+
+def test_what_is_always_imported_is_a_dependency():
+    modules = set()
+    for path in (ROOT / "pipeline").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                modules.add(node.module)
+            elif isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [Requirement(each).name for each in project["dependencies"]]
+    files = [file for each in declared for file in importlib.metadata.files(each)]
+    names = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    assert names <= {"pipeline", *(file.parts[0].removesuffix(".py") for file in files)}
+
+
+# The README's commands that need no training, in one process, as each imports JAX.
+WITHOUT_TRAINING = """
+import importlib, pathlib, pkgutil, sys
+from pipeline.cli.commands import main
+import pipeline
+
+for module in pkgutil.walk_packages(pipeline.__path__, "pipeline."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+
+if __name__ == "__main__":
+    for command in COMMANDS:
+        print(*command, flush=True)
+        assert main(command) == 0
+    (batch,) = pipeline.load("corpus", tokens_per_batch=8192, max_length=64, num_epochs=1)
+    assert batch["loss_weights"].sum() > 0
+    exec(pathlib.Path("snippet.py").read_text())
+"""
+
+
+def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.txt").write_text("pack the rows\n" * 500 + "of every length\n")
+    (prepare,) = re.findall(r"^lockstep (prepare) '(.+)' (--into) (\w+)$", README.read_text(), re.M)
+    commands = [[*prepare], ["report", "corpus", "--html", "report.html"]]
+    commands += [[name, "corpus"] for name in ("report", "buckets", "show", "check")]
+    (snippet,) = (each for each in SNIPPETS if each.page == README and "Plan(" in each.content)
+    (tmp_path / "snippet.py").write_text(snippet.content)
+    (tmp_path / "all.py").write_text(WITHOUT_TRAINING.replace("COMMANDS", repr(commands)))
+    said = run([bare_python, "-m", "pipeline", "--version"], cwd=tmp_path)
+    assert said.stdout == f"lockstep {pipeline.__version__}\n", said.stderr
+    done = run([bare_python, "all.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("flax", "optax", "orbax", "tensorflow_datasets", "sentencepiece", "pytest"):
+        assert "ModuleNotFoundError" in run([bare_python, "-c", f"import {name}"]).stderr
 
 
 @pytest.mark.slow
