@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib.metadata
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -185,6 +186,19 @@ def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("flax", "optax", "orbax", "tensorflow_datasets", "sentencepiece", "pytest"):
         assert "ModuleNotFoundError" in run([bare_python, "-c", f"import {name}"]).stderr
+
+
+@pytest.mark.slow
+def test_all_extras_can_be_installed_together(source):
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    extras = {*project["optional-dependencies"]} - {"cuda12", "cuda13", "tpu"}  # one of the three
+    options = ["--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    wanted = f"{source}[{','.join(sorted(extras))}]"
+    done = run([sys.executable, "-m", "pip", "install", *options, wanted])
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [each["metadata"]["name"] for each in json.loads(done.stdout)["install"]]
+    assert {"apache-beam", "sentencepiece", "ray"} <= {*names}
+    assert names.count("protobuf") == 1
 
 
 @pytest.mark.slow
