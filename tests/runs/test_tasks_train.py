@@ -1,18 +1,21 @@
 """The training program on each task: it learns, and goes on where it stopped."""
 
 import json
+import runpy
 
 import absl.flags
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow_datasets
 from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 import train
 from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
+from configs import tfds as tfds_config
 from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
@@ -113,6 +116,27 @@ def test_the_config_of_docstrings_needs_no_network(tmp_path, monkeypatch):
     assert isinstance(pairs, Pairs)
     assert len(pairs) > len(held_out) > 10
     assert "(" in pairs.tokenizer.decode(pairs[0]["targets"])
+
+
+def test_the_config_of_tfds_makes_its_data_set_once_and_trains_on_it(text, tmp_path, monkeypatch):
+    files = python_data.library_files()[::40]
+    monkeypatch.setattr(python_data, "library_files", lambda: files)
+    monkeypatch.setattr(tensorflow_datasets.core.constants, "DATA_DIR", str(tmp_path / "tfds"))
+    config = tiny(text, steps=4, eval_every=4, checkpoint_every=4)
+    made = tfds_config.get_config()
+    config.train, config.eval = made.train, made.eval
+    run(config, tmp_path / "run")
+    found = summary(tmp_path / "run")
+    assert found["eval_loss_last"] < found["eval_loss_first"]
+    audited(tmp_path / "run")
+    corpus, _ = read_history(epath.Path(tmp_path / "run"))
+    records = python_data.Functions("train")
+    assert 0.9 < len(corpus) / len(records) < 1
+    assert corpus.decode(0) in {record["text"] for record in records}
+    # Once more, as `train.py --workdir=` alone reads the config of a run.
+    monkeypatch.setattr(python_data, "library_files", None)
+    again = runpy.run_path(tfds_config.__file__)["get_config"]()
+    assert again.train == made.train
 
 
 def test_the_work_of_pairs_is_counted_on_both_sides():
