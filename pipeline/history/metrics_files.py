@@ -60,7 +60,7 @@ class MetricsFiles:
         """Writes a line; `step` is among its values."""
         with name_full_disk(self._path):
             self._file.write(json.dumps(values) + "\n")
-            numbers = {
+            numbers: dict[str, float] = {
                 name: value
                 for name, value in values.items()
                 if name != "step" and isinstance(value, (int, float))

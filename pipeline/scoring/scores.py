@@ -51,7 +51,7 @@ Program = Any  # a Jaxpr, closed or not, which are one class since JAX 0.12
 CALLBACKS = "pure_callback", "io_callback"
 
 # Names of our files in the directory of parts, also while they are written.
-NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
+NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.[0-9a-f]{32}\.tmp)?")
 
 # The steps of a part; a killed run repeats less than a part. Nothing else decides the ranges, so
 # every number of hosts writes the same parts.

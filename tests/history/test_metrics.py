@@ -228,7 +228,7 @@ def test_values_that_a_line_cannot_have_are_refused(values, sentence, tmp_path):
     with RunLog(tmp_path, 0, 1) as log:
         with pytest.raises(ValueError, match=sentence):
             log.add(0, plan.batch(0), values)
-        with pytest.raises(ValueError, match="the line has margin, and no step; give the number"):
+        with pytest.raises(ValueError, match="the line has margin, and no step; give the step"):
             log.write({"margin": 1.0})
 
 

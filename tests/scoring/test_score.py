@@ -177,7 +177,7 @@ def interrupted(monkeypatch):
     def score(count, *arguments, directory, **options):
         def write_some(self, number, arrays):
             if len(written) == count:
-                name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{2**22}.tmp"
+                name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{0:032x}.tmp"
                 (directory / "scores.parts" / name).touch()
                 raise Killed
             write(self, number, arrays)
