@@ -13,7 +13,6 @@ from typing import Any
 import jax
 from absl import app, flags
 from etils import epath
-from ml_collections import config_flags
 
 import pipeline
 from pipeline.errors import InvalidValue, UserError, describe
@@ -58,6 +57,8 @@ def parse_flags(arguments: list[str], default: str) -> list[str]:
     The config is that of --config, or of the run in --workdir, or of the file `default`. An error
     inside its file is raised as it is.
     """
+    from ml_collections import config_flags
+
     try:
         program, *words = flags.FLAGS.read_flags_from_files(arguments, force_gnu=False)
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -24,7 +24,7 @@ from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import read_history
 from pipeline.text.templates import Answer, Chat
 from pipeline.trainer.corpora import open_template, prepare_corpora
-from tests.runs.runs import run, segment_losses, steps, summary, tiny
+from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_the_config_of_tfds_makes_its_data_set_once_and_trains_on_it(text, tmp_p
     records = python_data.Functions("train")
     assert 0.9 < len(corpus) / len(records) < 1
     assert corpus.decode(0) in {record["text"] for record in records}
-    # Once more, as `train.py --workdir=` alone reads the config of a run.
+    # Once more: the data set is there.
     monkeypatch.setattr(python_data, "library_files", None)
     again = runpy.run_path(tfds_config.__file__)["get_config"]()
     assert again.train == made.train

@@ -1,5 +1,6 @@
 """SentencePiece: a trained model, read from its file; and a function that trains one."""
 
+import functools
 import io
 import json
 import os
@@ -18,10 +19,8 @@ from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
 
 SPACE = "\u2581"  # how a model spells a space
 
-# A model is a protocol buffer: these are its fields, two kinds of pieces, and a field that appended
-# to a model says that no space is put before a text. They are read without sentencepiece's own
-# module for them, which refuses any protobuf older than the one that generated it.
-PIECES, PIECE, TYPE = 1, 1, 3
+# A model is a protocol buffer: two types of its pieces, and a field that, appended to a model, says
+# that no space is put before a text.
 USER_DEFINED, UNUSED = 4, 5
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }
 
@@ -160,43 +159,37 @@ def train_sentencepiece(
 
 def _read_marks(model: bytes) -> tuple[list[str], bytes]:
     """The user-defined symbols of a model that look like marks; and the model with them unused."""
-    marks, unused = [], bytearray(model)
-    for number, begin, end in _fields(model, 0, len(model)):
-        if number == PIECES:
-            piece = {name: slice(*place) for name, *place in _fields(model, begin, end)}
-            if TYPE in piece and model[piece[TYPE]] == bytes([USER_DEFINED]):
-                text = model[piece[PIECE]].decode()
-                if is_mark(text.replace(SPACE, " ")):
-                    marks.append(text)
-                    unused[piece[TYPE]] = bytes([UNUSED])
-    return marks, bytes(unused)
+    marks, message = [], _message_of_models().FromString(model)
+    for piece in message.pieces:
+        if piece.type == USER_DEFINED and is_mark(piece.piece.replace(SPACE, " ")):
+            marks.append(piece.piece)
+            piece.type = UNUSED
+    return marks, message.SerializeToString()
 
 
-def _fields(message: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The (number, begin, end) of each field's value in a part of a protocol buffer."""
-    while at < end:
-        key, at = _varint(message, at)
-        match key & 7:  # how the value is encoded
-            case 0:
-                after = _varint(message, at)[1]
-            case 2:
-                size, at = _varint(message, at)
-                after = at + size
-            case kind:  # 8 or 4 bytes, or none at either end of a group
-                after = at + {1: 8, 5: 4}.get(kind, 0)
-        yield key >> 3, at, after
-        at = after
+@functools.cache
+def _message_of_models() -> Any:
+    """The class of a model, with the text and type of its pieces; other fields stay as they are.
 
+    sentencepiece's own module has it, but refuses any protobuf older than the one that made it.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits per byte, the lowest first, and where it ends."""
-    number = shift = 0
-    while True:
-        byte = message[at]
-        number |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return number, at
+    file = descriptor_pb2.FileDescriptorProto(name="lockstep_models.proto", package="lockstep")
+    piece, model = (file.message_type.add(name=name) for name in ("Piece", "Model"))
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, number, kind in (("piece", 1, kinds.TYPE_STRING), ("type", 3, kinds.TYPE_INT32)):
+        piece.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
+    model.field.add(
+        name="pieces",
+        number=1,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".lockstep.Piece",
+        label=kinds.LABEL_REPEATED,
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("lockstep.Model"))
 
 
 def _load(content: bytes, name: str) -> Any:
