@@ -35,7 +35,8 @@ def gather(
     edges[-1] = 2 * total + total // max(len(first), 1) + 2
     offsets = edges * (values.itemsize * math.prod(values.shape[1:]))
     size = max(values.nbytes, int(offsets[-1]))
-    memory = pa.foreign_buffer(values.ctypes.data, size, values)
+    address, _ = values.__array_interface__["data"]
+    memory = pa.foreign_buffer(address, size, values)
     strings = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(offsets), memory]
     )

@@ -59,13 +59,14 @@ def collate(
     if corpus.trees is not None:
         count = corpus.trees[segments.example, 1]
         segments = segments._replace(branch=count_before(segments.row, count))
-    segments = _in_columns(segments, block.columns)
+    if block.columns != (0, planned.bucket.shape[1]):
+        segments = _in_columns(segments, block.columns)
     row, column, ids, example, start, position, size, *_, epoch = segments
     begin, cells = row * width + column, height * width
     # The fields are built flat and without padding: each segment is extended to the beginning of
     # the next one. Then the padding, which is rare, is set to 0.
     edge = int(begin[0]) if len(begin) else cells
-    reach = np.diff(begin, append=cells)
+    reach = np.append(begin[1:], cells)[: len(begin)] - begin
     batch = corpus.read(example, start, size, reach, epoch, features)
     batch["inputs_segment_ids"] = _count_on(ids, reach, 0)
     batch["inputs_positions"] = _count_on(position, reach, 1)
@@ -222,9 +223,12 @@ class _Segments(NamedTuple):
 def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _Segments:
     """The segments of `rows`, at their columns in the global batch."""
     row, example, start, size = planned.segments.T
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+    keep: slice | np.ndarray
+    if len(rows) == planned.bucket.rows:
+        keep = slice(None)
+    elif len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         # Contiguous rows are a slice of the segments, which are in row order.
-        keep: slice | np.ndarray = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
+        keep = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
         row = row[keep] - rows[0]
     else:
         keep = np.flatnonzero(np.isin(row, rows))

@@ -63,6 +63,8 @@ class Bucket:
     @property
     def sides(self) -> tuple["Bucket", ...]:
         """The bucket itself; for pairs, one bucket for the inputs and one for the targets."""
+        if len(self.lengths) == 1:
+            return (self,)
         return tuple(Bucket(self.rows, length) for length in self.lengths)
 
     @property

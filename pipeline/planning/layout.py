@@ -173,9 +173,10 @@ def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
     >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
     [0, 2, 5, 0, 5]
     """
+    begins = np.ones(len(row), bool)  # whether each one is the first of its row
+    np.not_equal(row[1:], row[:-1], out=begins[1:])
     before = count.cumsum(axis=0) - count
-    first = np.flatnonzero(np.diff(row, prepend=-1))
-    return before - before[first].repeat(np.diff(first, append=len(row)), axis=0)
+    return before - before[begins][begins.cumsum() - 1]
 
 
 def _cut_blocks(

@@ -50,9 +50,10 @@ class PlannedBatch:
 
         With `align`, padding may follow every segment, not only the last one of a row.
         """
-        places = -(-self.segments[:, 3:] // self.align) * self.align
-        columns = count_before(self.segments[:, 0], places)
-        return columns if columns.shape[1] > 1 else columns[:, 0]
+        places = self.segments[:, 3] if self.segments.shape[1] == 4 else self.segments[:, 3:]
+        if self.align > 1:
+            places = -(-places // self.align) * self.align
+        return count_before(self.segments[:, 0], places)
 
     @property
     def epoch_of_segments(self) -> np.ndarray:
