@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,13 +40,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Options(dict[str, Any]):
-    """The options of `fit_buckets` and `Plan`, and `buckets`; None: the default.
+    """Options of `fit_buckets` and `Plan`, and `buckets`; None stands for the default.
 
     >>> Options({"max_buckets": 1}).fit([120, 30])
     (Bucket(rows=128, length=128),)
 
     Raises:
-        ValueError: there is no such option.
+        ValueError: a name is not one of these options.
     """
 
     def __init__(self, given: Mapping[str, Any]):
@@ -62,22 +61,24 @@ class Options(dict[str, Any]):
         """A copy with other values."""
         return Options(self | changes)
 
-    def for_lengths(self, lengths) -> "Options":
-        """A copy whose rows, without `max_length`, are not longer than a batch."""
-        lengths = as_lengths(lengths)
+    def for_lengths(self, lengths: np.ndarray) -> "Options":
+        """These options; without `max_length`, one is set so that a batch can hold a row.
+
+        Pairs keep the default.
+        """
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % (self["length_multiple"] or 128)
         fits = lengths.ndim == 2 or not 0 < most < lengths.max(initial=0)
         return self if fits or self["max_length"] is not None else self.replace(max_length=most)
 
     def fit(self, lengths) -> tuple[Bucket, ...]:
-        """The `buckets` given, or those that `fit_buckets` chooses for `lengths`."""
+        """The option `buckets`, or those that `fit_buckets` chooses for `lengths`."""
         if self.get("buckets"):
             return tuple(self["buckets"])
         return fit_buckets(lengths, **select_options(FITTING, self))
 
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
-        """The plan of `lengths` (with weights, of several corpora), by default with `fit`."""
+        """The plan of `lengths` (with weights, of several corpora); default buckets: `fit`."""
         return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self))
 
 
@@ -86,14 +87,14 @@ class Dataset:
     """Lengths, with the corpora that they come from and the options of a config.
 
     Attributes:
-        name: its name in the report.
+        name: the title of the report.
         lengths: positions of each example, integers [n], for pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
-        corpus: the corpus, if it is a single one; None for several, and for lengths alone.
+        corpus: the corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
         options: the options of a config; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
-        tuning: the measurement of a run's buckets, `Tuned.as_json()` and its text, `printed`; None:
-            they were not measured.
+        tuning: the measured times of a run's buckets, `Tuned.as_json()` with its text as `printed`;
+            None if they were not measured.
     """
 
     name: str
@@ -123,15 +124,15 @@ def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None 
 
 
 def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
-    """The dataset of a run, with the plan that it had in the end.
+    """The dataset of a run, with its last plan.
 
-    `batches` are those of its config, without the changes of the run; empty if they are unknown.
+    `batches` are those of its config, without the changes of the run; empty if it has none.
     """
     options = select_options(FITTING, batches)
     options |= plan.options.as_json(("packing", "overflow", "align", "tiers", "seed"))
     buckets = plan.options.buckets
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
-        options.pop("tokens_per_batch", None)  # other buckets were given, or fitted later
+        options.pop("tokens_per_batch", None)  # not the budget of these buckets
     options.setdefault("tokens_per_batch", max(bucket.positions for bucket in buckets))
     return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)
 
@@ -145,10 +146,10 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.npy`, an integer array, or `.json`,
-    an object that maps length to count. Of a corpus that grows, it has the lengths that are sealed.
+    an object that maps length to count. A corpus that grows gives the lengths of its sealed parts.
 
     Raises:
-        ValueError: a path is none of these, or its content is not as above.
+        ValueError: a path is none of these, or its content is not as described.
         FileNotFoundError: a path does not exist.
     """
     parts = [_open(path) for path in paths]
@@ -165,7 +166,7 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
 
 def _open(path: str) -> Dataset:
     place = as_path(path)
-    name = os.fspath(path).rstrip("/") or "/"
+    name = path.rstrip("/")
     if place.suffix in (".npy", ".json"):
         return from_lengths(name, _read_lengths(place))
     if place.is_file():
@@ -178,9 +179,8 @@ def _open(path: str) -> Dataset:
     try:
         return from_corpus(open_corpus(place), name)
     except Missing as error:
-        depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
-        inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
-        if inside:
+        depths = (place.glob("*/" * depth + MANIFEST) for depth in (1, 2, 3))
+        if inside := [str(found.parent) for depth in depths for found in sorted(depth)]:
             raise Missing(
                 f"there is no corpus in {path} itself, but in {' and in '.join(inside)}; give one "
                 "of these"
@@ -189,7 +189,7 @@ def _open(path: str) -> Dataset:
 
 
 def _open_sealed(directory: epath.Path, name: str) -> Dataset:
-    """The lengths of the parts of a corpus that grows, as far as they are sealed and kept."""
+    """The lengths of the parts of a corpus that grows that are sealed and not deleted."""
     log = Growing(directory, wait_seconds=0).log
     parts = [entry.part for entry in log.entries(log.first())]
     if not parts:
@@ -203,8 +203,8 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
         raise Missing(f"there is no file {path}; check the path")
     try:
         if path.suffix == ".json":
-            return _count_lengths(json.loads(path.read_bytes(), object_pairs_hook=_as_counts))
-        return as_lengths(np.asarray(np.load(os.fspath(path), mmap_mode="r")))
+            return _repeat_lengths(json.loads(path.read_bytes(), object_pairs_hook=tuple))
+        return as_lengths(np.asarray(np.load(path, mmap_mode="r")))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}; check the path") from error
     except Exception as error:  # a header of .npy is Python, and fails in many ways
@@ -216,20 +216,18 @@ def _read_lengths(path: epath.Path) -> np.ndarray:
         ) from error
 
 
-def _as_counts(pairs: list[tuple[str, Any]]) -> dict[int, Any]:
-    """The counts of an object of a JSON file by length."""
-    counts: dict[int, Any] = {}
-    for length, count in pairs:
-        if int(length) in counts:
-            raise InvalidValue(f"it has length {int(length)} twice")
-        counts[int(length)] = count
-    return counts
-
-
-def _count_lengths(counts: Mapping[int, Any]) -> np.ndarray:
-    for length, count in counts.items():
+def _repeat_lengths(pairs: Any) -> np.ndarray:
+    """Ascending lengths from the pairs (length, count) of a JSON object."""
+    if not isinstance(pairs, tuple):
+        raise InvalidValue("it has no object")
+    counts: dict[int, int] = {}
+    for text, count in pairs:
+        length = int(text)
+        if length in counts:
+            raise InvalidValue(f"it has length {length} twice")
         if length < 0 or not isinstance(count, int) or count < 0:
             raise InvalidValue(f"it has the count {count!r} for length {length}")
+        counts[length] = count
     if max(counts, default=0) >= MOST or sum(counts.values()) > MOST:
         raise InvalidValue(f"a length, or the number of examples, is above {MOST:,}")
     lengths = sorted(counts)

@@ -1,4 +1,4 @@
-"""Figures: all numbers of the report, computed here and nowhere else."""
+"""Figures: all numbers of the report."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ SIDES = ("inputs", "targets")  # of pairs
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
 
-# Some figures need every batch; for a longer epoch they are those of its first batches.
+# Some figures need every batch; they are computed from at most this many first ones of an epoch.
 MOST_BATCHES = 10_000
 
 # The shares of a mixture are compared with its weights over any run of this many steps.
@@ -29,71 +29,39 @@ RUN = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """The lengths of a dataset; for pairs, those of the inputs or of the targets.
+    """The lengths of a dataset; for pairs, those of the inputs or of the targets."""
 
-    Attributes:
-        name: "corpus"; for pairs "inputs" or "targets".
-        examples: the number of examples.
-        tokens: the number of positions to train on.
-        learnt: the number of those that carry loss; None if unknown.
-        empty: examples without positions to train on, which the following fields leave out.
-        mean: the mean length.
-        percentiles: lengths, by percentage.
-        longest: the largest length.
-        row: positions in the longest row of the plan.
-        overlong: examples that are longer than `row`.
-        edges: the edges of the columns of the histogram; a column has the lengths from an edge up
-            to the next, exclusive.
-        columns: examples and tokens in each column.
-        sources: name, examples and tokens of each source.
-    """
-
-    name: str
+    name: str  # "corpus"; for pairs "inputs" or "targets"
     examples: int
-    tokens: int
-    learnt: int | None
-    empty: int
+    tokens: int  # positions to train on
+    learnt: int | None  # those of them that carry loss; None if unknown
+    empty: int  # examples without positions to train on; mean, percentiles, columns omit them
     mean: float
-    percentiles: dict[str, int]
+    percentiles: dict[str, int]  # lengths, by percentage
     longest: int
-    row: int
-    overlong: int
-    edges: list[int]
-    columns: dict[str, list[int]]
-    sources: list[dict[str, Any]]
+    row: int  # positions in the longest row of the plan
+    overlong: int  # examples that are longer than `row`
+    edges: list[int]  # of the histogram: a column has the lengths from an edge to below the next
+    columns: dict[str, list[int]]  # "examples" and "tokens" in each column of the histogram
+    sources: list[dict[str, Any]]  # name, examples and tokens of each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """An epoch of a plan.
+    """An epoch of a plan."""
 
-    Attributes:
-        fingerprint: of the plan.
-        printed: the text of `print(plan)`.
-        batches: the number of batches.
-        tokens: the number of real positions.
-        padding: the share of positions that hold no token.
-        losses: examples that are `excluded`, `empty` or `overlong`, and the positions `lost`.
-        buckets: the `bucket` as JSON, `batches`, and the `fill`, None without batches.
-        walked: the number of first batches that the following fields are computed from.
-        over_ideal: see `compare_tiers`.
-        used: for pairs, the share of the positions of the "inputs" and of the "targets" that hold
-            tokens; else empty.
-        off: for each corpus of a mixture, the largest difference between its weight and its share
-            of any `RUN` consecutive steps of a phase, in the unit of the weights; empty if phases
-            are shorter.
-    """
-
-    fingerprint: str
-    printed: str
+    fingerprint: str  # of the plan
+    printed: str  # the text of `print(plan)`
     batches: int
-    tokens: int
-    padding: float
-    losses: dict[str, int]
-    buckets: list[dict[str, Any]]
-    walked: int
-    over_ideal: list[dict[str, Any]]
-    used: dict[str, float]
+    tokens: int  # real positions
+    padding: float  # the share of positions that hold no token
+    losses: dict[str, int]  # see `planning.figures.losses`
+    buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
+    used: dict[str, float]  # of pairs, the share of the positions of each side that hold tokens
+    walked: int  # the number of first batches from which the following fields are computed
+    over_ideal: list[dict[str, Any]]  # see `compare_tiers`
+    # For each corpus of a mixture, the largest difference between its weight and its share of any
+    # `RUN` consecutive steps of a phase, in the unit of the weights. Empty if phases are shorter.
     off: dict[str, float]
 
 
@@ -102,13 +70,13 @@ class Figures:
     """All figures of a report.
 
     Attributes:
-        name: of the dataset.
-        options: of the plan.
-        sides: one; for pairs, the inputs and the targets.
+        name: the name of the dataset.
+        options: the options of the plan.
+        sides: the lengths; for pairs, those of the inputs and those of the targets.
         ran: whether the plan is that of a run.
         plan: an epoch of the plan.
         strategies: ways to make batches of this data, from the most work to the least.
-        tuning: that of the `Dataset`.
+        tuning: the measured times of a run's buckets, as in `Dataset`; None if there are none.
     """
 
     name: str
@@ -117,7 +85,7 @@ class Figures:
     ran: bool
     plan: Epoch
     strategies: list[Strategy]
-    tuning: Mapping[str, Any] | None = None
+    tuning: Mapping[str, Any] | None
 
 
 def measure(
@@ -145,7 +113,7 @@ def measure(
         options={name: value for name, value in options.items() if name != "buckets"},
         sides=[measure_side(dataset, *each) for each in zip(names, longest, strict=True)],
         ran=dataset.plan is not None,
-        plan=measure_epoch(plan, width=width),
+        plan=measure_epoch(plan, width),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
         tuning=dataset.tuning,
     )
@@ -156,10 +124,9 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, int(name == "targets")]
     sizes, counts = histogram(lengths)
     overlong, empty = int(counts[sizes > row].sum()), int(counts[sizes == 0].sum())
-    if sizes.any():
+    if sizes.any():  # if all are empty, 0 is their mean and their longest
         sizes, counts = sizes[sizes > 0], counts[sizes > 0]
     below, tokens = np.cumsum(counts), int(counts @ sizes)
-    at = {f"{p}": int(sizes[np.searchsorted(below, p / 100 * below[-1])]) for p in PERCENTILES}
     # Edges grow by a fixed factor; short columns hold a single length.
     exact = np.geomspace(1, max(int(sizes[-1]), 1) + 1, COLUMNS + 1)
     edges = np.unique(np.ceil(exact - 1e-9).astype(np.int64))
@@ -181,7 +148,10 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
         learnt=None if dataset.corpus is None or name == "inputs" else dataset.corpus.num_learnt,
         empty=empty,
         mean=tokens / int(below[-1]),
-        percentiles=at,
+        percentiles={
+            f"{share}": int(sizes[np.searchsorted(below, share / 100 * below[-1])])
+            for share in PERCENTILES
+        },
         longest=int(sizes[-1]),
         row=row,
         overlong=overlong,
@@ -191,15 +161,15 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     )
 
 
-def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 1024) -> Epoch:
-    """The figures of an epoch of a plan; some only of its first `most_batches`."""
+def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
+    """The figures of an epoch of a plan, for a model of this width."""
     first, last = planned.epoch_steps(plan)
-    steps = range(first, min(last, first + most_batches))
     counts, buckets = planned.count_steps(plan, first, last), []
     for bucket in plan.options.buckets:
         number, _, tokens = counts.buckets[bucket]
         fill = float(tokens / (number * bucket.positions)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
+    steps = range(first, min(last, first + MOST_BATCHES))
     costs, shares = [], []
     for batch in map(plan.batch, steps):
         costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width, plan.trees)))
@@ -212,9 +182,9 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
         padding=counts.padding,
         losses=planned.losses(plan),
         buckets=buckets,
+        used=_count_used(plan, counts) if plan.options.pairs else {},
         walked=len(steps),
         over_ideal=compare_tiers(costs, plan.options.tiers),
-        used=_count_used(plan, counts) if plan.options.pairs else {},
         off=_compare_with_weights(plan, first, shares),
     )
 
@@ -240,7 +210,7 @@ def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
 
 
 def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:
-    """The largest distance of each corpus from its weight over `RUN` steps of a phase."""
+    """The field `off` of `Epoch`, from the `shares` of the steps from `first` on."""
     sums = np.cumsum([[0] * len(plan.names), *shares], axis=0)
     phases, found = planned.weights_by_phase(plan), []
     ends = [*(start for start, _ in phases[1:]), first + len(shares)]

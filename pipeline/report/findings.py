@@ -1,4 +1,4 @@
-"""Findings: the figures in sentences and tables."""
+"""Findings: sentences and tables that show the figures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from pipeline.planning.bucket import Bucket
 from pipeline.report.figures import RUN, Epoch, Figures, Side
 from pipeline.report.strategies import BUCKETS, Strategy
 
-Table = list[list[str]]  # rows of cells: the first row has the heads, the first column the names
+Table = list[list[str]]  # rows of cells; the first row has the headings, the first column the names
 
 
 def percent(share: float) -> str:
-    """A share with as many digits as are useful.
+    """A share as a percentage, with about three digits.
 
     >>> percent(0.6818), percent(0.0312), percent(0.00052), percent(1e-9), percent(0)
     ('68.2%', '3.12%', '0.052%', '< 0.001%', '0%')
@@ -24,7 +24,7 @@ def percent(share: float) -> str:
 
 
 def list_words(items: Sequence[str]) -> str:
-    """A list in words.
+    """Items as a list in a sentence.
 
     >>> list_words(["one", "two", "three"])
     'one, two and three'
@@ -36,7 +36,7 @@ def list_words(items: Sequence[str]) -> str:
 
 
 def findings(figures: Figures) -> list[str]:
-    """The sentences of the report: what to do, and what that saves, the most important first."""
+    """The sentences of the report, the most important first."""
     plan = figures.plan
     return [
         _about_plan(figures),
@@ -59,7 +59,7 @@ def _about_plan(figures: Figures) -> str:
 
 
 def find_ours(figures: Figures) -> Strategy:
-    """The strategy of the report's own plan; for a mixture, with each example once."""
+    """The strategy of the report's own plan; for a mixture, it has each example once."""
     wanted = figures.options["packing"], [each["bucket"] for each in figures.plan.buckets]
     return next(each for each in figures.strategies if (each.packing, each.buckets) == wanted)
 
@@ -85,17 +85,16 @@ def _about_rival(figures: Figures) -> str:
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough: the fewest whose work is within 1% of the least.
+    """How many buckets are enough, for the attention that they are fitted for.
 
-    Buckets are fitted for one kind of attention, so nothing is said about the other.
+    That is the smallest number whose work is within 1% of the least.
     """
     packing, attention = figures.options["packing"], figures.options["attention"]
-    if packing == "none":  # one number of buckets is compared
+    if packing == "none":  # fewer than UNPACKED buckets are not compared
         return []
     packed = [each for each in figures.strategies if each.packing == packing]
-    curve = {len(each.buckets): each.work[attention] for each in packed}
-    fewest = min(curve)
-    enough = min(number for number in curve if curve[number] <= 1.01 * min(curve.values()))
+    work = {len(each.buckets): each.work[attention] for each in packed}
+    enough = min(number for number in work if work[number] <= 1.01 * min(work.values()))
     model = "attention that skips other segments"
     if attention == "dense":
         model = f"attention over whole rows at width {figures.options['width']:,}"
@@ -107,8 +106,8 @@ def _about_buckets(figures: Figures) -> list[str]:
     more = "no further bucket saves 5%" if enough < BUCKETS[-1] else "more were not tried"
     told = figures.ran or enough == len(figures.plan.buckets)
     return [
-        f"With {model}, {enough} buckets take {curve[enough]:.3f} units of work per token where "
-        f"{fewest} takes {curve[fewest]:.3f}; {more}{'' if told else f' (--max-buckets {enough})'}."
+        f"With {model}, {enough} buckets take {work[enough]:.3f} units of work per token where "
+        f"1 takes {work[1]:.3f}; {more}{'' if told else f' (--max-buckets {enough})'}."
     ]
 
 
@@ -129,7 +128,7 @@ def _about_shares(plan: Epoch) -> list[str]:
 
 
 def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
-    """Which number of tiers to choose; empty if the rows of no batch can be grouped."""
+    """Which number of tiers to choose; empty if no number of groups divides the rows."""
     if not over_ideal:
         return []
     groups = max(each["groups"] for each in over_ideal)
@@ -150,7 +149,7 @@ def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
 
 
 def explain_strategies(figures: Figures) -> dict[str, str]:
-    """What the columns of the comparison mean."""
+    """The meaning of each column of the comparison."""
     width = f"{figures.options['width']:,}"
     others = (
         "" if len(figures.sides) > 1 else "; the others' come from one random order of the lengths"

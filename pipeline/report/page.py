@@ -76,10 +76,7 @@ def _definitions(pairs: Mapping[str, Any]) -> str:
 
 
 def _table(table: findings.Table, ours: str = "", seconds: Mapping[str, str] | None = None) -> str:
-    """A table that scrolls sideways on a narrow screen.
-
-    The row with the name `ours` is in bold. `seconds` adds a second column, which is HTML.
-    """
+    """A table; the row named `ours` is in bold, and `seconds` is a second column, of HTML."""
     rows = ""
     for number, (name, *cells) in enumerate(table):
         tag = "td" if number else "th"

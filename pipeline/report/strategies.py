@@ -1,4 +1,4 @@
-"""Strategies: ways to make the batches of an epoch, Lockstep's and others', and their costs."""
+"""Strategies: Lockstep's and other ways to make the batches of an epoch, and their costs."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.figures import count_epoch, losses
+from pipeline.planning.figures import losses
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.patterns import Packed, count_segments
@@ -18,7 +18,7 @@ BUCKETS = (1, 2, 3, 4, 6)  # numbers of buckets that are compared
 UNPACKED = 4  # buckets of the plan with one example a row
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
 READ_AHEAD = 10_000  # examples that are sorted before a budget of tokens cuts them
-SAMPLE = 1_000_000  # examples, about, to which buckets are fitted and that are simulated at most
+SAMPLE = 1_000_000  # examples that are simulated at most
 
 # In compared plans, each example comes once an epoch, also for a mixture.
 PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
@@ -26,41 +26,28 @@ PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A way to make the batches of an epoch, and its cost.
-
-    Attributes:
-        name: its name.
-        about: its numbers of rows and lengths, in words.
-        padding: the share of positions that hold no token.
-        shapes: the number of shapes of batches, each of which is compiled once.
-        batches: the number of batches in an epoch.
-        cut: the number of documents in several segments.
-        work: the work of a layer for each token, by kind of attention: "dense", over whole rows,
-            and "segment", which skips other segments. 1 is the work at a position without
-            attention.
-        packing: that of Lockstep's plan; None for other strategies.
-        buckets: those of Lockstep's plan, as JSON.
-    """
+    """A way to make the batches of an epoch, and its cost."""
 
     name: str
-    about: str
-    padding: float
-    shapes: int
+    about: str  # its numbers of rows and lengths, in words
+    padding: float  # the share of positions that hold no token
+    shapes: int  # different shapes of batches, each of which is compiled once
     batches: int
-    cut: int
-    work: dict[str, float]
-    packing: str | None = None
-    buckets: Sequence[Any] = ()
+    cut: int  # documents in several segments
+    work: dict[str, float]  # of a layer per token, by kind of attention; see `weigh`
+    packing: str | None = None  # of Lockstep's plan; None for other strategies
+    buckets: Sequence[Any] = ()  # of Lockstep's plan, as JSON
 
 
 def weigh(
     width: int, *, tokens: int, positions: float, scores: float, squares: float, **others: Any
 ) -> Strategy:
-    """A strategy from its sums over an epoch.
+    """The strategy with these sums over an epoch.
 
-    `tokens` are the real ones of all `positions`; attention computes `scores` over whole rows, and
-    `squares` inside segments. A row of `L` positions costs `L + L²/(6·width)`, or the squares of
-    its segments instead of `L²`.
+    Of all `positions`, `tokens` hold a token. Attention computes `scores` over whole rows ("dense")
+    and `squares` if it skips other segments ("segment"). A position costs 1 without attention, and
+    a row of `L` positions costs `L + L²/(6·width)`. If other segments are skipped, the sum of the
+    squares of the segments replaces `L²`.
     """
     return Strategy(
         padding=1 - tokens / positions,
@@ -78,15 +65,15 @@ def weigh(
 def compare_others(
     sizes: np.ndarray, counts: np.ndarray, options: Options, row: int
 ) -> list[Strategy]:
-    """The ways to batch that others use, simulated on one random order of the examples.
+    """Ways to batch of other libraries, simulated on one random order of the examples.
 
-    There are `counts` examples of the lengths `sizes`; the `overflow` of the options decides about
-    those longer than `row`.
+    `counts` are the numbers of examples of the lengths `sizes`. The option `overflow` decides about
+    examples that are longer than `row`.
     """
     if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
     kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
-    sizes, counts = sizes[kept].astype(np.int64), counts[kept]
+    sizes, counts = sizes[kept], counts[kept]
     full = (sizes - 1) // row  # pieces of whole rows, before the last one of each document
     last, whole, tokens = sizes - full * row, int(counts @ full), int(counts @ sizes)
     documents = draw_order(sizes, counts)
@@ -102,7 +89,7 @@ def compare_others(
         squares: float = float(np.square(pieces, dtype=float).sum()),
         cut: float = overlong,
     ) -> None:
-        """Adds batches of `heights` rows of `lengths`, which hold what was `drawn`."""
+        """Adds a strategy: batches of `heights` rows of `lengths`, which hold `drawn` examples."""
         some = int(drawn.sum())
         each = weigh(
             options["width"],
@@ -140,9 +127,9 @@ def compare_others(
 
 
 def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Lengths in a random order, always the same: `counts` of each of `sizes`; int64.
+    """All lengths, `counts` of each of `sizes`, in a random order that is always the same: int64.
 
-    Of more than `SAMPLE` lengths, an even sample.
+    If there are more than `SAMPLE`, an even sample of them.
     """
     ends = np.cumsum(counts)
     number = int(ends[-1])
@@ -153,14 +140,14 @@ def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sort_windows(lengths: np.ndarray, window: int) -> np.ndarray:
-    """Windows of some lengths, each from the longest down; zeros fill the last: [n, `window`]."""
+    """Lengths in windows, each sorted in descending order, the last filled with 0: [n, window]."""
     filled = np.zeros(-(-len(lengths) // window) * window, np.int64)
     filled[: len(lengths)] = lengths
     return -np.sort(-filled.reshape(-1, window))
 
 
 def pad_windows(lengths: np.ndarray, rows: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each batch and their length, if sorted windows are cut every `rows` examples.
+    """The rows of each batch and their length: sorted windows are cut every `rows` examples.
 
     Each batch is padded to its longest example. `rows` divides `window`.
 
@@ -173,10 +160,10 @@ def pad_windows(lengths: np.ndarray, rows: int, window: int) -> tuple[np.ndarray
 
 
 def read_ahead(lengths: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each batch and their length, if windows are cut by a budget of positions.
+    """The rows of each batch and their length: sorted windows are cut by a budget of positions.
 
-    A window has `READ_AHEAD` examples. It is sorted from the longest down and cut into batches of
-    `budget // longest left` rows.
+    A window has `READ_AHEAD` examples. A batch has `budget // longest` rows, at least one, where
+    `longest` is the longest example that is left.
 
     >>> [each.tolist() for each in read_ahead(np.array([2, 5, 3, 1, 4]), budget=8)]
     [[1, 2, 2], [5, 4, 2]]
@@ -194,7 +181,7 @@ def read_ahead(lengths: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray
 
 
 def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:
-    """The number of documents that cuts every `row` positions divide, and the squares of segments.
+    """The number of documents that are cut, and the squares of segments, if cuts are `row` apart.
 
     >>> cut_documents(np.array([2, 2, 2]), row=3)  # segments of 2, 1 and 1, 2
     (1, 10.0)
@@ -212,14 +199,11 @@ def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:
 def compare_plans(
     lengths: np.ndarray, options: Options, plan: Plan, progress: Callable[[str], None]
 ) -> list[Strategy]:
-    """The buckets of `plan`, other numbers of buckets, and one example a row.
+    """Lockstep with the buckets of `plan`, other numbers of buckets, and one example a row.
 
-    Buckets are fitted with the options, to rows that are as long as those of the plan.
+    The other buckets are fitted with the options, for rows as long as those of the plan.
     """
-    own, step = plan.options.buckets, -(-len(lengths) // SAMPLE)
-    sample = lengths
-    if step > 1:  # without the longest example, the longest bucket would be shorter
-        sample = np.concatenate([lengths[::step], lengths.max(axis=0, keepdims=True)])
+    own = plan.options.buckets
     unit = options["length_multiple"] or 128
     row = sum(-(-length // unit) * unit for length in own[-1].lengths)
     budget = max(options["tokens_per_batch"], options["row_multiple"] * row)
@@ -229,23 +213,23 @@ def compare_plans(
         fitted = plain.replace(buckets=None, tokens_per_batch=budget)
         progress("fitting buckets")
         numbers = (UNPACKED,) if packing == "none" else BUCKETS
-        sets = [fitted.replace(max_buckets=number).fit(sample) for number in numbers]
+        sets = [fitted.replace(max_buckets=number).fit(lengths) for number in numbers]
         if packing == options["packing"]:
             sets.append(own)
         for number, buckets in sorted({len(each): each for each in sets}.items()):
             how = {"best_fit": "", "none": ", no packing"}.get(packing, f", {packing}")
             name = f"Lockstep, {number} bucket{'s' * (number > 1)}{how}"
             progress(name)
+            others = {"packing": packing, "buckets": [each.as_json for each in buckets]}
+            others |= {"name": name, "about": ", ".join(map(str, buckets))}
             made = plain.plan(Lengths(lengths), buckets)
-            own_plan = {"packing": packing, "buckets": [each.as_json for each in buckets]}
-            about = ", ".join(map(str, buckets))
-            found.append(count_plan(made, options["width"], name=name, about=about, **own_plan))
+            found.append(count_plan(made, options["width"], **others))
     return found
 
 
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
-    """The strategy of a plan of one corpus; `others` are other attributes."""
-    batches = {bucket: int(each[0]) for bucket, each in count_epoch(plan).buckets.items()}
+    """The strategy of a plan of one corpus; `others` are its other fields."""
+    batches = plan.batches(0, plan.num_batches())
     layout = plan.stages[-1].streams[0].whole.layout
     sides = layout.pieces.positions(np.arange(len(layout.counts)))
     squares = int(layout.counts @ _scores(sides.T))
@@ -266,7 +250,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
 
 
 def _scores_between_pieces(packed: Packed) -> int:
-    """Scores of attention between the two pieces of documents that are cut to fill rows."""
+    """The scores of attention between the two pieces of documents that are cut to fill rows."""
     sizes, (whole, first) = len(packed.counts), packed.cuts.T
     every = [pattern for patterns in packed.patterns for pattern in patterns]
     number = count_segments(every, sizes + 2 * len(whole))[sizes::2]
@@ -274,6 +258,6 @@ def _scores_between_pieces(packed: Packed) -> int:
 
 
 def _scores(sides: Any) -> Any:
-    """Scores of attention inside rows or segments; targets also attend to inputs."""
+    """The scores of attention in rows or segments; targets also attend to inputs."""
     first, *second = sides
     return first**2 + sum(first * each + each**2 for each in second)

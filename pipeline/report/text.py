@@ -12,7 +12,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> str:
-    """The report as lines of at most `width` characters, except for wider tables."""
+    """The report as lines of at most `width` characters; only tables may be wider."""
     bold, green = (f"{code}{{}}{END}".format if colour else str for code in (BOLD, GREEN))
 
     def wrap(text: str, bullet: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""Tiers: the time of groups of devices for the rows of a plan, over the least time."""
+"""Tiers: how long groups of devices take for the rows of a plan, over the least time."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,9 +8,8 @@ import numpy as np
 from pipeline.planning.balance import even_order
 from pipeline.planning.bucket import Bucket
 
-# Numbers of groups of rows, such as devices, and of steps in a block of tiers, to compare.
-GROUPS = (8, 32, 128, 1024)
-TIERS = (1, 4, 16)
+GROUPS = (8, 32, 128, 1024)  # numbers of groups of rows, such as devices, to compare
+TIERS = (1, 4, 16)  # numbers of steps in a block of tiers to compare
 
 
 def row_costs(
@@ -18,9 +17,8 @@ def row_costs(
 ) -> np.ndarray:
     """The cost of each row of a batch with attention that skips other segments: float64 [rows].
 
-    A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`, as
-    `fit_buckets` counts it. `segments` are those of a `PlannedBatch`; the `trees` of a corpus with
-    groups replace `l²` for these.
+    A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`. `segments`
+    are those of a `PlannedBatch`. For groups, the cost in the plan's `trees` replaces `l²`.
 
     >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()
     [36.0, 18.0]
@@ -33,11 +31,11 @@ def row_costs(
 
 
 def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
-    """The time of devices for some batches, as a multiple of the least time: at least 1.
+    """The time of some batches, as a multiple of the least time: at least 1.
 
-    `batches` has the cost of each row of each batch; each of `groups` has a contiguous slice of the
-    rows. A step takes as long as the group with the most work. The least time is that of devices
-    that share all work evenly.
+    `batches` has the cost of each row of each batch. Each of `groups` takes a contiguous slice of
+    the rows, and a step takes as long as the group with the most work. The least time is that of
+    groups that share the work of all steps evenly.
 
     >>> time_over_ideal([np.array([3, 1]), np.array([2, 2])], groups=2)  # 3 + 2 against 2 + 2
     1.25
@@ -47,7 +45,7 @@ def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
 
 
 def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """The costs of the rows of batches of one bucket, dealt again as tiers of one block.
+    """The costs of the rows of batches of one bucket, grouped into batches again as tiers.
 
     >>> [each.tolist() for each in sort_rows([np.array([5, 1]), np.array([1, 4])])]
     [[5, 4], [1, 1]]
@@ -56,13 +54,12 @@ def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
     return [each[even_order(len(each))] for each in np.split(ranked, len(batches))]
 
 
-def compare_tiers(
-    batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int = 1
-) -> list[dict[str, Any]]:
-    """`time_over_ideal` of consecutive batches, as they are and if they were dealt as tiers.
+def compare_tiers(batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int) -> list[dict[str, Any]]:
+    """`time_over_ideal` of consecutive batches, by numbers of "groups" and of "tiers".
 
     `batches` has the bucket of each batch and the cost of each of its rows. If the plan itself has
-    `tiers` above 1, they are not dealt again. Groups that do not divide all rows are left out.
+    `tiers` above 1, no other number is compared. A number of groups that does not divide the rows
+    of every batch is left out.
     """
     found = []
     for steps in TIERS if tiers == 1 else (1,):

@@ -51,7 +51,7 @@ addEventListener("load", () => {
       });
     });
   }
-  for (const e of document.querySelectorAll("td, th, .tile, .tile *, h1, h2, h3, p, li, dd, dt"))
+  for (const e of document.querySelectorAll("td, th, h1, h2, p, li, dd, dt"))
     if (e.clientWidth && e.scrollWidth > e.clientWidth + 1) problems.push(`cut: ${name(e)}`);
   const light = (colour) => {
     const [r, g, b] = colour.match(/[\\d.]+/g).map((c) => c / 255)
@@ -66,7 +66,7 @@ addEventListener("load", () => {
     return "rgb(255, 255, 255)";
   };
   let contrast = 21;
-  for (const e of document.querySelectorAll("text, p, li, td, th, small, b, span, dd, dt")) {
+  for (const e of document.querySelectorAll("text, p, li, td, th, small, dd, dt")) {
     const style = getComputedStyle(e);
     const [a, b] = [light(e.tagName === "text" ? style.fill : style.color), light(behind(e))];
     contrast = Math.min(contrast, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
