@@ -22,7 +22,6 @@ import hypothesis
 import numpy as np
 from etils import epath
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 import pipeline
 from pipeline import sources, templates, tokenizers
@@ -614,8 +613,6 @@ def damaged_runs(place, given):
 
 
 entry = st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)}))
-CHANGES = ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"exclude": [1]}', "{", "[]"]
-odd_changes = hostile.values.map(json.dumps).map(lambda text: text.replace("NaN", "nan"))
 
 
 @holds(
@@ -631,12 +628,11 @@ odd_changes = hostile.values.map(json.dumps).map(lambda text: text.replace("NaN"
             exclude=st.lists(st.integers(0, 9)),
         ),
         hostile.sometimes(st.lists(entry, max_size=2), hostile.values),
-        hostile.sometimes(st.sampled_from(CHANGES) | odd_changes, ["x"]),
     ),
     10,
 )
 def schedules(place, given):
-    options, entries, change = given
+    options, entries = given
     options = {"seed": 1, "tokens_per_batch": 32, **options}
     lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
     with refusing():
@@ -644,7 +640,7 @@ def schedules(place, given):
         plan = schedule.plan(lengths)
         plan.batch(10)
         later = Schedule(options, entries)
-        later.resume(json.loads(json.dumps(schedule.as_json())), 5, change)
+        later.resume(json.loads(json.dumps(schedule.as_json())), 5)
         went_on = later.plan(lengths)
         for step in range(5):
             expect(went_on.batch(step).digest == plan.batch(step).digest, "another past", step)
@@ -670,7 +666,7 @@ fields = st.fixed_dictionaries(
 SECTIONS = {
     "template": open_template,
     "view": lambda section: open_view(section, 1),
-    "tokenizer": open_tokenizer,
+    "tokenizer": lambda section: open_tokenizer(section, [], epath.Path("tokenizer.model")),
 }
 KINDS = ["", "chat", "answer", "masked", "causal", "spans"]
 KINDS += ["bytes", "sentencepiece", "huggingface"]
@@ -712,7 +708,7 @@ def config_sections(place, given):
         options = {"begin": True, "end": True, "model": "", **options}
         options = {key: options[key] for key in ("kind", "begin", "end", "model")}
     with refusing():
-        SECTIONS[name](ConfigDict(options, convert_dict=False))
+        SECTIONS[name](options)
 
 
 lengths_and_counts = st.dictionaries(
