@@ -40,13 +40,10 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
-    fields = {
-        "tfds": arguments.tfds or "",
-        "files": ",".join(arguments.source),
-        "kind": arguments.kind or "",
-        "targets": ",".join(arguments.targets or ()),
-        **{name: getattr(arguments, name) for name in ("split", "begin", "end")},
-    }
+    names = "tfds", "split", "kind", "begin", "end"
+    fields = {name: getattr(arguments, name) for name in names}
+    fields["files"] = ",".join(arguments.source)
+    fields["targets"] = ",".join(arguments.targets or ())
     source = corpora.open_source(fields, "the command")
     options: Any = {"engine": engine, "on_error": arguments.on_error}
     text = corpora.Text(source, field, _template(arguments) if arguments.template else None)

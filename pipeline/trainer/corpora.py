@@ -103,13 +103,6 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
-    own = [name for name, value in fields.items() if value is not None and name != "kind"]
-    if fields["kind"] == "" and own:
-        kind = "chat" if own[0] in inspect.signature(templates.Chat).parameters else "answer"
-        raise InvalidValue(
-            f"template.{own[0]} is given and template.kind is empty; set template.kind={kind} as "
-            "well"
-        )
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
         if isinstance(value, str) and (escape := re.search(r"\\[nrt]", value)):
@@ -148,7 +141,10 @@ def _choose(
     try:
         inspect.signature(kinds[kind]).bind(**others, **options)
     except TypeError as error:  # it names the field
-        raise InvalidValue(f"{name}.kind {kind!r} does not fit its other fields: {error}") from None
+        raise InvalidValue(
+            f"{name}.kind {kind!r} does not fit its other fields: {error}; give the fields of that "
+            f"kind, or another one of {', '.join(filter(None, kinds))}"
+        ) from None
     return kinds[kind], options
 
 
@@ -162,7 +158,7 @@ class Text:
 
     @property
     def records(self) -> tuple[sources.Source, Any]:
-        """Records, and the name of their field, for pairs two, with all of the text."""
+        """Records with all of the text in a field (for pairs, two), and the name of the field."""
         if self.template is None:
             return self.source, self.field
         return templates.FilledSource(self.source, self.template), "text"
@@ -209,25 +205,25 @@ def open_tokenizer(
             cannot be trained on together.
         FileNotFoundError: there is no such model.
     """
-    kind, given = fields["kind"], fields["model"]
+    kind, path = fields["kind"], fields["model"]
     marks = {"begin": fields["begin"], "end": fields["end"]}
     require_one_of("tokenizer.kind", kind, ("sentencepiece", "huggingface", "bytes"))
     if kind == "bytes":
-        if given:
+        if path:
             raise InvalidValue(
-                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is {given!r}; "
+                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is {path!r}; "
                 "leave it empty, or give the kind of that model"
             )
         return tokenizers.Bytes(**marks)
     if kind == "huggingface":
-        if not given:
+        if not path:
             raise InvalidValue(
                 "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
                 "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
             )
-        return tokenizers.HuggingFace(given, **marks)
-    if given:
-        return tokenizers.SentencePiece(given, **marks)
+        return tokenizers.HuggingFace(path, **marks)
+    if path:
+        return tokenizers.SentencePiece(path, **marks)
     if not texts:
         raise InvalidValue(
             "other programs write the first corpora, so there is no text to train a tokenizer on; "
@@ -280,18 +276,18 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         )
     # The fields of each corpus by its directory, beginning with those that training begins with.
     if "sources" in config:
-        names, count = order_sources(config.sources, mixture.weights)
+        names, num_first = order_sources(config.sources, mixture.weights)
         training = {f"sources/{name}": config.sources[name] for name in names}
     else:
-        names, count = ["train", *added], 1
+        names, num_first = ["train", *added], 1
         if "train" in added:
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
-    followed = {place: fields for place, fields in training.items() if fields.get("follow")}
+    followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
     texts = {
-        place: _open_text(f"config.{place.replace('/', '.')}", fields, config)
-        for place, fields in {**training, "eval": config.eval}.items()
-        if place not in followed or any(fields.get(key) for key in SOURCES)
+        folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
+        for folder, fields in {**training, "eval": config.eval}.items()
+        if folder not in followed or any(fields.get(key) for key in SOURCES)
     }  # others are written by another program
     if len({isinstance(text.field, str) for text in texts.values()}) > 1:
         fields = ", ".join(str(text.field) for text in texts.values())
@@ -307,24 +303,24 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         )
     view = open_view(config.task.to_dict(), config.seed)
     task = CAUSAL if config.task.kind == "causal" else INPUTS
-    first_texts = [texts[place] for place in [*training][:count] if place in texts]
+    first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
     model = directory / "tokenizer.model"
     tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
     growing = {} if whole else followed
-    for place in sorted(texts, key=lambda place: place in growing):
-        if place not in growing:
-            texts[place].prepare(tokenizer, directory / place, task)
+    for folder in sorted(texts, key=lambda folder: folder in growing):
+        if folder not in growing:
+            texts[folder].prepare(tokenizer, directory / folder, task)
         elif jax.process_index() == 0:
-            _prepare_meanwhile(texts[place], tokenizer, directory / place)
+            _prepare_meanwhile(texts[folder], tokenizer, directory / folder)
     cached = config.get("cache", {})
     cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
     first, *others, held_out = (
         view(
-            open_growing(directory / place, growing[place].get("wait_seconds"))
-            if place in growing
-            else open_corpus(directory / place, **cache)
+            open_growing(directory / folder, growing[folder].get("wait_seconds"))
+            if folder in growing
+            else open_corpus(directory / folder, **cache)
         )
-        for place in (*training, "eval")
+        for folder in (*training, "eval")
     )
     if "sources" in config or others:
         first = Corpora(dict(zip(names, (first, *others), strict=True)))

@@ -25,14 +25,7 @@ from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.steps import (
-    Compiled,
-    CompileLog,
-    hosts,
-    keep_programs,
-    make_mesh,
-    programs_table,
-)
+from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters

@@ -17,21 +17,17 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import PLANNING, Plan
 from pipeline.trainer.run_config import show_field
 
 logger = logging.getLogger(__name__)
 
-# The weights of a mixture change by phases instead.
-MIXTURE = ("weights", "by", "ending")
-
-FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
+FITTING = list_keywords(fit_buckets)
 
 # An entry adds to these lists, and does not replace them.
 LISTS = ("exclude", "add")
-KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
+# The weights of a mixture change by phases instead.
+KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by", "ending"}
 
 
 @dataclasses.dataclass
@@ -198,13 +194,13 @@ class Schedule:
             first = {"examples": len(corpus.members[0]), **first}
         plan = replay(corpus, [(0, first), *later])
         for number in new if 0 not in new else ():  # if the run resumes
-            step, options = self.entries[number].step, self.entries[number].options
-            logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
+            entry = self.entries[number]
+            logger.info(f"changed from step {entry.step:,} on: {describe_changes(entry.options)}")
         return plan
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry, in_force = self.entries[number], _merge(self.entries[: number + 1])
-        entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
+        entry.plan = select_options((*PLANNING, "buckets"), entry.options)
         if isinstance(corpus, Corpora) and not mixture:
             count = sum(map(len, corpus.members[: 1 + len(in_force.get("add", ()))]))
             corpus = corpus.begin(count)
@@ -212,9 +208,8 @@ class Schedule:
                 entry.plan["examples"] = count
         fits = number == 0 or select_options(FITTING, entry.options)
         if "buckets" not in entry.options and fits:
-            fitting = {"max_buckets": 4, "length_multiple": None}
-            fitting |= select_options(FITTING, in_force)
-            fitting |= select_options(("weights", "by"), mixture)
+            fitting: dict[str, Any] = {"max_buckets": 4, "length_multiple": None}
+            fitting |= select_options(FITTING, {**in_force, **mixture})
             if "tokens_per_batch" not in fitting:
                 raise InvalidValue(
                     "batches have neither tokens_per_batch nor buckets; give one of them, as in "

@@ -212,7 +212,7 @@ THREE = (*PAIR, "text")
 PROMPT = {"template.prompt": "{q}"}
 WRONG = [
     ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
-    (PROMPT, "template.prompt is given and template.kind is empty; set template.kind=answer"),
+    (PROMPT, "kind '' does not fit .* argument 'prompt'; give .* or another one of chat, answer"),
     (
         PROMPT | {"template.kind": "chat"},
         "template.kind 'chat' does not fit .* unexpected keyword argument 'prompt'",
