@@ -112,10 +112,9 @@ def _cost(config, workdir: epath.Path) -> float:
     with pipeline.load(corpus, tokens_per_batch=4096, max_length=1024, max_buckets=1) as loader:
         batch = next(loader)
         (most,) = loader.plan.most_segments().values()
-        init_params, loss, _ = train.make_model(config, corpus)
-        mesh = make_mesh(config.mesh)
-        initialise, train_step = train.make_training(config, mesh, init_params, loss, most)
-        state, log = initialise(jax.random.key(0)), LossLog(workdir / "cost", 0)
+        model, mesh = train.make_model(config, corpus), make_mesh(config.mesh)
+        init_state, train_step = train.make_init_and_step(config, mesh, model, most)
+        state, log = init_state(jax.random.key(0)), LossLog(workdir / "cost", 0)
         step, sums = (
             jax.jit(train_step),
             jax.jit(functools.partial(sum_segments, shape=(len(batch["inputs"]), most))),

@@ -40,7 +40,7 @@ class TransformerConfig:
     def __post_init__(self):
         for field in ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads",
                       "mlp_width"):  # fmt: skip
-            if getattr(self, field) < 1:
+            if (getattr(self, field) or 0) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
         if self.width % (2 * self.num_heads):
             raise ValueError(

@@ -133,6 +133,7 @@ def counter(monkeypatch):
     import optax
 
     import train
+    from pipeline.trainer import Model
 
     def make_model(config, corpus):
         def loss(params, batch):
@@ -141,7 +142,10 @@ def counter(monkeypatch):
             weight = batch["loss_weights"].sum()
             return weight * params["count"] + 0.0 * same, weight
 
-        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: planned.num_tokens
+        def init_params(key):
+            return {"count": jnp.float32(0)}
+
+        return Model(init_params, loss, flops=lambda planned: planned.num_tokens)
 
     def make_optimizer(config):
         return optax.sgd(-1.0), lambda updates: updates * 1.0

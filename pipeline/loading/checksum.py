@@ -35,11 +35,18 @@ def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
     return [_sum(array) for array in arrays]
 
 
+def _bits(dtype: Any) -> int:
+    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
+
+
 def _sum(array: jax.Array) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)
     if array.dtype != bool:
-        bits = min(8 * array.dtype.itemsize, 32)  # 64 bits become twice 32, in another dimension
+        bits = _bits(array.dtype)
+        if bits < 8:  # which do not fill bytes; float32 holds them all
+            array, bits = array.astype(jnp.float32), 32
+        bits = min(bits, 32)  # 64 bits become twice 32, in another dimension
         array = lax.bitcast_convert_type(array, f"uint{bits}")
     # Places by dimension: to flatten an array, devices would have to exchange its elements.
     place = jnp.uint32(0)

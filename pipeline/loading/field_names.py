@@ -48,9 +48,10 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
         convention: "maxtext", "tunix" or "huggingface".
 
     Raises:
-        ValueError: the convention is unknown, or cannot express the batch: a field without a name
-            there, a feature with a name that it uses, weights other than 0 and 1, packed rows, or
-            pieces that do not begin at position 0; the message says how to avoid it.
+        ValueError: the convention is unknown, or cannot express the batch: it has no targets, a
+            field without a name there, a feature with a name that it uses, weights other than 0
+            and 1, packed rows, or pieces that do not begin at position 0; the message says how to
+            avoid it.
     """
     require_one_of("convention", convention, CONVENTIONS)
     pairs = "decoder_inputs" in batch
@@ -63,6 +64,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             raise InvalidValue(
                 f"{convention} has no name for {name}; it has names for {', '.join(known)}"
             )
+    if missing := [name for name in known if name not in batch and name != "loss_weights"]:
+        raise InvalidValue(
+            f"the batch has no {', '.join(missing)}, and {convention} trains with it; batches of "
+            "inputs alone, for an encoder, keep their names: do not rename them"
+        )
     renamed = CONVENTIONS[convention](batch)
     for name in own:
         if name in renamed:

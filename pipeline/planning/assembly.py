@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
+from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
@@ -23,6 +24,9 @@ from pipeline.planning.stream import Rows, Stream
 
 # With several streams, steps that are read in order are assembled this many at a time.
 TOGETHER = 32
+
+# The assembled blocks that are kept: readers are in a few at a time.
+KEPT = 4
 
 
 class Assembly:
@@ -37,6 +41,7 @@ class Assembly:
         # The number of each bucket's length.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step of the last call of `batch`
+        self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
         """The steps among which the rows of `step` are dealt; empty if the stage ends before."""
@@ -58,10 +63,7 @@ class Assembly:
             bucket, taken = self._schedule.at(step)
             rows = self._gather(bucket, taken, last_epoch)
             return self._make_batch(rows, bucket, None, step)
-        most = max(each.rows for each in self._options.buckets)
-        batches = self._streams[0].cache.get(
-            (self, steps), len(steps) * most, self._assemble, steps, last_epoch
-        )
+        batches = self._blocks.get(steps, 1, self._assemble, steps, last_epoch)
         planned = batches[step - steps.start]
         return dataclasses.replace(
             planned,

@@ -1,8 +1,8 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
 
-from pipeline.trainer.compilation import compile_evaluation, compile_training
 from pipeline.trainer.corpora import prepare_corpora, prepare_on_hosts
 from pipeline.trainer.evaluation import evaluation_batches
+from pipeline.trainer.model import Model
 from pipeline.trainer.parameters import has_checkpoint, restore_parameters
 from pipeline.trainer.run import Run
 from pipeline.trainer.schedule import Schedule
@@ -10,10 +10,9 @@ from pipeline.trainer.scoring import score_corpus
 from pipeline.trainer.tuning import read_tuned, tune_run
 
 __all__ = [
+    "Model",
     "Run",
     "Schedule",
-    "compile_evaluation",
-    "compile_training",
     "evaluation_batches",
     "has_checkpoint",
     "prepare_corpora",

@@ -6,6 +6,7 @@ Importing this module defines the flags of every such program.
 import argparse
 import logging
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,9 @@ def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
     A mistake of the user is a sentence, and exit status 2. Process 0 prints the log of the library,
     and the others only warnings. `default` is the file of the config without --config.
     """
+    # Until a run begins, ^C ends the process as SIGTERM does: JAX runs inside callbacks of Python's
+    # garbage collector, where a KeyboardInterrupt would be lost.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def start(_: list[str]) -> None:
         logging.basicConfig(

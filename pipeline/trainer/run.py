@@ -26,6 +26,7 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
+from pipeline.trainer.compilation import compile_evaluation, compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
@@ -188,66 +189,81 @@ class Run(contextlib.ExitStack):
         identities["held-out corpus"] = evaluation.corpus.identity
         hosts.require_agreement(identities)
 
-    def begin(
+    def compile(
         self,
-        initialise: Any,
-        key: jax.Array,
-        *,
-        train_step: Compiled,
-        eval_step: Compiled,
+        init_state: Any,
+        train_step: Callable,
+        eval_step: Callable,
         loader: Loader,
-        flops: Callable[[PlannedBatch], float],
-    ) -> Any:
+        evaluation: Batches,
+    ) -> Compiled:
+        """Compiles the steps of training and evaluation for every bucket; returns the first.
+
+        `init_state(key)` is jitted, with the shardings of the state. The loader has the batches of
+        training, and `evaluation` those of evaluation.
+        """
+        self._init_state, self._key = init_state, jax.random.key(self.config.seed)
+        self._abstract_state = init_state.eval_shape(self._key)
+        self._loader, self._evaluation = loader, evaluation
+        with self.log.clock("compile"):
+            make = functools.partial(compile_training, self.config)
+            self._train_step = make(train_step, self._abstract_state, loader.specs)
+            make = functools.partial(compile_evaluation, self.config)
+            self._eval_step = make(eval_step, self._abstract_state, evaluation.specs)
+        logger.info(programs_table(self._train_step, self._eval_step))
+        return self._train_step
+
+    def begin(self, flops: Callable[[PlannedBatch], float]) -> Any:
         """The initial state; from here on, the run logs steps, and notes signals and compilations.
 
         It is the state of the last checkpoint, from which the loader resumes, too. For a new run it
-        is `initialise(key)`, a jitted function, with the parameters of `config.start_from` if that
-        is given. `flops` returns the operations of a planned batch.
+        is a new state, with the parameters of `config.start_from` if that is given. `flops` is that
+        of a `Model`.
         """
-        self._train_step, self._eval_step = train_step, eval_step
-        self._loader, self._flops = loader, flops
-        logger.info(programs_table(train_step, eval_step))
-        state = self._restore(initialise, key)
+        self._flops = flops
+        state = self._restore() if self.first_step else self._initialise()
         # For each kept checkpoint, the place of the oldest part that it needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
-        self._keep_parts(loader.get_state())
+        self._keep_parts(self._loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
-            write_history(self.workdir, loader.corpus, self._plan)
+            write_history(self.workdir, self._loader.corpus, self._plan)
         self._compilations = self.enter_context(CompileLog())
         self.enter_context(self.log)
         self.enter_context(self._profile)
         self._signals = self.enter_context(hosts.StopSignals())
         return state
 
-    def _restore(self, initialise: Any, key: jax.Array) -> Any:
-        like = initialise.eval_shape(key)
-        if self.first_step:
-            with self.log.clock("restore"):
-                self._loader.set_state(self._data_state)
-                state = self.checkpoints.restore_state(self.first_step, like)
-            logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
-            return state
+    def _restore(self) -> Any:
+        """The state of the last checkpoint."""
+        with self.log.clock("restore"):
+            self._loader.set_state(self._data_state)
+            state = self.checkpoints.restore_state(self.first_step, self._abstract_state)
+        logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
+        return state
+
+    def _initialise(self) -> Any:
+        """A new state, with the parameters of `config.start_from` if that is given."""
         with self.log.clock("initialise"):
-            state = initialise(key)
+            state = self._init_state(self._key)
             if start := self.config.start_from:
-                corpus = self._loader.corpus
+                corpus, like = self._loader.corpus, self._abstract_state
                 _, state["params"] = restore_parameters(as_path(start), corpus, like)
             return state
 
     @contextlib.contextmanager
-    def training(self, step: int, state: Any) -> Iterator[None]:
+    def timed(self, step: int, state: Any) -> Iterator[None]:
         """Times a step, and traces it if requested; `state` is that before the step."""
         with self.log.clock("train"), self._profile.step(step, state):
             yield
 
-    def add(self, step: int, values: Mapping[str, jax.Array]) -> None:
+    def log_step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Records a step that the device has begun, on the last batch of the loader."""
         planned = self._loader.planned
         more = self._loader.traffic()
         self.log.add(step, planned, {**values, **more}, flops=self._flops(planned))
 
-    def skip(self, step: int) -> None:
+    def log_skipped(self, step: int) -> None:
         """Records a step whose batch is skipped."""
         self.log.stats.skipped += 1
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
@@ -269,7 +285,7 @@ class Run(contextlib.ExitStack):
             return 0
         return 128 + signal.Signals[self._signals.reason or "SIGTERM"]
 
-    def evaluate_if_due(self, done: int, batches: Batches, params: Any) -> None:
+    def evaluate_if_due(self, done: int, params: Any) -> None:
         """Evaluates after `done` steps, and records it, if that is due and not done yet."""
         ends = done == self.config.steps
         due = ends or (done % self.config.eval_every == 0 and not self._interrupted)
@@ -277,8 +293,8 @@ class Run(contextlib.ExitStack):
             return
         self.log.flush()
         with self.log.clock("evaluate"):
-            total, weight = sum_over_batches(batches, self._eval_step, params)
-        self.log.evaluate(done, total, weight, batches.corpus.text_bytes)
+            total, weight = sum_over_batches(self._evaluation, self._eval_step, params)
+        self.log.evaluate(done, total, weight, self._evaluation.corpus.text_bytes)
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after `done` steps."""

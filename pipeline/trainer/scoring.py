@@ -9,6 +9,7 @@ import jax
 import pyarrow.compute as pc
 from etils import epath
 
+from pipeline.fs.atomic import as_path
 from pipeline.scoring.scores import TABLE, ScoreOptions, score
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def score_corpus(
     step: Callable,
     params: Any,
     *,
-    directory: epath.Path,
+    directory: epath.PathLike,
     mesh: jax.sharding.Mesh,
 ) -> None:
     """Scores the documents of a corpus, and logs their mean loss.
@@ -41,5 +42,5 @@ def score_corpus(
     said = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
     if corpus.text_bytes:
         said += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
-    place = directory / TABLE
+    place = as_path(directory) / TABLE
     logger.info("%s documents: %s; each is in %s", f"{len(table):,}", said, place)

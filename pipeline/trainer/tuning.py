@@ -39,7 +39,7 @@ FIELDS = (
 def tune_run(
     config: Any,
     corpus: AnyCorpus,
-    make_training: Callable[[int | None], tuple[Any, Callable]],
+    make_steps: Callable[[int | None], tuple[Any, Callable]],
     workdir: epath.PathLike,
     *,
     mesh: jax.sharding.Mesh,
@@ -53,8 +53,8 @@ def tune_run(
     Args:
         config: the config of the run; `batches` has the options, and `steps` decides the epochs.
         corpus: the training corpus, not a mixture.
-        make_training: from the most segments in a row, or None if their losses are not needed, to
-            `initialise` and `train_step`, like `make_training` of train.py.
+        make_steps: from the most segments in a row, or None if their losses are not needed, to
+            `init_state` and `train_step`, as `make_init_and_step` of train.py returns them.
         workdir: the directory of the result.
         mesh: the mesh of all devices.
         again: whether to measure even if there is a result.
@@ -86,7 +86,7 @@ def tune_run(
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
     if multiple > 1:
         options["length_multiple"] = math.lcm(options.get("length_multiple", 128), multiple)
-    step = _OwnState(config, make_training)
+    step = _OwnState(config, make_steps)
     found = tune(lambda: step, corpus, sharding=mesh, **options)
     if jax.process_index() == 0:
         make_directory(workdir)
@@ -132,8 +132,8 @@ def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
 class _OwnState:
     """`step(batch)`: a training step that keeps its state, compiled as in a run."""
 
-    def __init__(self, config: Any, make_training: Callable[[int | None], tuple[Any, Callable]]):
-        self._config, self._make_training = config, make_training
+    def __init__(self, config: Any, make_steps: Callable[[int | None], tuple[Any, Callable]]):
+        self._config, self._make_steps = config, make_steps
         self._state: Any = None
         self._compiled: dict[Bucket, Compiled] = {}
 
@@ -145,8 +145,8 @@ class _OwnState:
 
     def __call__(self, batch: Mapping[str, jax.Array]) -> Any:
         if self._state is None:
-            initialise, _ = self._make_training(None)
-            self._state = initialise(jax.random.key(self._config.seed))
+            init_state, _ = self._make_steps(None)
+            self._state = init_state(jax.random.key(self._config.seed))
         # The state is donated: if the step fails, it is gone.
         state, self._state = self._state, None
         self._state, values = self._compile(_bucket_of(batch), batch)(state, batch)
@@ -156,8 +156,8 @@ class _OwnState:
         if bucket not in self._compiled:
             ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
             most = int(jnp.max(ids)) if self._config.segment_losses else None
-            initialise, train_step = self._make_training(most)
-            like = initialise.eval_shape(jax.random.key(0))
+            init_state, train_step = self._make_steps(most)
+            like = init_state.eval_shape(jax.random.key(0))
             specs = {
                 name: jax.ShapeDtypeStruct(field.shape, field.dtype, sharding=field.sharding)
                 for name, field in batch.items()

@@ -174,7 +174,7 @@ def test_a_checkpoint_whose_content_is_not_what_was_saved_is_damage(directory, m
 
 def test_a_checksum_does_not_depend_on_the_sharding_and_sees_every_bit():
     rng = np.random.default_rng(0)
-    for dtype in ("float32", "bfloat16", "int32", "uint8", "bool", "complex64"):
+    for dtype in ("float32", "bfloat16", "int32", "uint8", "int4", "bool", "complex64"):
         array = jnp.asarray(rng.integers(0, 2 if dtype == "bool" else 99, (8, 3, 5)), dtype)
         seen = checksums({"a": array})
         parts = jax.sharding.NamedSharding(mesh_of(data=4), jax.sharding.PartitionSpec("data"))

@@ -82,6 +82,13 @@ def test_what_a_convention_cannot_carry_is_refused(batch, change, convention, me
         pipeline.rename(batch | change, convention)
 
 
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_batch_of_inputs_alone_is_refused(convention):
+    alone = {name: ALONE[name] for name in ALONE if name.startswith("inputs")}
+    with pytest.raises(ValueError, match=f"the batch has no targets, and {convention} trains"):
+        pipeline.rename(alone, convention)
+
+
 SIZES = np.random.default_rng(0).integers(2, 30, 40)
 EXAMPLES = [np.arange(1, size + 1, dtype=np.int32) * size % 89 + 1 for size in SIZES]
 

@@ -13,7 +13,7 @@ import pytest
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning import stage
+from pipeline.planning import assembly, stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
@@ -224,5 +224,34 @@ def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector():
     try:
         del plan
         assert layout() is None
+    finally:
+        gc.enable()
+
+
+BOTH = {"a": EQUAL, "b": ANY}
+
+
+def test_few_assembled_blocks_are_kept():
+    plan = Plan(BOTH, [Bucket(8, 32)], weights={"a": 1, "b": 1}, tiers=4)
+    sizes = set()
+    for step in range(200):
+        plan.batch(step)
+        sizes.add(len(plan.stages[0].assembly._blocks._entries))
+    assert max(sizes) == assembly.KEPT
+
+
+@pytest.mark.parametrize("options", [{}, {"tiers": 4}])
+def test_a_plan_that_is_dropped_is_freed_at_once(options):
+    plan = Plan(BOTH, [Bucket(8, 32)], weights={"a": 1, "b": 1}, **options)
+    later = plan.after(60, seed=2)
+    for step in range(90):
+        plan.batch(step)
+        later.batch(step)
+    parts = [part for each in (*plan.stages, *later.stages) for part in (each, each.assembly)]
+    kept = [weakref.ref(part) for part in (*parts, plan.stages[0].streams[0])]
+    gc.disable()
+    try:
+        del plan, later, parts
+        assert [each() for each in kept if each() is not None] == []
     finally:
         gc.enable()

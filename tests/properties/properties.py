@@ -613,6 +613,7 @@ def damaged_runs(place, given):
 
 
 entry = st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)}))
+CHANGES = [{"seed": 3}, {"tokens_per_batch": 16}, {"exclude": [1]}, {}]
 
 
 @holds(
@@ -628,18 +629,19 @@ entry = st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(
             exclude=st.lists(st.integers(0, 9)),
         ),
         hostile.sometimes(st.lists(entry, max_size=2), hostile.values),
+        st.lists(st.tuples(st.integers(5, 9), st.sampled_from(CHANGES)), max_size=2),
     ),
     10,
 )
 def schedules(place, given):
-    options, entries = given
+    options, entries, more = given
     options = {"seed": 1, "tokens_per_batch": 32, **options}
     lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
     with refusing():
         schedule = Schedule(options, entries)
         plan = schedule.plan(lengths)
         plan.batch(10)
-        later = Schedule(options, entries)
+        later = Schedule(options, [*entries, *more])
         later.resume(json.loads(json.dumps(schedule.as_json())), 5)
         went_on = later.plan(lengths)
         for step in range(5):

@@ -22,5 +22,5 @@ def parsed():
 def parse(*words):
     """The config and the work directory that flags give."""
     with parsed():
-        train.launch.parse_flags(["train.py", *words], train.DEFAULT)
+        train.launch.parse_flags(["train.py", *words], train.DEFAULT_CONFIG)
         return FLAGS.config, FLAGS.workdir

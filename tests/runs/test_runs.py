@@ -179,7 +179,8 @@ def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
 
     def main(**given):
         for name, value in {"MODE": "train", "SCORES": None, "PROFILE": "", **given}.items():
-            monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
+            flag = {"SCORES": "scores", "PROFILE": "profile_steps"}.get(name)
+            monkeypatch.setattr(train, name, types.SimpleNamespace(name=flag, value=value))
         train.main(tiny(text), epath.Path(tmp_path))
 
     with pytest.raises(ValueError, match="--scores needs --mode=score"):

@@ -158,7 +158,7 @@ def test_the_work_of_groups_counts_what_columns_see():
     config = quickstart.get_config()
     config.model.update(sizes)
     corpus.vocab_size = 10
-    _, _, flops = train.make_model(config, corpus)
+    flops = train.make_model(config, corpus).flops
     planned = Plan(corpus, [Bucket(1, 32)], shuffle=False).batch(0)
     until = Batches(corpus, Plan(corpus, [Bucket(1, 32)], shuffle=False))[0]["visible_until"]
     seen = (np.maximum(until - np.arange(32), 0) * (until > 0)).sum()

@@ -411,10 +411,10 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
         train.score(config, workdir)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
-    init_params, loss, _ = train.make_model(config, corpus)
-    initialise, _ = train.make_training(config, make_mesh(config.mesh), init_params, loss)
-    state = initialise(jax.random.key(1))
-    for step, other in (5, initialise(jax.random.key(2))), (7, state):
+    model = train.make_model(config, corpus)
+    init_state, _ = train.make_init_and_step(config, make_mesh(config.mesh), model)
+    state = init_state(jax.random.key(1))
+    for step, other in (5, init_state(jax.random.key(2))), (7, state):
         with Checkpoints(workdir / "checkpoints") as checkpoints:
             checkpoints.save(step, other, data={"step": step})
         with messages() as said:
@@ -424,7 +424,7 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    evaluate = jax.jit(make_eval_step(loss))
+    evaluate = jax.jit(make_eval_step(model.loss))
     sums = np.sum([evaluate(state["params"], batch) for batch in batches], axis=0)
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes

@@ -150,14 +150,14 @@ def test_a_loss_that_is_not_finite_stops_or_is_skipped(config, tmp_path, monkeyp
     make_model = train.make_model
 
     def diverging(config, corpus):
-        init_params, loss, flops = make_model(config, corpus)
+        model = make_model(config, corpus)
 
         def wrong(params, batch):
-            total, weight = loss(params, batch)
+            total, weight = model.loss(params, batch)
             late = (params["count"] > 7) & (batch["inputs_positions"] == 60)
             return total + (jnp.where(late, jnp.nan, 0) * batch["loss_weights"]).sum(), weight
 
-        return init_params, wrong, flops
+        return model._replace(loss=wrong)
 
     monkeypatch.setattr(train, "make_model", diverging)
     with pytest.raises(FloatingPointError, match=r"at step 8, .*--config.skip_steps='\(8,\)'"):
