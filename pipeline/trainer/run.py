@@ -203,13 +203,11 @@ class Run(contextlib.ExitStack):
         training, and `evaluation` those of evaluation.
         """
         self._init_state, self._key = init_state, jax.random.key(self.config.seed)
-        self._abstract_state = init_state.eval_shape(self._key)
+        self._abstract_state = like = init_state.eval_shape(self._key)
         self._loader, self._evaluation = loader, evaluation
         with self.log.clock("compile"):
-            make = functools.partial(compile_training, self.config)
-            self._train_step = make(train_step, self._abstract_state, loader.specs)
-            make = functools.partial(compile_evaluation, self.config)
-            self._eval_step = make(eval_step, self._abstract_state, evaluation.specs)
+            self._train_step = compile_training(self.config, train_step, like, loader.specs)
+            self._eval_step = compile_evaluation(self.config, eval_step, like, evaluation.specs)
         logger.info(programs_table(self._train_step, self._eval_step))
         return self._train_step
 
