@@ -168,10 +168,12 @@ def parser() -> argparse.ArgumentParser:
     about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
     flag("--targets", nargs="+", metavar="FILE", help=about)
     flag("--into", metavar="DIRECTORY", help="the directory of the corpus")
-    flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
+    flag("--tfds", metavar="NAME", default="", help="a prepared TFDS data set instead of files")
     flag("--split", default="train", help="of a TFDS data set (train)")
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
-    flag("--kind", choices=kinds, help="the kind of files, if their names do not say it")
+    flag(
+        "--kind", choices=kinds, default="", help="the kind of files, if their names do not say it"
+    )
     flag("--field", default="text", help="the field of a record that holds its text (text)")
     about = "instead of --field, the text of a record and its loss: answer prompt='{question}' "
     about += "answer='{answer}'; or chat; or preference; with other fields of templates.Answer, "

@@ -6,17 +6,15 @@ import json
 import shlex
 from typing import Any
 
-from etils import epath
-
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.preparation import prepare_share
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text import sources, tokenizers
+from pipeline.text import sources
 from pipeline.text.templates import Template
-from pipeline.trainer.corpora import Part, open_source, open_template, prepare_corpora
+from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
 
@@ -28,7 +26,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     """
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
-    corpus, _ = prepare_corpora(config, directory, whole=True)
+    corpus, _ = corpora.prepare_corpora(config, directory, whole=True)
     batches = {name: value for name, value in config.batches.items() if name != "tune"}
     return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
 
@@ -42,21 +40,19 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
-    given = {
-        "tfds": arguments.tfds or "",
-        "files": ",".join(arguments.source),
-        "kind": arguments.kind or "",
-        "targets": ",".join(arguments.targets or ()),
-        **{name: getattr(arguments, name) for name in ("split", "begin", "end")},
-    }
-    source = open_source(given, "the command")
+    names = "tfds", "split", "kind", "begin", "end"
+    fields = {name: getattr(arguments, name) for name in names}
+    fields["files"] = ",".join(arguments.source)
+    fields["targets"] = ",".join(arguments.targets or ())
+    source = corpora.open_source(fields, "the command")
     options: Any = {"engine": engine, "on_error": arguments.on_error}
-    part = Part(source, field, _template(arguments) if arguments.template else None)
-    tokenizer = _tokenizer(arguments, *part.text, directory)
+    text = corpora.Text(source, field, _template(arguments) if arguments.template else None)
+    model = directory / "tokenizer.model"
+    tokenizer = corpora.open_tokenizer(_tokenizer_fields(arguments), [text], model)
     if arguments.of is not None:
         share = arguments.task, arguments.of
         if isinstance(field, str):
-            options |= {"field": field, "template": part.template}
+            options |= {"field": field, "template": text.template}
             prepare_share(source, tokenizer, directory, share, **options)
         else:
             for each, task in zip(field, (INPUTS, TARGETS), strict=True):
@@ -66,7 +62,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"
         )
-    corpus = part.prepare(tokenizer, directory, **options)
+    corpus = text.prepare(tokenizer, directory, **options)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 
@@ -80,7 +76,7 @@ def _template(arguments: argparse.Namespace) -> Template | None:
     fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
     with contextlib.suppress(KeyError, ValueError):  # other weights are refused by the template
         fields["weights"] = json.loads(fields["weights"])
-    return open_template(fields)
+    return corpora.open_template(fields)
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:
@@ -99,16 +95,11 @@ def _engine(arguments: argparse.Namespace) -> Engine:
     return Beam(shlex.split(given or "")) if arguments.engine == "beam" else Ray(given)
 
 
-def _tokenizer(
-    arguments: argparse.Namespace, source: sources.Source, field: Any, directory: epath.Path
-) -> tokenizers.Tokenizer:
-    marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
-    name = arguments.tokenizer
-    if name == "bytes":
-        return tokenizers.Bytes(**marks)
-    if name == "sentencepiece":
-        model, size = directory / "tokenizer.model", arguments.vocab_size
-        return tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
-    if name.endswith(".json"):
-        return tokenizers.HuggingFace(name, **marks)
-    return tokenizers.SentencePiece(name, **marks)
+def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `open_tokenizer`; `--tokenizer` is a kind, or the file of a model."""
+    name, marks = arguments.tokenizer, not arguments.no_marks
+    fields = {"vocab_size": arguments.vocab_size, "begin": marks, "end": marks}
+    if name in ("bytes", "sentencepiece", ""):  # the last is refused
+        return {"kind": name, "model": "", **fields}
+    kind = "huggingface" if name.endswith(".json") else "sentencepiece"
+    return {"kind": kind, "model": name, **fields}

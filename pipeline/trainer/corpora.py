@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ TEMPLATES: dict[str, Callable] = {
     "preference": templates.Preference,
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
-TOKENIZERS = ("sentencepiece", "huggingface", "bytes")
+SOURCES = ("source", "files", "tfds")
 
 
 def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
@@ -49,33 +49,32 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
         ValueError: none or several of the three are given, or the source cannot be opened.
         FileNotFoundError: there are no such files, or no such data set.
     """
-    for key in ("source", "files", "tfds", "split", "kind"):
+    for key in (*SOURCES, "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
             seen = f"{name}.{key} is {fields[key]!r:.200}"
             raise InvalidValue(f"{seen}; it must be text, with commas between several files")
-    given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
-    split = fields["split"]
-    if sum(map(bool, given.values())) != 1:
+    path, files, tfds = named = [fields.get(key, "") for key in SOURCES]
+    if sum(map(bool, named)) != 1:
         raise InvalidValue(
-            f"{name} has {', '.join(f'{key}={value!r}' for key, value in given.items())}; give one "
-            "of them and leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
+            f"{name} has source={path!r}, files={files!r}, tfds={tfds!r}; give one of them and "
+            "leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
             "--config.train.source="
         )
-    targets, kind = fields.get("targets"), fields.get("kind", "")
-    if targets and not (given["files"] and kind in ("", "text")):
+    split, targets, kind = fields["split"], fields.get("targets"), fields.get("kind", "")
+    if targets and not (files and kind in ("", "text")):
         raise InvalidValue(
-            f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
-            "targets need text files in both"
+            f"{name} has targets={targets!r} with files={files!r} and kind={kind!r}; targets need "
+            "text files in both"
         )
     source: sources.Source
-    if given["source"]:
-        source = _import_source(given["source"], split, name)
-    elif given["tfds"]:
-        source = sources.Tfds(given["tfds"], split)
+    if path:
+        source = _import_source(path, split, name)
+    elif tfds:
+        source = sources.Tfds(tfds, split)
     elif targets:
-        source = sources.ParallelText(given["files"].split(","), targets.split(","))
+        source = sources.ParallelText(files.split(","), targets.split(","))
     else:
-        source = sources.open_files([*filter(None, given["files"].split(","))], kind)
+        source = sources.open_files([*filter(None, files.split(","))], kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 
@@ -96,7 +95,7 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
     return source if hasattr(source, "fingerprint") else sources.Records(source)
 
 
-def open_template(fields: Any) -> templates.Template | None:
+def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
     """The template that `fields` describe: its `kind`, "" for none, and its own fields.
 
     A field may itself be a template, such as the sides of "preference".
@@ -104,19 +103,11 @@ def open_template(fields: Any) -> templates.Template | None:
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
-    plain = fields if isinstance(fields, dict) else fields.to_dict()
-    given = [name for name, value in plain.items() if value is not None and name != "kind"]
-    if plain["kind"] == "" and given:
-        kind = "chat" if given[0] in inspect.signature(templates.Chat).parameters else "answer"
-        raise InvalidValue(
-            f"template.{given[0]} is given and template.kind is empty; set template.kind={kind} as "
-            "well"
-        )
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
-        if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
+        if isinstance(value, str) and (escape := re.search(r"\\[nrt]", value)):
             raise InvalidValue(
-                f"template.{name} is {value!r}, in which {found[0]} is two characters, not a line "
+                f"template.{name} is {value!r}, in which {escape[0]} is two characters, not a line "
                 "break or a tab; in a shell, write $'…\\n…', with a dollar sign before the quotes; "
                 "for a backslash, write your own template"
             )
@@ -125,7 +116,7 @@ def open_template(fields: Any) -> templates.Template | None:
     return make(**options)
 
 
-def open_view(fields: Any, seed: int) -> Callable[[Any], Any]:
+def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
     """A function from a corpus to the view that `fields` describe: its `kind`, and its options.
 
     For the kind "causal" it returns the corpus itself.
@@ -138,60 +129,36 @@ def open_view(fields: Any, seed: int) -> Callable[[Any], Any]:
 
 
 def _choose(
-    fields: Any, name: str, kinds: Mapping[str, Callable], **given: Any
+    fields: Mapping[str, Any], name: str, kinds: Mapping[str, Callable], **others: Any
 ) -> tuple[Callable, dict[str, Any]]:
-    """The callable that `fields.kind` names, and its arguments: the other fields that are not None.
+    """The callable that `fields["kind"]` names, and its arguments: the fields that are not None.
 
-    The callable also takes the arguments `given`.
+    The callable takes the arguments `others` as well.
     """
-    plain = fields if isinstance(fields, dict) else fields.to_dict()
-    options = {key: value for key, value in plain.items() if value is not None}
+    options = {key: value for key, value in fields.items() if value is not None}
     kind = options.pop("kind")
     require_one_of(f"{name}.kind", kind, kinds)
     try:
-        inspect.signature(kinds[kind]).bind(**given, **options)
+        inspect.signature(kinds[kind]).bind(**others, **options)
     except TypeError as error:  # it names the field
-        raise InvalidValue(f"{name}.kind {kind!r} does not fit its other fields: {error}") from None
+        raise InvalidValue(
+            f"{name}.kind {kind!r} does not fit its other fields: {error}; give the fields of that "
+            f"kind, or another one of {', '.join(filter(None, kinds))}"
+        ) from None
     return kinds[kind], options
 
 
-def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
-    """The tokenizer that `fields` describe; None if it must be trained.
-
-    Raises:
-        ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
-        FileNotFoundError: there is no file `model`.
-    """
-    marks = {"begin": fields.begin, "end": fields.end}
-    require_one_of("tokenizer.kind", fields.kind, TOKENIZERS)
-    if fields.kind == "bytes":
-        if fields.model:
-            raise InvalidValue(
-                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is "
-                f"{fields.model!r}; leave it empty, or give the kind of that model"
-            )
-        return tokenizers.Bytes(**marks)
-    if fields.kind == "sentencepiece":
-        return tokenizers.SentencePiece(fields.model, **marks) if fields.model else None
-    if not fields.model:
-        raise InvalidValue(
-            "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
-            "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
-        )
-    return tokenizers.HuggingFace(fields.model, **marks)
-
-
 @dataclass(frozen=True)
-class Part:
-    """One corpus of a config or a command, before it is prepared: its records, and their text."""
+class Text:
+    """The text of a corpus that is not prepared yet."""
 
     source: sources.Source
     field: Any  # one name, or for pairs two, of inputs and targets
     template: templates.Template | None
 
     @property
-    def text(self) -> tuple[sources.Source, Any]:
-        """Records with all the text, and the field or fields that hold it."""
+    def records(self) -> tuple[sources.Source, Any]:
+        """Records with all of the text in a field (for pairs, two), and the name of the field."""
         if self.template is None:
             return self.source, self.field
         return templates.FilledSource(self.source, self.template), "text"
@@ -210,49 +177,73 @@ class Part:
         return prepare(self.source, tokenizer, directory, **options)
 
 
-def _open_part(name: str, fields: Any, config: Any) -> Part:
-    template = open_template(fields.get("template", config.template))
+def _open_text(name: str, fields: Any, config: Any) -> Text:
+    template = open_template(fields.get("template", config.template).to_dict())
     field = sources.ParallelText.fields if fields.get("targets") else fields.field
-    if not isinstance(field, str) and (
-        len(field) != 2
-        or template is not None
-        or config.task.kind != "causal"
-        or not config.tokenizer.begin
-    ):
+    if not isinstance(field, str) and (template is not None or config.task.kind != "causal"):
         raise InvalidValue(
-            f"config.{name}.field is {field!r}; it must be one name, or two for pairs, with "
-            "template.kind '', task.kind 'causal' and tokenizer.begin True"
+            f"{name}.field is {field!r}; it must be one name, or two for pairs, with template.kind "
+            "'' and task.kind 'causal'"
         )
-    return Part(open_source(fields, f"config.{name}"), field, template)
+    return Text(open_source(fields, name), field, template)
 
 
-def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
-    """A sentencepiece model of the text of these parts."""
-    texts = [part.text for part in parts]
-    fields = {field for _, field in texts}
-    if len(fields) > 1:
+def open_tokenizer(
+    fields: Mapping[str, Any], texts: Sequence[Text], model: epath.Path, seed: int = 0
+) -> tokenizers.Tokenizer:
+    """The tokenizer that `fields` describe.
+
+    Args:
+        fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts. Without a
+            model, that of "sentencepiece" is trained, with `vocab_size` ids.
+        texts: the texts to train it on.
+        model: the file of a model that is trained.
+        seed: draws the sample of the texts.
+
+    Raises:
+        ValueError: there is no such kind, `model` is not a tokenizer of that kind, or `texts`
+            cannot be trained on together.
+        FileNotFoundError: there is no such model.
+    """
+    kind, path = fields["kind"], fields["model"]
+    marks = {"begin": fields["begin"], "end": fields["end"]}
+    require_one_of("tokenizer.kind", kind, ("sentencepiece", "huggingface", "bytes"))
+    if kind == "bytes":
+        if path:
+            raise InvalidValue(
+                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is {path!r}; "
+                "leave it empty, or give the kind of that model"
+            )
+        return tokenizers.Bytes(**marks)
+    if kind == "huggingface":
+        if not path:
+            raise InvalidValue(
+                "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
+                "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
+            )
+        return tokenizers.HuggingFace(path, **marks)
+    if path:
+        return tokenizers.SentencePiece(path, **marks)
+    if not texts:
         raise InvalidValue(
-            f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
+            "other programs write the first corpora, so there is no text to train a tokenizer on; "
+            "give the tokenizer that they use, as in --config.tokenizer.model=PATH"
+        )
+    records, names = zip(*(text.records for text in texts), strict=True)
+    if len(set(names)) > 1:
+        raise InvalidValue(
+            f"the sources have their text in different fields, {', '.join(map(str, names))}; "
             "train a tokenizer on one of them first, and give it as tokenizer.model"
         )
-    return tokenizers.train_sentencepiece(
-        sources.Concatenated([source for source, _ in texts]) if len(texts) > 1 else texts[0][0],
-        config.tokenizer.vocab_size,
-        model,
-        seed=config.seed,
-        field=fields.pop(),
-        begin=config.tokenizer.begin,
-        end=config.tokenizer.end,
-    )
+    source, size = sources.Concatenated(records), fields["vocab_size"]
+    return tokenizers.train_sentencepiece(source, size, model, seed=seed, field=names[0], **marks)
 
 
-def prepare_corpora(
-    config: Any, directory: epath.Path, *, writes: bool = True, whole: bool = False
-) -> tuple[Any, Any]:
+def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they do not exist yet.
 
-    A training corpus that has `follow` is prepared meanwhile, in a thread of the process that
-    `writes`, and can be opened once its first part is sealed.
+    A training corpus that has `follow` is prepared meanwhile, in a thread of process 0, and can be
+    opened once its first part is sealed.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
@@ -262,11 +253,9 @@ def prepare_corpora(
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
             `template`, which a source may also have; `task`, with the fields of `open_view`;
-            `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
-            without a model the `vocab_size` of the one to train on the text that training begins
+            `tokenizer`, with those of `open_tokenizer`, trained on the text that training begins
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
-        directory: the directory of the corpora.
-        writes: whether this process writes corpora that are followed.
+        directory: the directory of the corpora, each in a directory called like its fields.
         whole: whether followed corpora must be finished; they are prepared to their end or, if
             another program writes them, refused if they are not finished.
 
@@ -279,102 +268,90 @@ def prepare_corpora(
             `prepare`.
         FileNotFoundError: there are no such files.
     """
-    # The fields of each corpus by its directory, beginning with those that training begins with.
-    if ("sources" in config) != ("mixture" in config):
+    mixture, added = config.get("mixture", {}), config.get("added", {})
+    if ("sources" in config) != ("weights" in mixture):
         raise InvalidValue(
-            "config.sources has several corpora, and config.mixture their shares; give both or "
-            "neither"
+            "config.sources has several corpora, and config.mixture.weights their shares; give "
+            "both or neither"
         )
-    if mixture := "sources" in config:
-        names, begin = _joining(list(config.sources), config.get("mixture", {}))
-        sections = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}
+    # The fields of each corpus by its directory, beginning with those that training begins with.
+    if "sources" in config:
+        names, num_first = order_sources(config.sources, mixture.weights)
+        training = {f"sources/{name}": config.sources[name] for name in names}
     else:
-        added = config.get("added", {})
-        names, begin = ["train", *added], 1
+        names, num_first = ["train", *added], 1
         if "train" in added:
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
-        sections = {"train": ("train", config.train)}
-        sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
-    training = [*sections]
-    followed = {place: fields for place, (_, fields) in sections.items() if fields.get("follow")}
-    for place, fields in followed.items():
-        if not any(fields.get(key) for key in ("source", "files", "tfds")):
-            del sections[place]  # another program writes it
-    sections["eval"] = "eval", config.eval
-    parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
-    if len({isinstance(part.field, str) for part in parts.values()}) > 1:
-        fields = ", ".join(str(part.field) for part in parts.values())
+        training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
+    followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
+    texts = {
+        folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
+        for folder, fields in {**training, "eval": config.eval}.items()
+        if folder not in followed or any(fields.get(key) for key in SOURCES)
+    }  # others are written by another program
+    if len({isinstance(text.field, str) for text in texts.values()}) > 1:
+        fields = ", ".join(str(text.field) for text in texts.values())
         raise InvalidValue(
             f"the corpora of the config have the fields {fields}; give each corpus one name, or "
             "for pairs each corpus two"
         )
-    pairs = not isinstance(parts["eval"].field, str)
-    if followed and (pairs or config.task.kind != "causal" or config.get("added")):
+    pairs = not isinstance(texts["eval"].field, str)
+    if followed and (pairs or config.task.kind != "causal" or added):
         raise InvalidValue(
             f"follow is True for {', '.join(followed)}, but needs task.kind 'causal', one field "
             "of text, and no config.added; set it to False, or change those"
         )
-    view = open_view(config.task, config.seed)
+    view = open_view(config.task.to_dict(), config.seed)
     task = CAUSAL if config.task.kind == "causal" else INPUTS
-    tokenizer = open_tokenizer(config.tokenizer)
-    if tokenizer is None:
-        of_training = [parts[place] for place in training[:begin] if place in parts]
-        if not of_training:
-            raise InvalidValue(
-                "other programs write the first corpora, so there is no text to train a tokenizer "
-                "on; give the tokenizer that they use, as in --config.tokenizer.model=PATH"
-            )
-        tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
-    kept = config.get("cache") or {}
-    cache: Any = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
-    corpora: dict[str, Any] = {}
-    for place in (*training, "eval"):
-        if whole or place not in followed:
-            if place in parts:
-                corpora[place] = parts[place].prepare(tokenizer, directory / place, task)
-            if place not in parts or any(cache.values()):
-                corpora[place] = open_corpus(directory / place, **cache)
-    growing = [place for place in followed if place not in corpora]
-    for place in growing if writes else ():
-        if place in parts:
-            _prepare_meanwhile(parts[place], tokenizer, directory / place, task)
-    for place in growing:
-        corpora[place] = open_growing(directory / place, followed[place].get("wait_seconds"))
-    first, *others = (view(corpora[place]) for place in training)
-    if mixture or others:
+    first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
+    model = directory / "tokenizer.model"
+    tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
+    growing = {} if whole else followed
+    for folder in sorted(texts, key=lambda folder: folder in growing):
+        if folder not in growing:
+            texts[folder].prepare(tokenizer, directory / folder, task)
+        elif jax.process_index() == 0:
+            _prepare_meanwhile(texts[folder], tokenizer, directory / folder)
+    cached = config.get("cache", {})
+    cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
+    first, *others, held_out = (
+        view(
+            open_growing(directory / folder, growing[folder].get("wait_seconds"))
+            if folder in growing
+            else open_corpus(directory / folder, **cache)
+        )
+        for folder in (*training, "eval")
+    )
+    if "sources" in config or others:
         first = Corpora(dict(zip(names, (first, *others), strict=True)))
-    return first, view(corpora["eval"])
+    return first, held_out
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:
     """The result of `prepare_corpora`, which process 0 of a run calls first."""
-    options["writes"] = jax.process_index() == 0
     return hosts.main_process_first(
         "preparing the corpus", lambda: prepare_corpora(config, directory, **options)
     )
 
 
-def _prepare_meanwhile(
-    part: Part, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task
-) -> None:
+def _prepare_meanwhile(text: Text, tokenizer: tokenizers.Tokenizer, directory: epath.Path) -> None:
     """Prepares a corpus in a thread; if that fails, the process stops."""
 
     def work() -> None:
         try:
-            part.prepare(tokenizer, directory, task)
+            text.prepare(tokenizer, directory)
         except BaseException as error:
             fail_growing(directory, error)
 
     threading.Thread(target=work, name="preparing", daemon=True).start()
 
 
-def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:
-    """Sources in the order in which a mixture's phases name them, and the number in the first.
+def order_sources(names: Collection[str], weights: Any) -> tuple[list[str], int]:
+    """Sources in the order in which the phases of `weights` name them, and the number in the first.
 
-    >>> _joining(["code", "news", "prose"], {"weights": [(0, {"prose": 1}), (9, {"code": 1})]})
+    >>> order_sources(["code", "news", "prose"], [(0, {"prose": 1}), (9, {"code": 1})])
     (['prose', 'code', 'news'], 1)
     """
-    weights = mixture.get("weights", dict.fromkeys(names, 1))
-    phases = [each for _, each in weights] if isinstance(weights, list | tuple) else [weights]
-    order = dict.fromkeys(name for phase in phases for name in names if name in phase)
-    return [*order, *(name for name in names if name not in order)], len(phases[0])
+    phases = [phase for _, phase in weights] if isinstance(weights, list | tuple) else [weights]
+    order = dict.fromkeys(name for phase in (*phases, names) for name in names if name in phase)
+    return [*order], sum(name in phases[0] for name in names)

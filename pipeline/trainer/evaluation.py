@@ -1,6 +1,5 @@
 """Evaluation: sums over all positions of held-out data, each once, the same on every host."""
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,14 +43,14 @@ def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[flo
     Raises:
         ValueError: no position has a loss.
     """
-    sums: Any = None
+    total = weight = 0.0
     with Loader(batches) as loader:
         for batch in loader:
-            found = jax.tree.map(float, jax.device_get(step(params, batch)))
-            sums = found if sums is None else jax.tree.map(operator.add, sums, found)
-    if sums is None or not sums[1]:
+            sums = jax.device_get(step(params, batch))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+    if not weight:
         raise InvalidValue(
             "no held-out example has a position that carries loss, so nothing can be evaluated; "
             "give longer examples, or a template whose weights are above 0"
         )
-    return sums
+    return total, weight

@@ -40,8 +40,8 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
 
 def has_checkpoint(workdir: epath.Path) -> bool:
     """Whether a directory is the work directory of a run with a checkpoint."""
-    place = workdir / "checkpoints"
-    return place.is_dir() and any(each.name.isdecimal() for each in place.iterdir())
+    directory = workdir / "checkpoints"
+    return directory.is_dir() and any(path.name.isdecimal() for path in directory.iterdir())
 
 
 def require_checkpoint(workdir: epath.Path) -> None:
@@ -67,5 +67,5 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
     require_tokenizer(workdir, corpus)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         state, data = checkpoints.restore(like)
-    logger.info("parameters are those of step %s of %s", f"{data['step']:,}", workdir)
+    logger.info(f"parameters are those of step {data['step']:,} of {workdir}")
     return data["step"], state["params"]

@@ -25,14 +25,7 @@ from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.steps import (
-    Compiled,
-    CompileLog,
-    hosts,
-    keep_programs,
-    make_mesh,
-    programs_table,
-)
+from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.compilation import compile_evaluation, compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
@@ -92,9 +85,9 @@ class Run(contextlib.ExitStack):
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
         self.enter_context(self.checkpoints)
         self.first_step: int = self.checkpoints.latest or 0
-        given = json.loads(self.config.to_json())
+        fields = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
-        start = {"configuration": list_fields(given), "checkpoint": {"step": self.first_step}}
+        start = {"configuration": list_fields(fields), "checkpoint": {"step": self.first_step}}
         hosts.require_agreement(start)
         hosts.require_shared(self.workdir)
         self.mesh = make_mesh(self.config.mesh)
@@ -103,12 +96,12 @@ class Run(contextlib.ExitStack):
             "sharding": batch_sharding(self.mesh),
             "context_order": self.config.context_order,
         }
-        self._resume(given)
+        self._resume(fields)
         if self.config.start_from and not self.first_step:
             require_checkpoint(as_path(self.config.start_from))
         save_config(self.workdir, self.config)
         self.finished: bool = self.first_step >= self.config.steps
-        self._done, self._interrupted, self._watched = self.first_step, False, False
+        self._done, self._interrupted = self.first_step, False
         if self.finished:
             logger.info(
                 f"finished: all {self.first_step:,} steps are done; for more, give --config.steps=N"
@@ -118,28 +111,27 @@ class Run(contextlib.ExitStack):
         if self._leads:
             self.enter_context(directory_lock(self.workdir, "training", wait=False))
 
-    def _resume(self, given: dict[str, Any]) -> None:
+    def _resume(self, fields: dict[str, Any]) -> None:
         """Loads schedule and log from the checkpoint; only entries after this step may differ."""
-        begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
-        past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
-        self._data_state, run = past
+        run: dict[str, Any] = {"config": fields, "schedule": None, "record": {}}
+        if self.first_step:
+            self._data_state, run = self.checkpoints.restore_json(self.first_step)
         with self.config.unlocked():
-            self.config.update_from_flattened_dict(require_same(run, given))
-        given = json.loads(self.config.to_json())
-        if given["batches"].get("tiers") is None:  # the steps of an update are a block
-            given["batches"]["tiers"] = self.config.accumulate
-        self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
+            self.config.update_from_flattened_dict(require_same(run, fields))
+        self._fields = fields = json.loads(self.config.to_json())
+        if fields["batches"].get("tiers") is None:  # the steps of an update are a block
+            fields["batches"]["tiers"] = self.config.accumulate
+        self._schedule = Schedule({"seed": fields["seed"], **fields["batches"]}, fields["schedule"])
         self._schedule.resume(run["schedule"], self.first_step)
         options = {"peak_flops": self.config.peak_flops, "on_nonfinite": self.config.on_nonfinite}
         self.log = RunLog(
             self.workdir, self.first_step, self.config.steps, state=run["record"], **options
         )
-        self._given = given
         with self.config.unlocked():
             self.config.seed = self._schedule.entries[0].options["seed"]
             if "decay_steps" in self.config.optimizer:
                 decay = self.config.optimizer.decay_steps or self.config.steps
-                self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
+                self.config.optimizer.decay_steps = fields["optimizer"]["decay_steps"] = decay
                 if self.first_step and self.config.steps > max(decay, self.first_step):
                     logger.info(
                         f"from step {decay:,} on, the learning rate stays as it is, since "
@@ -151,7 +143,7 @@ class Run(contextlib.ExitStack):
         """The corpora for training and evaluation; process 0 prepares those that do not exist."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
-        if not self.config.get("mixture"):
+        if "sources" not in self.config:
             corpus = self._schedule.select(corpus)
         logger.info(f"{corpus}")
         return corpus, held_out
@@ -164,12 +156,12 @@ class Run(contextlib.ExitStack):
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
-            if (found := read_tuned(self.workdir, self.config, corpus)) is None:
+            if (result := read_tuned(self.workdir, self.config, corpus)) is None:
                 raise InvalidValue(
                     "config.batches.tune is True, and the work directory has no measurement for "
                     "this run; make one with --mode=tune"
                 )
-            tuned = found.buckets
+            tuned = result.buckets
             logger.info(f"buckets as measured: {', '.join(map(str, tuned))}")
         make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
         if corpus.grows:  # fitting buckets may wait for the first window
@@ -192,9 +184,10 @@ class Run(contextlib.ExitStack):
         Raises:
             InvalidValue: on every host, if they differ.
         """
-        agree: dict[str, Any] = {"plan": training.plan, "corpus": training.corpus}
-        agree |= {"held-out plan": evaluation.plan, "held-out corpus": evaluation.corpus}
-        hosts.require_agreement({name: each.identity for name, each in agree.items()})
+        identities = {"plan": training.plan.identity, "corpus": training.corpus.identity}
+        identities["held-out plan"] = evaluation.plan.identity
+        identities["held-out corpus"] = evaluation.corpus.identity
+        hosts.require_agreement(identities)
 
     def compile(
         self,
@@ -210,13 +203,11 @@ class Run(contextlib.ExitStack):
         training, and `evaluation` those of evaluation.
         """
         self._init_state, self._key = init_state, jax.random.key(self.config.seed)
-        self._abstract_state = init_state.eval_shape(self._key)
+        self._abstract_state = like = init_state.eval_shape(self._key)
         self._loader, self._evaluation = loader, evaluation
         with self.log.clock("compile"):
-            make = functools.partial(compile_training, self.config)
-            self._train_step = make(train_step, self._abstract_state, loader.specs)
-            make = functools.partial(compile_evaluation, self.config)
-            self._eval_step = make(eval_step, self._abstract_state, evaluation.specs)
+            self._train_step = compile_training(self.config, train_step, like, loader.specs)
+            self._eval_step = compile_evaluation(self.config, eval_step, like, evaluation.specs)
         logger.info(programs_table(self._train_step, self._eval_step))
         return self._train_step
 
@@ -239,7 +230,6 @@ class Run(contextlib.ExitStack):
         self.enter_context(self.log)
         self.enter_context(self._profile)
         self._signals = self.enter_context(hosts.StopSignals())
-        self._watched = True
         return state
 
     def _restore(self) -> Any:
@@ -282,14 +272,16 @@ class Run(contextlib.ExitStack):
         All hosts return the same.
         """
         self._done = step + 1
-        self._interrupted = self._signals.received(self._done)
-        return self._interrupted or self._done == self.config.steps
+        signalled, ends = self._signals.received(self._done), self._done == self.config.steps
+        self._interrupted = signalled and not ends
+        return signalled or ends
 
     @property
     def status(self) -> int:
         """The exit status: 0, or by convention 128 + the number of the signal that ended it."""
-        stopped = self._interrupted and self._done < self.config.steps
-        return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
+        if not self._interrupted:
+            return 0
+        return 128 + signal.Signals[self._signals.reason or "SIGTERM"]
 
     def evaluate_if_due(self, done: int, params: Any) -> None:
         """Evaluates after `done` steps, and records it, if that is due and not done yet."""
@@ -313,8 +305,8 @@ class Run(contextlib.ExitStack):
             stats.compiles_after_start = sum(name in steps for name in names)
             stats.other_compiles = len(names) - stats.compiles_after_start
             stats.unapplied = int(state["steps"]) % self.config.accumulate
-            run = {"config": self._given, "schedule": self._schedule.as_json()}
             data = self._loader.get_state()
+            run = {"config": self._fields, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
@@ -324,7 +316,7 @@ class Run(contextlib.ExitStack):
                 f"which takes accumulate={self.config.accumulate} steps, since some steps were "
                 "skipped or not finite"
             )
-        if self._interrupted and done < self.config.steps:
+        if self._interrupted:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
 
     def _keep_parts(self, data: Mapping[str, Any]) -> None:
@@ -338,9 +330,7 @@ class Run(contextlib.ExitStack):
                 parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        if self._watched:
+        if kind is None:
             with self.log.clock("save"):
                 self.checkpoints.close()
-        self.log.write_summary(self._done)
+            self.log.write_summary(self._done)

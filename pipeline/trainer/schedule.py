@@ -10,29 +10,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
-from pipeline.errors import InvalidValue, suggest_option
+from pipeline.errors import InvalidValue, require_whole, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
-from pipeline.planning.lengths import take_first
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import PLANNING, Plan
 from pipeline.trainer.run_config import show_field
 
 logger = logging.getLogger(__name__)
 
-# The weights of a mixture change by phases instead.
-MIXTURE = ("weights", "by", "ending")
-
-FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
+FITTING = list_keywords(fit_buckets)
 
 # An entry adds to these lists, and does not replace them.
-LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
-KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
+LISTS = ("exclude", "add")
+# The weights of a mixture change by phases instead.
+KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by", "ending"}
 
 
 @dataclasses.dataclass
@@ -42,7 +37,7 @@ class Entry:
     `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, rows and length of
     each; `exclude`, numbers of examples; `add`, names of corpora that join the first; `tune`, at
     the first start, for measured buckets. `plan` has the arguments of `Plan.after` for them, with
-    fitted or measured buckets, once they are resolved.
+    fitted buckets; it is empty until `Schedule.plan` sets it.
     """
 
     step: int
@@ -59,21 +54,19 @@ class Schedule:
 
     Args:
         begin: options at step 0; None: the default.
-        changes: pairs of a step and the options that change there, by ascending steps.
+        changes: pairs of a step and the options that change there.
 
     Raises:
         ValueError: a change is not such a pair, or names an unknown option.
     """
 
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
-        _check_options(begin)
-        self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
-        for step, options in _list_changes(changes):
-            _check_options(options, begin=False)
-            if step == 0:
-                self.entries[0].options = _merge([self.entries[0].options, options])
-            else:
-                self.entries.append(Entry(step, options))
+        options = {name: value for name, value in begin.items() if value is not None}
+        entries = [Entry(0, options), *_list_entries(changes)]
+        for entry in entries:
+            _check_options(entry)
+        first = Entry(0, _merge(entry for entry in entries if entry.step == 0))
+        self.entries = [first, *(entry for entry in entries if entry.step)]
 
     def as_json(self) -> list[dict[str, Any]]:
         """The state of the schedule, for `resume`."""
@@ -81,7 +74,7 @@ class Schedule:
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
         """The options in force at a step; `exclude` and `add` accumulate."""
-        return _merge(entry.options for entry in self.entries if entry.step <= step)
+        return _merge(entry for entry in self.entries if entry.step <= step)
 
     def resume(self, state: Iterable[Mapping[str, Any]] | None, step: int) -> None:
         """Takes over the schedule of a run up to a step: the past stands, the future may change.
@@ -101,7 +94,7 @@ class Schedule:
             return
         before = [Entry(**entry) for entry in state]
         past = [entry for entry in before if entry.step < step]
-        future = [entry for entry in self.entries[1:] if entry.step >= step]
+        future = [entry for entry in self.entries if entry.step >= step]
         for entry in self.entries[1:]:
             if entry.step < step and entry not in past[1:]:
                 had = [[each.step, each.options] for each in past[1:]]
@@ -109,13 +102,12 @@ class Schedule:
                     f"the schedule has {[entry.step, entry.options]}, but up to step {step:,}, "
                     f"where the run is, it was {had}; change only later entries"
                 )
-        begin = self.entries[0].options
-        self.entries = [*past, *(entry for entry in future if entry.step == step)]
-        in_force = self.options()
+        now, begun = self.entries[0].options, past[0].options
+        in_force = _merge(entry for entry in (*past, *future) if entry.step <= step)
         if wrong := {
             name: value
-            for name, value in self._not_in_force(begin).items()
-            if value != past[0].options.get(name)
+            for name, value in now.items()
+            if value not in (begun.get(name), in_force.get(name))
         }:
             differ = "; ".join(
                 f"{name} was {show_field(in_force, name, 'not given')} and is now {value!r}"
@@ -126,20 +118,11 @@ class Schedule:
                 f"{differ}. The past of a run stands; restore these values, or change them from "
                 f'step {step:,} on with --config.schedule="{schedule}"'
             )
-        self.entries += [entry for entry in future if entry.step > step]
-        for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
-            if then != now:
+        self.entries = [*past, *future]
+        for number, (then, entry) in enumerate(zip(before, self.entries, strict=False)):
+            if then != entry:
                 break
             self.entries[number] = then  # its buckets are fitted already
-
-    def _not_in_force(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of `asked` that differ from those in force."""
-        force = self.options()
-        more = {name: value for name, value in asked.items() if force.get(name) != value}
-        for name in LISTS:
-            if new := sorted({*more.pop(name, ())} - {*force.get(name, ())}):
-                more[name] = new
-        return more
 
     def select(self, corpus: Any) -> Any:
         """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
@@ -150,19 +133,19 @@ class Schedule:
         Raises:
             ValueError: an entry adds an unknown corpus, or one twice.
         """
-        names = self.options().get("add", [])
-        there = corpus.corpora if isinstance(corpus, Corpora) else {}
-        first, *others = there or [""]
-        if wrong := [name for name in names if name not in others or names.count(name) > 1]:
+        added = self.options().get("add", [])
+        members = corpus.corpora if isinstance(corpus, Corpora) else {"": corpus}
+        first, *others = members
+        if wrong := [name for name in added if name not in others or added.count(name) > 1]:
             raise InvalidValue(
-                f"add is {names}, but config.added has {', '.join(others) or 'nothing'}; each of "
-                f"{', '.join(dict.fromkeys(wrong))} must be there, with the fields of "
+                f"add is {added}, but config.added has {', '.join(others) or 'nothing'}; each of "
+                f"{', '.join(map(str, dict.fromkeys(wrong)))} must be there, with the fields of "
                 "config.train, and be added once (corpora join a mixture by a phase of "
                 "config.mixture.weights)"
             )
-        if not names:
-            return there.get(first, corpus)
-        return Corpora({name: there[name] for name in (first, *names)})
+        if not added:
+            return members[first]
+        return Corpora({name: members[name] for name in (first, *added)})
 
     @property
     def tunes(self) -> bool:
@@ -190,8 +173,11 @@ class Schedule:
         Raises:
             ValueError: as `fit_buckets` and `Plan`.
         """
-        if not self.entries[0].plan:
-            self.entries[0].options.setdefault("row_multiple", row_multiple)
+        begin = self.entries[0]
+        if not begin.plan:
+            begin.options.setdefault("row_multiple", row_multiple)
+        if tuned is not None:
+            begin.options["buckets"] = [bucket.as_json for bucket in tuned]
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         known: Any = corpus
         replay: Callable[..., Plan] = Plan.replay
@@ -201,34 +187,29 @@ class Schedule:
                 known = begin_lengths(parts, self.options())
         for number in new:
             self._resolve(number, known, mixture or {})
-        if tuned is not None:
-            self.entries[0].plan["buckets"] = [bucket.as_json for bucket in tuned]
-        arguments = [(entry.step, entry.plan) for entry in self.entries]
+        (_, first), *later = ((entry.step, entry.plan) for entry in self.entries)
         if mixture:
-            arguments[0] = 0, {**arguments[0][1], **mixture}
+            first = {**first, **mixture}
         elif isinstance(corpus, Corpora):
-            first = next(iter(corpus.corpora.values()))
-            arguments[0] = 0, {"examples": len(first), **arguments[0][1]}
-        plan = replay(corpus, arguments)
+            first = {"examples": len(corpus.members[0]), **first}
+        plan = replay(corpus, [(0, first), *later])
         for number in new if 0 not in new else ():  # if the run resumes
-            step, options = self.entries[number].step, self.entries[number].options
-            logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
+            entry = self.entries[number]
+            logger.info(f"changed from step {entry.step:,} on: {describe_changes(entry.options)}")
         return plan
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
-        entry = self.entries[number]
-        force = _merge(each.options for each in self.entries[: number + 1])
-        entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
+        entry, in_force = self.entries[number], _merge(self.entries[: number + 1])
+        entry.plan = select_options((*PLANNING, "buckets"), entry.options)
         if isinstance(corpus, Corpora) and not mixture:
-            there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
-            count = sum(map(len, there))
-            corpus = take_first(corpus, count)
+            count = sum(map(len, corpus.members[: 1 + len(in_force.get("add", ()))]))
+            corpus = corpus.begin(count)
             if entry.options.get("add"):
                 entry.plan["examples"] = count
         fits = number == 0 or select_options(FITTING, entry.options)
         if "buckets" not in entry.options and fits:
-            fitting = {"max_buckets": 4, "length_multiple": None}
-            fitting |= select_options(FITTING, force) | select_options(("weights", "by"), mixture)
+            fitting: dict[str, Any] = {"max_buckets": 4, "length_multiple": None}
+            fitting |= select_options(FITTING, {**in_force, **mixture})
             if "tokens_per_batch" not in fitting:
                 raise InvalidValue(
                     "batches have neither tokens_per_batch nor buckets; give one of them, as in "
@@ -237,45 +218,37 @@ class Schedule:
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
 
 
-def _list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
+def _list_entries(changes: Any) -> list[Entry]:
     """The entries of a config's `schedule`: each a step, and the options that change there."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    seen = changes
     try:
-        for seen in changes:
-            step, options = seen
-            if int(step) != step or step < (found[-1][0] if found else 0):
-                raise ValueError
-            found.append((int(step), dict(options)))
-    except (TypeError, ValueError, OverflowError):
+        entries = [Entry(require_whole("step", step, 0), dict(given)) for step, given in changes]
+    except (TypeError, ValueError):
         raise InvalidValue(
-            f"schedule holds {seen!r}; each entry must be a step and the options that change "
-            'there, by ascending steps, such as ((0, {"tokens_per_batch": 2048}), '
-            '(500, {"seed": 1}))'
+            f"schedule is {changes!r:.200}; each entry must be a step and the options that "
+            'change there, such as ((200, {"tokens_per_batch": 2048}), (500, {"seed": 1}))'
         ) from None
-    return found
+    return sorted(entries, key=lambda entry: entry.step)
 
 
-def _check_options(options: Mapping[str, Any], *, begin: bool = True) -> None:
+def _check_options(entry: Entry) -> None:
     """Refuses unknown options, naming the nearest, and values that should be lists but are not."""
-    if "tune" in options and not begin:
+    if "tune" in entry.options and entry.step:
         raise InvalidValue(
             "tune is only for the first start of a run, as --config.batches.tune=True; for a later "
             "step, measure with --mode=tune and another --workdir, and give buckets"
         )
-    for name in options:
+    for name in entry.options:
         if name not in KNOWN:
             raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")
-    for name, (kind, what) in LISTS.items():
-        given = options.get(name, [])
-        if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
-            raise InvalidValue(f"{name} is {given!r}; it must be a list of {what}")
+    for name in LISTS:
+        if not isinstance(value := entry.options.get(name, ()), list | tuple):
+            raise InvalidValue(f"{name} is {value!r}; it must be a list")
 
 
-def _merge(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options after several entries."""
+def _merge(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The options in force after several entries."""
     merged: dict[str, Any] = {}
-    for each in options:
-        lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
-        merged |= dict(each) | {name: every for name, every in lists.items() if every}
+    for entry in entries:
+        lists = {name: [*merged.get(name, ()), *entry.options.get(name, ())] for name in LISTS}
+        merged |= entry.options | {name: values for name, values in lists.items() if values}
     return merged

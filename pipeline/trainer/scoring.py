@@ -39,8 +39,8 @@ def score_corpus(
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
     )
     mean = total / max(weight, 1e-9)
-    said = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
+    means = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
     if corpus.text_bytes:
-        said += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
+        means += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
     place = as_path(directory) / TABLE
-    logger.info("%s documents: %s; each is in %s", f"{len(table):,}", said, place)
+    logger.info("%s documents: %s; each is in %s", f"{len(table):,}", means, place)

@@ -22,7 +22,6 @@ import hypothesis
 import numpy as np
 from etils import epath
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 import pipeline
 from pipeline import sources, templates, tokenizers
@@ -669,7 +668,7 @@ fields = st.fixed_dictionaries(
 SECTIONS = {
     "template": open_template,
     "view": lambda section: open_view(section, 1),
-    "tokenizer": open_tokenizer,
+    "tokenizer": lambda section: open_tokenizer(section, [], epath.Path("tokenizer.model")),
 }
 KINDS = ["", "chat", "answer", "masked", "causal", "spans"]
 KINDS += ["bytes", "sentencepiece", "huggingface"]
@@ -711,7 +710,7 @@ def config_sections(place, given):
         options = {"begin": True, "end": True, "model": "", **options}
         options = {key: options[key] for key in ("kind", "begin", "end", "model")}
     with refusing():
-        SECTIONS[name](ConfigDict(options, convert_dict=False))
+        SECTIONS[name](options)
 
 
 lengths_and_counts = st.dictionaries(

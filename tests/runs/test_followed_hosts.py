@@ -14,7 +14,7 @@ from tests.fs import object_servers
 from tests.runs.programs import start_hosts
 from tests.runs.runs import audited, run, steps, tiny
 
-WRITTEN = "corpus/train/written"
+WRITTEN = "corpus/sources/written"
 
 
 def write(directory, last, *, finish=False):

@@ -68,11 +68,12 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert " another " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["mixture", "sources"])
+@pytest.mark.parametrize("missing", ["mixture", "mixture.weights", "sources"])
 def test_several_sources_need_weights_and_weights_several_sources(text, tmp_path, missing):
     config = tiny(text, "mixture_config")
     train = config.sources.first
-    del config[missing]
+    section, _, field = missing.rpartition(".")
+    del (config[section] if section else config)[field]
     if missing == "sources":
         config.train = train
     with pytest.raises(ValueError, match="give both or neither"):

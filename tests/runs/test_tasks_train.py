@@ -208,10 +208,11 @@ def changed(changes):
 PAIR = ("text", "name")
 PAIRS = {"train.field": PAIR, "eval.field": PAIR}
 NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
+THREE = (*PAIR, "text")
 PROMPT = {"template.prompt": "{q}"}
 WRONG = [
     ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
-    (PROMPT, "template.prompt is given and template.kind is empty; set template.kind=answer"),
+    (PROMPT, "kind '' does not fit .* argument 'prompt'; give .* or another one of chat, answer"),
     (
         PROMPT | {"template.kind": "chat"},
         "template.kind 'chat' does not fit .* unexpected keyword argument 'prompt'",
@@ -247,8 +248,8 @@ WRONG = [
     ({"eval.end": 1.5}, "give 0.0 <= begin < end <= 1.0"),
     (PAIRS | {"task.kind": "masked"}, NO_TASK),
     (PAIRS | {"template.kind": "chat"}, NO_TASK),
-    (PAIRS | {"tokenizer.begin": False}, NO_TASK),
-    ({"train.field": (*PAIR, "text")}, r"'name', 'text'\); it must be one name, or two"),
+    (PAIRS | {"tokenizer.begin": False}, "does not mark where texts begin, and a decoder"),
+    ({"train.field": THREE, "eval.field": THREE}, r"'name', 'text'\); it must be two, of the in"),
     ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
     ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
     (
@@ -294,7 +295,7 @@ def test_every_field_of_a_template_is_a_flag(flags, template):
     argv += [f"--config.{flag}" for flag in flags]
     handle = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     values(argv)
-    assert open_template(handle.value.template) == template
+    assert open_template(handle.value.template.to_dict()) == template
 
 
 def test_a_backslash_and_an_n_are_no_line_break():

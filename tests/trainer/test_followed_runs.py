@@ -81,10 +81,10 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
         return tmp_path / name
 
     def held(workdir):
-        (path,) = (workdir / "corpus" / "train" / "written" / "log").glob("reader-*.json")
+        (path,) = (workdir / "corpus" / "sources" / "written" / "log").glob("reader-*.json")
         return json.loads(path.read_text())["number"]
 
-    live, later = (tmp_path / name / "corpus/train/written" for name in ("live", "later"))
+    live, later = (tmp_path / name / "corpus/sources/written" for name in ("live", "later"))
     made = {"tokenizer": tokenizers.Bytes(begin=True, end=True)}
     for first in range(0, 400, 40):
         write(live, first, first + 40, finish=False, **made)

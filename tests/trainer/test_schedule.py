@@ -51,7 +51,7 @@ def test_an_entry_at_step_0_belongs_to_the_beginning():
 
 
 def test_a_run_keeps_its_plan_on_other_devices_and_a_change_keeps_the_past():
-    first, before = planned(RAMP)
+    first, before = planned(RAMP[::-1])  # in any order
     assert shapes(before) == {0: (8, 32), 3: (16, 32), 9: (8, 64)}
     assert {*shapes(before).values()} <= {bucket.shape for bucket in before.buckets}
     assert [first.options(step)["tokens_per_batch"] for step in (2, 3)] == [256, 512]
@@ -105,17 +105,17 @@ def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
     ("schedule", "sentence"),
     [
         ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
-        ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
-        ([3], "schedule holds 3; each entry must be a step and the options that change there"),
-        ([(3, {"exclude": 17})], "must be a list of numbers of examples"),
-        ([(3, {"exclude": ["17"]})], "must be a list of numbers of examples"),
-        ([(-1, {"seed": 1})], "by ascending steps"),
+        ([3], "schedule is [3]; each entry must be a step and the options that change there"),
+        ([(3, {"exclude": 17})], "exclude is 17; it must be a list"),
+        ([(3, {"exclude": ["17"]})], "it must be a list of numbers of examples"),
+        ([(-1, {"seed": 1})], "each entry must be a step"),
+        ([("3", {"seed": 1})], "each entry must be a step"),
         ([(3, {"weights": {"a": 1}})], "batches have no option 'weights'"),
     ],
 )
 def test_a_schedule_that_cannot_be_gets_a_sentence(schedule, sentence):
     with pytest.raises(ValueError) as error:
-        Schedule(BEGIN, schedule)
+        planned(schedule)
     assert sentence in str(error.value)
 
 
