@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -94,21 +94,49 @@ class Value:
             sums[size > 0] = np.add.reduceat(records, before[size > 0])
         return sums
 
-    def finish(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The records of examples, from their sums and `count_examples`."""
-        if self.reduce == "mean":
-            sums = sums / np.maximum(_outer(counts, sums), 1)
-        return sums.astype(self.dtype) if np.issubdtype(self.dtype, np.floating) else sums
 
-    def count_examples(self, positions: np.ndarray) -> np.ndarray:
-        """The number of records of each example, or the divisor of its mean: int64 [examples].
+class Records:
+    """The records of all examples for one value, collected from those of segments.
 
-        `positions` `[examples, sides]` counts those in the batches; an example without any has no
-        records.
-        """
-        if self.continuations is not None:
-            return self.continuations * positions.any(axis=1)
-        return positions[:, -1 if self.side is None else self.side]
+    Args:
+        value: the value.
+        positions: how many positions of each example the batches have, int64 [examples, sides]. An
+            example without any has no records.
+        make: makes an array of zeros from a shape and a dtype.
+    """
+
+    def __init__(self, value: Value, positions: np.ndarray, make: Callable = np.zeros):
+        self.value = value
+        # The number of records of each example, or the divisor of its mean.
+        if value.continuations is not None:
+            self.counts = value.continuations * positions.any(axis=1)
+        else:
+            self.counts = positions[:, -1 if value.side is None else value.side]
+        self._begins = np.cumsum(self.counts) - self.counts
+        count = int(self.counts.sum()) if value.ragged else len(positions)
+        self._array = make((count, *value.shape), value.sum_dtype)
+
+    def add(self, segments: np.ndarray, records: np.ndarray) -> None:
+        """Takes what `cut` returned for some segments of a plan."""
+        example, start = segments[:, 1], segments[:, 2]
+        if self.value.ragged:  # in a split example, a segment has positions from `start` on
+            places = ranges(self._begins[example] + start, self.value.count(segments))
+            self._array[places] = records
+        elif self.value.reduce is None:
+            self._array[example] = records
+        else:
+            np.add.at(self._array, example, records)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """The records of examples `first` to `last - 1`: all, or one for each example."""
+        counts, dtype = self.counts[first:last], self.value.dtype
+        if self.value.ragged:
+            begin = int(self._begins[first])
+            return self._array[begin : begin + int(counts.sum())]
+        records = self._array[first:last]
+        if self.value.reduce == "mean":
+            records = records / np.maximum(_outer(counts, records), 1)
+        return records.astype(dtype) if np.issubdtype(dtype, np.floating) else records
 
 
 def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
