@@ -55,9 +55,8 @@ class Clock:
         return dict(self._seconds)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Adds seconds that passed elsewhere, if there are any."""
-        if seconds:
-            self._seconds[phase] += seconds
+        """Adds seconds that passed elsewhere."""
+        self._seconds[phase] += seconds
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:

@@ -303,22 +303,23 @@ def _write_parts(
     loader: Loader, step: Callable, every: Parts, done: int, values: Mapping[str, Value]
 ) -> None:
     """Runs the steps of all parts but the first `done`, and writes these parts on process 0."""
-    leads, begin, end = jax.process_index() == 0, every.ranges[0][0], every.ranges[-1][-1] + 1
-    first = every.ranges[done][0]
+    leads = jax.process_index() == 0
+    begin, first, end = every.ranges[0][0], every.ranges[done][0], every.ranges[-1][-1] + 1
     loader.set_state(loader.batches.origin.state(first))
     results = _run(loader, step, end - first)
-    progress = Progress(end - begin, first - begin, enabled=leads)
+    progress = Progress(end - begin, first - begin)
     for number in range(done, len(every.ranges)):
         found: dict[str, list[np.ndarray]] = {}
         for now in every.ranges[number]:
             planned, returned, waited = next(results)
             jax.block_until_ready(returned)
-            for name, value in values.items() if leads else ():
+            if not leads:
+                continue
+            for name, value in values.items():
                 whole = np.asarray(returned[name].addressable_data(0))
                 found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
             found.setdefault(SEGMENTS, []).append(planned.segments)
-            text = f"{planned.bucket}"
-            progress.update(now + 1 - begin, planned.num_tokens, waited, text)
+            progress.update(now + 1 - begin, planned.num_tokens, waited, f"{planned.bucket}")
         if leads:
             arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
             every.write(number, arrays)
