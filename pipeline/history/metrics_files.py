@@ -55,7 +55,7 @@ class MetricsFiles(contextlib.ExitStack):
         path = make_directory(self._here) / "metrics.jsonl"
         with atomic_write(path) as file:
             file.writelines(kept)
-        self._file = self.enter_context(open(os.fspath(path), "a"))
+        self._file = self.enter_context(path.open("a"))
         self._writers = [*writers]
         # An evaluation after `step` steps stays there.
         self._board = _open_board(self._here / "tensorboard", purge_step=step + 1)

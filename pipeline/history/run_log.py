@@ -42,8 +42,8 @@ class RunLog:
     It touches files only inside the `with` block; `clock` and `stats` work before it. On several
     hosts, all make the log, and process 0 writes.
 
-    A run that resumes removes the lines of step `first` and of later ones, which it runs again, and
-    the TensorBoard events of later ones. `writers` are called again for all these steps.
+    A run that resumes runs the steps from `first` on again. It removes their lines and their
+    TensorBoard events, and calls `writers` again.
 
     Args:
         workdir: the directory of `metrics.jsonl`, `losses/`, `summary.json` and, if tensorboardX is

@@ -47,14 +47,14 @@ TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
 Program = Any  # a Jaxpr, closed or not, which are one class since JAX 0.12
 
-# Operations that call a Python function, which a digest of the program does not cover.
+# Operations that call a Python function. A digest of the program does not cover the function.
 CALLBACKS = "pure_callback", "io_callback"
 
-# Names of our files in the directory of parts, also while they are written.
+# Names of our files in the directory of parts, and of our temporary files there.
 NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.[0-9a-f]{32}\.tmp)?")
 
-# The steps of a part; a killed run repeats less than a part. Nothing else decides the ranges, so
-# every number of hosts writes the same parts.
+# The steps of a part. A killed run repeats less than a part. The ranges depend on nothing else, so
+# any number of hosts writes the same parts.
 STEPS = 64
 
 
@@ -143,7 +143,7 @@ def score(
         run = _as_step(step, has_state=state is not None)
         traces = {bucket: _trace(run, state, specs) for bucket, specs in loader.specs.items()}
         programs = [program for program, _ in traces.values()]
-        outputs = {bucket: returned for bucket, (_, returned) in traces.items()}
+        outputs = {bucket: shapes for bucket, (_, shapes) in traces.items()}
         values = find_values(outputs, per, reduce, plan, corpus.trees)
         manifest: dict[str, Any] = {
             "corpus": corpus.identity,
@@ -156,9 +156,9 @@ def score(
                 **{f"value {name}": str(value) for name, value in values.items()},
             },
         }
-        both = [(past.get(name), now) for name, now in manifest.items()]
-        if past and any(then != now for then, now in both):
-            changes = [change for then, now in both for change in differences(then, now)]
+        then = {name: past[name] for name in manifest if past}
+        changes = [each for name in then for each in differences(then[name], manifest[name])]
+        if changes:
             raise InvalidValue(
                 f"{directory} has other scores: {'; '.join(changes)}. Score into another "
                 "directory, or delete this one"
@@ -266,7 +266,7 @@ def _digest_programs(programs: Iterable[Program]) -> str:
 
 
 def _find_callback(programs: Iterable[Program]) -> str | None:
-    """The name of an operation that calls a Python function; None if there is none."""
+    """The name of an operation that calls a Python function; None if no program has one."""
     every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
     return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
 

@@ -17,6 +17,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.values import (
     POSITIONS,
+    REDUCE,
     Records,
     Value,
     continuations_of,
@@ -27,8 +28,6 @@ from pipeline.steps import hosts
 
 # More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
 ALL_STEPS = 1 << 40
-
-COMBINE = ("sum", "mean")
 
 
 def pack(
@@ -100,7 +99,6 @@ def pack(
         )
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
         hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
-
     return Packed(batches, sharding)
 
 
@@ -171,7 +169,7 @@ def unpack(
     pairs = list(results)
     planned, values = [batch for batch, _ in pairs], [given for _, given in pairs]
     if combine is not None:
-        require_one_of("combine", combine, COMBINE)
+        require_one_of("combine", combine, REDUCE)
     if not planned:
         raise InvalidValue("results are empty; give the plan and the values of each batch")
     if not isinstance(values[0], Mapping):
@@ -225,14 +223,15 @@ def _unpack(
     found = collected.read(0, count)
     if ragged:
         return np.split(found, np.cumsum(collected.counts)[:-1])
-    split = np.flatnonzero(np.bincount(pieces[:, 1]) > 1)
+    pieces_of = np.bincount(pieces[:, 1], minlength=count)
+    split = np.flatnonzero(pieces_of > 1)
     if len(split) and combine is None:
         raise InvalidValue(
             f"{name} has one record a {per}, and {counted(len(split), 'example')} are split into "
             f"several segments, first {split[0]}; give combine='sum' or 'mean', or use longer "
             "buckets"
         )
-    return [found[at] if there else found[:0] for at, there in enumerate(positions.any(axis=1))]
+    return [found[at] if number else found[:0] for at, number in enumerate(pieces_of)]
 
 
 def _as_whole(name: str, given: Any) -> np.ndarray:

@@ -21,6 +21,9 @@ POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
 CONTINUATION = "continuation"
 OTHERS = ("segment", CONTINUATION, "row")
 
+# Ways to make one record of those of an example.
+REDUCE = ("sum", "mean")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Value:
@@ -31,8 +34,8 @@ class Value:
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean" over the records of an example; None keeps them.
-        continuations: the number of continuations of each example, int64 [examples], if they have
-            the records.
+        continuations: the number of continuations of each example, int64 [examples], if each has
+            a record; otherwise None.
     """
 
     per: str
@@ -62,7 +65,7 @@ class Value:
 
     @property
     def sum_dtype(self) -> np.dtype:
-        """The type in which records are added up; that of the table if they are not."""
+        """The type of sums of records; `dtype` if `reduce` is None."""
         if self.reduce is None:
             return self.dtype
         return np.dtype(np.float64 if np.issubdtype(self.dtype, np.floating) else np.int64)
@@ -96,13 +99,10 @@ class Value:
 
 
 class Records:
-    """The records of all examples for one value, collected from those of segments.
+    """The records of one value for all examples, collected from those of segments.
 
-    Args:
-        value: the value.
-        positions: how many positions of each example the batches have, int64 [examples, sides]. An
-            example without any has no records.
-        make: makes an array of zeros from a shape and a dtype.
+    `positions`, int64 [examples, sides], counts the positions of each example in the batches; an
+    example without any has no records. `make` makes an array of zeros from a shape and a dtype.
     """
 
     def __init__(self, value: Value, positions: np.ndarray, make: Callable = np.zeros):
@@ -156,7 +156,7 @@ def find_values(
     `per` is the kind of all records, or a dict of kinds by name; `trees` are those of the corpus.
     """
     if reduce is not None:
-        require_one_of("reduce", reduce, ("sum", "mean"))
+        require_one_of("reduce", reduce, REDUCE)
     if not all(isinstance(values, dict) and values for values in outputs.values()):
         raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
     for name, value in itertools.chain(*(values.items() for values in outputs.values())):
@@ -187,7 +187,7 @@ def kinds_of(names: Iterable[str], per: str | Mapping[str, str]) -> dict[str, st
 
 
 def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarray | None:
-    """The number of continuations of each example, if they have the records; else None."""
+    """The number of continuations of each example, if each has a record; else None."""
     if per != CONTINUATION:
         return None
     if trees is None:
