@@ -55,8 +55,9 @@ class Clock:
         return dict(self._seconds)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Adds seconds that passed elsewhere."""
-        self._seconds[phase] += seconds
+        """Adds seconds that passed elsewhere, if there are any."""
+        if seconds:
+            self._seconds[phase] += seconds
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -82,7 +83,6 @@ class RunStats:
     capacity: float = 0.0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
-    unapplied: int = 0  # the last steps, whose gradients are in no update yet
     # For each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     # By phase, over all starts, each up to its last checkpoint. "lost": steps that are run again.
@@ -121,7 +121,6 @@ class RunStats:
             "tokens_per_second": self.tokens / training,
             "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
-            "unapplied_steps": self.unapplied,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
