@@ -16,8 +16,8 @@ from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.values import (
-    POSITIONS,
     REDUCE,
+    SINGLE,
     Records,
     Value,
     continuations_of,
@@ -198,7 +198,7 @@ def _unpack(
 ) -> list[np.ndarray]:
     """One of the values as a list of arrays, one for each of the examples."""
     count, continuations = len(examples), continuations_of(name, per, examples.trees)
-    ragged = per in [*POSITIONS] or continuations is not None
+    reduce = combine if per in SINGLE else None
     records, segments, value = [], [], cast(Any, None)
     for batch, given in zip(planned, arrays, strict=True):
         array = _as_whole(name, given)
@@ -206,11 +206,7 @@ def _unpack(
         most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
         shape = shape_of_records(name, array, per, batch.bucket, most)
         value = Value(
-            per=per,
-            shape=shape,
-            dtype=array.dtype,
-            reduce=None if ragged else combine,
-            continuations=continuations,
+            per=per, shape=shape, dtype=array.dtype, reduce=reduce, continuations=continuations
         )
         records.append(value.cut(array, batch))
         segments.append(batch.segments)
@@ -221,7 +217,7 @@ def _unpack(
     collected = Records(value, positions)
     collected.add(pieces, np.concatenate(records))
     found = collected.read(0, count)
-    if ragged:
+    if value.ragged:
         return np.split(found, np.cumsum(collected.counts)[:-1])
     pieces_of = np.bincount(pieces[:, 1], minlength=count)
     split = np.flatnonzero(pieces_of > 1)

@@ -17,9 +17,10 @@ from pipeline.planning.planned import PlannedBatch
 # Kinds of records with one for each position, and the side of the positions.
 POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
 
-# Other kinds of records. An example has one record, or one for each "continuation".
+# Kinds of records with one for each segment.
+SINGLE = ("segment", "row")
+
 CONTINUATION = "continuation"
-OTHERS = ("segment", CONTINUATION, "row")
 
 # Ways to make one record of those of an example.
 REDUCE = ("sum", "mean")
@@ -30,7 +31,7 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: the kind of its records, one of `POSITIONS` or of `OTHERS`.
+        per: the kind of its records: one of `POSITIONS`, one of `SINGLE`, or `CONTINUATION`.
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean" over the records of an example; None keeps them.
@@ -48,20 +49,15 @@ class Value:
         return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
 
     @property
-    def side(self) -> int | None:
-        """The side whose positions have the records; None if positions do not."""
-        return POSITIONS.get(self.per)
-
-    @property
     def ragged(self) -> bool:
         """Whether an example has a list of records, not one."""
-        return self.reduce is None and (self.side is not None or self.continuations is not None)
+        return self.reduce is None and self.per not in SINGLE
 
     def count(self, segments: np.ndarray) -> np.ndarray:
-        """The number of records of each segment of a plan: int64 [segments]."""
+        """The number of records of each segment, if not `SINGLE`: int64 [segments]."""
         if self.continuations is not None:
             return self.continuations[segments[:, 1]]
-        return np.ones(len(segments), np.int64) if self.side is None else segments[:, 3 + self.side]
+        return segments[:, 3 + POSITIONS[self.per]]
 
     @property
     def sum_dtype(self) -> np.dtype:
@@ -77,17 +73,17 @@ class Value:
         `[rows, continuations, *shape]` or `[rows, *shape]`. The result is `[records, *shape]` for a
         ragged value, otherwise `[segments, *shape]`.
         """
-        array = array[:, None] if self.per == "row" else array
-        row, size = planned.segments[:, 0], self.count(planned.segments)
-        if self.side is None and self.continuations is None:
-            records = array[row, planned.numbers].astype(self.sum_dtype)
-            size = planned.segments[:, -1]
-            return records * _outer(size, records) if self.reduce == "mean" else records
+        segments, row = planned.segments, planned.segments[:, 0]
+        if self.per in SINGLE:
+            records = array[row] if self.per == "row" else array[row, planned.numbers]
+            records = records.astype(self.sum_dtype)
+            return records * _outer(segments[:, -1], records) if self.reduce == "mean" else records
+        size = self.count(segments)
         before = np.cumsum(size) - size
-        if self.side is None:
+        if self.per == CONTINUATION:
             columns = count_before(row, size)
         else:
-            columns = planned.columns.reshape(len(row), -1)[:, self.side]
+            columns = planned.columns.reshape(len(row), -1)[:, POSITIONS[self.per]]
         begin = row * array.shape[1] + columns
         records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
         if self.reduce is None:
@@ -111,7 +107,7 @@ class Records:
         if value.continuations is not None:
             self.counts = value.continuations * positions.any(axis=1)
         else:
-            self.counts = positions[:, -1 if value.side is None else value.side]
+            self.counts = positions[:, POSITIONS.get(value.per, -1)]
         self._begins = np.cumsum(self.counts) - self.counts
         count = int(self.counts.sum()) if value.ragged else len(positions)
         self._array = make((count, *value.shape), value.sum_dtype)
@@ -203,7 +199,7 @@ def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int)
     `most` is the largest number of segments, or of continuations, in a row.
     """
     positions = ("inputs", "targets") if len(bucket.lengths) > 1 else ("position",)
-    require_one_of(f"per of {name}", per, (*positions, *OTHERS))
+    require_one_of(f"per of {name}", per, (*positions, "segment", CONTINUATION, "row"))
     side = POSITIONS.get(per)
     if per == "row" and most > 1:
         raise InvalidValue(
@@ -240,7 +236,7 @@ def _find(
         raise InvalidValue(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
-    single = per not in POSITIONS and reduce is None and continuations is None
+    single = per in SINGLE and reduce is None
     long = single and plan.max_position >= max(plan.buckets[-1].lengths)
     if long or (single and plan.cuts[0]):
         remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
