@@ -341,6 +341,8 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
         return str(caught.value)
 
     assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
+    # The manifest does not describe a transform, so scores with another would be taken for these.
+    assert "no option 'transform'" in refused(ready, TypeError, transform=dict)
     assert "did you mean 'max_length'" in refused(ready, TypeError, max_lenght=8)
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
