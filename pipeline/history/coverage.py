@@ -1,7 +1,4 @@
-"""Coverage: whether the batches of a plan have each position of an epoch once.
-
-The positions are counted over the batches, and not taken from the plan.
-"""
+"""Coverage: whether the batches of a plan have each position of an epoch once, by counting."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -22,7 +19,7 @@ class NotAsPlanned(InvalidValue):
 
 
 class Coverage:
-    """Checks, batch by batch, that a plan divides each epoch of each corpus into its batches.
+    """Checks that the batches of a plan have each position of an epoch once.
 
     An epoch has each position at most once and, if it is over, each position that is due. The plan
     may have changes, mix corpora, and follow corpora that grow.
@@ -85,10 +82,10 @@ class Coverage:
         return plan.plan_of(self._step - 1) if isinstance(plan, FollowedPlan) else plan
 
     def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """The positions of each example that are due in an epoch: int64 [examples, sides].
+        """The positions that each example must have in an epoch: int64 [examples, sides].
 
-        Also an upper limit on where its pieces end, like them; and the number of the first examples
-        that are due by now.
+        Also the largest end of its pieces, of the same shape; and a number of examples: the first
+        ones, which must be complete by now.
         """
         plan, name, over = self._plan, self._plan.names[which], self._over[which]
         if isinstance(plan, FollowedPlan) and name in plan.parts and not (epoch and over):

@@ -1,4 +1,4 @@
-"""The losses of a run's documents: files of sums, arrays, and the documents that stand out."""
+"""The losses of a run's documents: their files, as arrays, and the documents that stand out."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from pipeline.planning.text_table import text_table
 
 NAME = "losses"
 
-# The most segments in memory, and in a file, with 12 bytes each before compression.
+# The most segments in memory and in a file; each has 12 bytes before compression.
 SEGMENTS = 1 << 20
 
 # The usual loss of a step is the mean over this many steps before and after it.
@@ -31,9 +31,9 @@ TOKENS = 64
 class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
-    A file has the columns `step`, uint32, `loss` and `weight`, float32. It does not name examples:
-    the plan knows them. Files of the step that the run resumes from, and of later steps, are
-    removed.
+    A file has the columns `step`, uint32, `loss` and `weight`, float32. The plan knows the example
+    of each segment. A new log removes the files that begin at `step`, from which the run resumes,
+    or later.
     """
 
     def __init__(self, workdir: epath.Path, step: int):
@@ -106,14 +106,14 @@ class Losses(NamedTuple):
     usual: np.ndarray
 
     def select(self, which: np.ndarray) -> "Losses":
-        """Some of the segments, by a bool for each, or by their places."""
+        """Some of the segments: those that are True in `which`, or that it numbers from 0."""
         return Losses(*(column[which] for column in self))
 
     def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each example once, over all its segments: numbers, mean losses, and their excess.
+        """The numbers of the examples, ascending, their mean losses, and their excess.
 
-        Numbers ascend, int64 [examples]. Losses are means by weight, in nats. The excess over the
-        usual loss can be compared between all steps and corpora: float64 [examples].
+        Numbers are int64, the others float64, all [examples]. Losses are means by weight over all
+        segments of the example, in nats. The excess is the difference from the usual loss.
         """
         numbers, at = np.unique(self.example, return_inverse=True)
         total, usual, weight = (
@@ -141,10 +141,10 @@ def _usual(
 
 
 def losses(workdir: epath.PathLike) -> Losses:
-    """The losses of a run, over all its starts: arrays with an entry for each segment.
+    """The losses of a run over all its starts, with an entry for each segment.
 
-    The run is that of train.py, or of your own loop with `write_history` and a `RunLog` whose steps
-    return `segments`.
+    The run is of train.py, or of your own loop with `write_history`, if it gives `RunLog.add` the
+    value `segments`.
 
     Raises:
         FileNotFoundError: there is no run, or it has no losses.
@@ -154,10 +154,10 @@ def losses(workdir: epath.PathLike) -> Losses:
 
 
 class Why:
-    """The `losses` of a run, document by document, as lines of text.
+    """Lines of text about the documents in the `losses` of a run.
 
-    Losses are means in nats, by weight. Documents whose loss is not finite come first. A step or a
-    document without losses is a `ValueError`.
+    Losses are means by weight, in nats. Documents whose loss is not finite come first. A step or a
+    document without losses raises a `ValueError`.
     """
 
     def __init__(self, workdir: epath.PathLike):

@@ -20,13 +20,14 @@ logger = logging.getLogger(__name__)
 Writer = Callable[[int, dict[str, float]], object]
 
 
-class MetricsFiles:
+class MetricsFiles(contextlib.ExitStack):
     """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
 
     The first writer is that of TensorBoard, if it is installed. A run that resumes from a step
     removes the lines of the steps that it will run again, whose seconds are `lost`, and of
     evaluations of steps that are not in `evaluated`. Object storage cannot append, so for it, the
-    files are kept on this machine, and `flush` uploads them whole.
+    files are kept on this machine, and `flush` uploads them whole. `close` flushes and closes all
+    files, even if some fail.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class MetricsFiles:
         evaluated: Collection[str],
         writers: Iterable[Writer] = (),
     ):
+        super().__init__()
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
         kept: list[bytes] = []
         for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
@@ -46,15 +48,21 @@ class MetricsFiles:
                     kept.append(line + b"\n")
                 elif "eval_loss" not in values:
                     self.lost += values.get("seconds", 0.0)
-        self._scratch = None if is_local(workdir) else tempfile.TemporaryDirectory()
-        self._here = epath.Path(self._scratch.name) if self._scratch else workdir
-        make_directory(self._here)
-        with atomic_write(self._here / "metrics.jsonl") as file:
+        self.enter_context(name_full_disk(self._path))
+        self._here = workdir
+        if not is_local(workdir):
+            self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        path = make_directory(self._here) / "metrics.jsonl"
+        with atomic_write(path) as file:
             file.writelines(kept)
-        self._file = open(os.fspath(self._here / "metrics.jsonl"), "a")  # noqa: SIM115
+        self._file = self.enter_context(path.open("a"))
+        self._writers = [*writers]
         # An evaluation after `step` steps stays there.
         self._board = _open_board(self._here / "tensorboard", purge_step=step + 1)
-        self._writers = [self._write_events, *writers] if self._board else [*writers]
+        if self._board:
+            self.callback(self._board.close)
+            self._writers.insert(0, self._write_events)
+        self.callback(self.flush)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line; `step` is among its values."""
@@ -74,19 +82,8 @@ class MetricsFiles:
             self._file.flush()
             if self._board:
                 self._board.flush()
-        if self._scratch:
+        if self._here != self._path.parent:
             copy_files(self._here, self._path.parent)
-
-    def close(self) -> None:
-        """Flushes and closes all files, even if some fail."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(name_full_disk(self._path))
-            if self._scratch:
-                stack.enter_context(self._scratch)
-            if self._board:
-                stack.callback(self._board.close)
-            stack.enter_context(self._file)
-            self.flush()
 
     def _write_events(self, step: int, values: Mapping[str, float]) -> None:
         """The writer of TensorBoard."""

@@ -25,11 +25,11 @@ NAME = "plans.json"
 def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes the corpora, plans and changes behind the batches of the run in `workdir`.
 
-    A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view; `features`, if there are any, were added to it. A single corpus has the name
-    "". The plan has all of the run's steps.
+    A corpus inside the work directory is named relative to it, any other by its whole path.
+    `features` names those that `with_features` added, and `view` describes a view. A single corpus
+    has the name "". The plan has all of the run's steps.
 
-    {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": {…},
+    {"corpora": {"": {"directory": "corpus/train", "features": [], "view": null}}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
 
@@ -45,11 +45,10 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
                 "its batches again; prepare a corpus, or write no history"
             )
         view = one.description if isinstance(one, View) else None
-        places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
+        place = _absolute(place).removeprefix(inside)
+        places[name] = {"directory": place, "features": one.added, "view": view}
         if isinstance(one, Growing):
             places[name] |= {"follow": True, "hold_out": one.hold_out}
-        if one.added:
-            places[name]["features"] = one.added
     content = {
         "corpora": places,
         "tokens": corpus.identity,
@@ -89,8 +88,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
                 opened[name] = Growing(workdir / place["directory"], **options)
                 opened[name].refresh(0)
                 continue
-            added: Any = {name: each for name, each in place.items() if name == "features"}
-            opened[name] = open_corpus(workdir / place["directory"], **added)
+            opened[name] = open_corpus(workdir / place["directory"], features=place["features"])
             if place["view"]:
                 opened[name] = view_of(opened[name], place["view"])
         corpus = opened[""] if [*opened] == [""] else Corpora(opened)

@@ -12,11 +12,11 @@ EVERY = 10.0
 class Progress:
     """Logs the steps of a run, its speed, and its waits for batches.
 
-    The run has `steps` steps and resumes from `step`. With several hosts, it is `enabled` on one.
+    The run has `steps` steps and resumes from `step`. With several hosts, use it on one.
     """
 
-    def __init__(self, steps: int, step: int, *, enabled: bool = True):
-        self._steps, self._first, self._enabled = steps, step, enabled
+    def __init__(self, steps: int, step: int):
+        self._steps, self._first = steps, step
         self._begin = self._logged = time.perf_counter()
         self._tokens, self._waited = 0, 0.0  # since the last line
 
@@ -25,7 +25,7 @@ class Progress:
         self._tokens, self._waited = self._tokens + tokens, self._waited + waited
         now = time.perf_counter()
         span = max(now - self._logged, 1e-9)
-        if not self._enabled or (span < EVERY and step < self._steps):
+        if span < EVERY and step < self._steps:
             return
         left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
         logger.info(

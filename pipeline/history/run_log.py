@@ -42,8 +42,8 @@ class RunLog:
     It touches files only inside the `with` block; `clock` and `stats` work before it. On several
     hosts, all make the log, and process 0 writes.
 
-    A run that resumes removes the lines of step `first` and of later ones, which it runs again, and
-    the TensorBoard events of later ones. `writers` are called again for all these steps.
+    A run that resumes runs the steps from `first` on again. It removes their lines and their
+    TensorBoard events, and calls `writers` again.
 
     Args:
         workdir: the directory of `metrics.jsonl`, `losses/`, `summary.json` and, if tensorboardX is
@@ -98,7 +98,7 @@ class RunLog:
                 stack.callback(self._files.close)
                 stack.callback(self._losses.flush)
                 self.clock.add("lost", self._files.lost)
-            self._progress = Progress(self._steps, self._first, enabled=self._leads)
+                self._progress = Progress(self._steps, self._first)
             self._before = self.clock.seconds()
             self._stack = stack.pop_all()
         return self
@@ -237,8 +237,9 @@ class RunLog:
             line["flop_utilisation"] = flops / seconds / self._peak
         if self._leads:
             self._files.write(line)
-        text = f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self.stats.padding:.2%}"
-        self._progress.update(step + 1, planned.num_tokens, waited, text)
+            shown = f"loss {numbers['loss']:.3f} · {planned.bucket}"
+            shown += f" · padding {self.stats.padding:.2%}"
+            self._progress.update(step + 1, planned.num_tokens, waited, shown)
 
     def _handle_nonfinite(self, step: int, planned: PlannedBatch, values: dict[str, float]) -> None:
         norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""

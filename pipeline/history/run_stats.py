@@ -77,17 +77,15 @@ class RunStats:
 
     tokens: int = 0  # real positions trained on
     positions: int = 0  # all computed positions, padding included
-    # Floating-point operations of the model's mathematics, and those that the devices could have
-    # done in that time, if known.
+    # Floating-point operations of the model's mathematics, and those that the devices can do in the
+    # time that the steps took; 0 if unknown.
     flops: float = 0.0
     capacity: float = 0.0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
-    unapplied: int = 0  # the last steps, whose gradients are in no update yet
     # For each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
-    # By phase, over all starts up to the last checkpoint of each. Steps that a kill undid are
-    # "lost".
+    # By phase, over all starts, each up to its last checkpoint. "lost": steps that are run again.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # In this start: compilations of the training step by bucket; and since its first step, those
     # of the steps, and those of other functions.
@@ -123,7 +121,6 @@ class RunStats:
             "tokens_per_second": self.tokens / training,
             "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
-            "unapplied_steps": self.unapplied,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,

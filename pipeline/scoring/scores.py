@@ -1,7 +1,6 @@
 """`score`: a step's results for each example of a corpus, in order."""
 
 import contextlib
-import datetime
 import functools
 import hashlib
 import json
@@ -25,8 +24,8 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.parts import json_digest
-from pipeline.errors import InvalidType, InvalidValue, require_whole
-from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory, remove_files
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
+from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
 from pipeline.fs.step_files import StepFiles
 from pipeline.history.progress import Progress
 from pipeline.loading.checksum import checksums
@@ -35,6 +34,7 @@ from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.options import list_keywords
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.table import SEGMENTS, VALUE, Parts, open_table, write_table
 from pipeline.scoring.values import Value, find_values
@@ -47,21 +47,15 @@ TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
 Program = Any  # a Jaxpr, closed or not, which are one class since JAX 0.12
 
-# Operations that call a Python function, which a digest of the program does not cover.
+# Operations that call a Python function. A digest of the program does not cover the function.
 CALLBACKS = "pure_callback", "io_callback"
 
-# Names of our files in the directory of parts, also while they are written.
+# Names of our files in the directory of parts, and of our temporary files there.
 NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.[0-9a-f]{32}\.tmp)?")
 
-# The steps of a part; a killed run repeats less than a part. Nothing else decides the ranges, so
-# every number of hosts writes the same parts.
+# The steps of a part. A killed run repeats less than a part. The ranges depend on nothing else, so
+# any number of hosts writes the same parts.
 STEPS = 64
-
-# Options of `load` that change the order of examples, repeat them, or change the layout of batches.
-FIXED = (
-    *("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order"),
-    *("follow", "wait_seconds"),
-)
 
 
 class ScoreOptions(OrderedOptions, total=False):
@@ -126,8 +120,9 @@ def score(
             or `directory` has other scores, or damaged ones.
         RuntimeError: another process is scoring into `directory`.
     """
-    if wrong := [name for name in options if name in FIXED]:
-        raise InvalidType(f"score() has no option {wrong[0]!r}: it takes each example once")
+    known = {*ScoreOptions.__annotations__, *list_keywords(score)}
+    if wrong := [name for name in options if name not in known]:
+        raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
     corpus = _finished(corpus)
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
@@ -146,23 +141,24 @@ def score(
         )
         corpus, plan = loader.corpus, loader.plan
         run = _as_step(step, has_state=state is not None)
-        outputs = {
-            bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
-        }
+        traces = {bucket: _trace(run, state, specs) for bucket, specs in loader.specs.items()}
+        programs = [program for program, _ in traces.values()]
+        outputs = {bucket: shapes for bucket, (_, shapes) in traces.items()}
         values = find_values(outputs, per, reduce, plan, corpus.trees)
-        scores: dict[str, Any] = {"epoch": epoch, "positions": loader.batches.positions}
-        programs = [_trace(run, state, specs) for specs in loader.specs.values()]
-        scores |= {"step": _digest_programs(programs)}
-        scores |= {"state": json_digest(checksums(jax.tree.map(jnp.asarray, state)))}
-        scores |= {f"value {name}": str(value) for name, value in values.items()}
         manifest: dict[str, Any] = {
             "corpus": corpus.identity,
             "plan": plan.identity,
-            "scores": scores,
+            "scores": {
+                "epoch": epoch,
+                "positions": loader.batches.positions,
+                "step": _digest_programs(programs),
+                "state": json_digest(checksums(jax.tree.map(jnp.asarray, state))),
+                **{f"value {name}": str(value) for name, value in values.items()},
+            },
         }
-        both = [(past.get(name), now) for name, now in manifest.items()]
-        if past and any(then != now for then, now in both):
-            changes = [change for then, now in both for change in differences(then, now)]
+        then = {name: past[name] for name in manifest if past}
+        changes = [each for name in then for each in differences(then[name], manifest[name])]
+        if changes:
             raise InvalidValue(
                 f"{directory} has other scores: {'; '.join(changes)}. Score into another "
                 "directory, or delete this one"
@@ -179,8 +175,7 @@ def score(
             if whole:
                 if _digest_file(table) != past["sha256"]:
                     raise InvalidValue(f"{table} is damaged; delete it, and score again")
-                made = datetime.datetime.fromtimestamp(table.stat().mtime)
-                logger.info("%s has these scores since %s", table, f"{made:%Y-%m-%d %H:%M}")
+                logger.info("%s has these scores already", table)
                 return len(ranges)
             contents = map(every.files.read, ranges)
             return next((n for n, each in enumerate(contents) if each is None), len(ranges))
@@ -222,11 +217,7 @@ def _finished(corpus: Any) -> Any:
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:
     """The manifest of the scores in a directory, whole or in parts; empty if there are none."""
-    table, folder, manifest = directory / TABLE, directory / PARTS, directory / MANIFEST
-    if is_local(folder) and os.path.islink(folder):
-        raise InvalidValue(
-            f"{folder} is a symbolic link; remove it, or score into another directory"
-        )
+    table, manifest = directory / TABLE, directory / MANIFEST
     past: Any = {}
     if manifest.exists():
         with contextlib.suppress(ValueError, IsADirectoryError):
@@ -255,13 +246,14 @@ def _digest_file(path: epath.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _trace(run: Callable, state: Any, batch: Any) -> Program:
-    """The program of a step, for any number of devices."""
+def _trace(run: Callable, state: Any, batch: Any) -> tuple[Program, Any]:
+    """The program of a step, for any number of devices, and the shapes of its results."""
+    trace = jax.make_jaxpr(run, return_shape=True)
     try:
         with use_abstract_mesh(AbstractMesh((), ())):
-            return jax.make_jaxpr(run)(state, batch)
+            return trace(state, batch)
     except Exception:  # the step needs its mesh
-        return jax.make_jaxpr(run)(state, batch)
+        return trace(state, batch)
 
 
 def _digest_programs(programs: Iterable[Program]) -> str:
@@ -274,7 +266,7 @@ def _digest_programs(programs: Iterable[Program]) -> str:
 
 
 def _find_callback(programs: Iterable[Program]) -> str | None:
-    """The name of an operation that calls a Python function; None if there is none."""
+    """The name of an operation that calls a Python function; None if no program has one."""
     every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
     return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
 
@@ -311,22 +303,23 @@ def _write_parts(
     loader: Loader, step: Callable, every: Parts, done: int, values: Mapping[str, Value]
 ) -> None:
     """Runs the steps of all parts but the first `done`, and writes these parts on process 0."""
-    leads, begin, end = jax.process_index() == 0, every.ranges[0][0], every.ranges[-1][-1] + 1
-    first = every.ranges[done][0]
+    leads = jax.process_index() == 0
+    begin, first, end = every.ranges[0][0], every.ranges[done][0], every.ranges[-1][-1] + 1
     loader.set_state(loader.batches.origin.state(first))
     results = _run(loader, step, end - first)
-    progress = Progress(end - begin, first - begin, enabled=leads)
+    progress = Progress(end - begin, first - begin)
     for number in range(done, len(every.ranges)):
         found: dict[str, list[np.ndarray]] = {}
         for now in every.ranges[number]:
             planned, returned, waited = next(results)
             jax.block_until_ready(returned)
-            for name, value in values.items() if leads else ():
+            if not leads:
+                continue
+            for name, value in values.items():
                 whole = np.asarray(returned[name].addressable_data(0))
                 found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
             found.setdefault(SEGMENTS, []).append(planned.segments)
-            text = f"{planned.bucket}"
-            progress.update(now + 1 - begin, planned.num_tokens, waited, text)
+            progress.update(now + 1 - begin, planned.num_tokens, waited, f"{planned.bucket}")
         if leads:
             arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
             every.write(number, arrays)

@@ -1,8 +1,8 @@
 """The table of scores: a row for each example, in the order of the corpus, made from parts.
 
-Parts have the values of fixed ranges of steps, and stay on disk until all of them are there. Their
-records are written to the places of their examples in scratch files, which the system keeps in
-memory if there is room, and from there to the table.
+Each part has the values of a fixed range of steps, and stays on disk until all parts are there. The
+records of all parts are sorted by example in scratch files, which the system keeps in memory if
+there is room, and then written to the table.
 """
 
 import contextlib
@@ -20,8 +20,7 @@ from etils import epath
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.fs.step_files import StepFiles
-from pipeline.planning.layout import ranges
-from pipeline.scoring.values import Value
+from pipeline.scoring.values import Records, Value
 
 # Arrays of a part: the segments of the plan, and the records of each value.
 SEGMENTS, VALUE = "segments", "value:"
@@ -32,7 +31,7 @@ ROWS = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of some ranges of steps: arrays with a line for each segment, in order of steps."""
+    """The parts of some ranges of steps, each a dict of arrays with the segments of its steps."""
 
     files: StepFiles
     ranges: Sequence[range]
@@ -75,54 +74,37 @@ def write_table(
     positions = np.zeros(shape, np.int64)
     for part in parts:
         np.add.at(positions, part[SEGMENTS][:, 1], part[SEGMENTS][:, 3:])
-    counts = {name: value.count_examples(positions) for name, value in values.items()}
-    offsets = {name: np.cumsum(count) - count for name, count in counts.items()}
+    folder = path.parent if is_local(path) else None
     with contextlib.ExitStack() as stack:
-        records = {}
-        for name, value in values.items():
-            folder = path.parent if is_local(path) else None
+
+        def make(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
             scratch = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-            count = int(counts[name].sum()) if value.ragged else shape[0]
-            size = max(count, 1), *value.shape
-            records[name] = np.memmap(scratch, value.sum_dtype, "w+", shape=size)
+            return np.memmap(scratch, dtype, "w+", shape=(max(shape[0], 1), *shape[1:]))
+
+        records = {name: Records(value, positions, make) for name, value in values.items()}
         for part in parts:
-            example, start = part[SEGMENTS][:, 1], part[SEGMENTS][:, 2]
-            for name, value in values.items():
-                if value.ragged:
-                    # Those of the positions from `start` on, if the example is split.
-                    places = ranges(offsets[name][example] + start, value.count(part[SEGMENTS]))
-                    records[name][places] = part[VALUE + name]
-                else:  # each once, or in the order of the plan, which is always the same
-                    np.add.at(records[name], example, part[VALUE + name])
-        batches = _batches(values, records, np.any(positions, axis=1), counts, offsets)
+            segments = part[SEGMENTS]
+            for name, each in records.items():
+                each.add(segments, part[VALUE + name])
+        batches = _batches(records, ~np.any(positions, axis=1))
         first = next(batches)
         with atomic_write(path) as file, pa.ipc.new_file(file, first.schema) as writer:
             for batch in (first, *batches):
                 writer.write_batch(batch)
 
 
-def _batches(
-    values: Mapping[str, Value],
-    records: Mapping[str, np.ndarray],
-    there: np.ndarray,
-    counts: Mapping[str, np.ndarray],
-    offsets: Mapping[str, np.ndarray],
-) -> Iterator[pa.RecordBatch]:
-    """The rows of the table; `there` is True for examples that are in a batch."""
-    for first in range(0, len(there), ROWS):
-        rows = slice(first, first + ROWS)
-        missing = pa.array(~there[rows])
-        columns = {}
-        for name, value in values.items():
-            if value.ragged:
-                sizes, begin = counts[name][rows], int(offsets[name][first])
-                lists = as_column(records[name][begin : begin + int(sizes.sum())])
-                ends = np.concatenate([[0], np.cumsum(sizes)])
-                column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
-            else:
-                column = as_column(value.finish(records[name][rows], counts[name][rows]))
+def _batches(records: Mapping[str, Records], missing: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """The rows of the table; `missing` is True for examples that are in no batch."""
+    for first in range(0, len(missing), ROWS):
+        last = first + ROWS
+        nulls, columns = pa.array(missing[first:last]), {}
+        for name, each in records.items():
+            column = as_column(each.read(first, last))
+            if each.value.ragged:
+                ends = np.cumsum(np.insert(each.counts[first:last], 0, 0))
+                column = pa.LargeListArray.from_arrays(pa.array(ends), column)
             null = pa.scalar(None, column.type)
-            columns[name] = pc.call_function("if_else", [missing, null, column])
+            columns[name] = pc.call_function("if_else", [nulls, null, column])
         yield pa.record_batch(columns)
 
 

@@ -12,17 +12,22 @@ from pipeline.errors import InvalidType, InvalidValue, counted, name_some, requi
 from pipeline.loading.batches import Batch, Batches
 from pipeline.loading.sharding import batch_sharding, field_specs, to_global
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.values import POSITIONS, Value, continuations_of, kinds_of, shape_of_records
+from pipeline.scoring.values import (
+    REDUCE,
+    SINGLE,
+    Records,
+    Value,
+    continuations_of,
+    kinds_of,
+    shape_of_records,
+)
 from pipeline.steps import hosts
 
 # More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
 ALL_STEPS = 1 << 40
-
-COMBINE = ("sum", "mean")
 
 
 def pack(
@@ -94,7 +99,6 @@ def pack(
         )
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
         hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
-
     return Packed(batches, sharding)
 
 
@@ -165,7 +169,7 @@ def unpack(
     pairs = list(results)
     planned, values = [batch for batch, _ in pairs], [given for _, given in pairs]
     if combine is not None:
-        require_one_of("combine", combine, COMBINE)
+        require_one_of("combine", combine, REDUCE)
     if not planned:
         raise InvalidValue("results are empty; give the plan and the values of each batch")
     if not isinstance(values[0], Mapping):
@@ -194,45 +198,36 @@ def _unpack(
 ) -> list[np.ndarray]:
     """One of the values as a list of arrays, one for each of the examples."""
     count, continuations = len(examples), continuations_of(name, per, examples.trees)
+    reduce = combine if per in SINGLE else None
     records, segments, value = [], [], cast(Any, None)
     for batch, given in zip(planned, arrays, strict=True):
         array = _as_whole(name, given)
         weights = None if continuations is None else continuations[batch.segments[:, 1]]
         most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
         shape = shape_of_records(name, array, per, batch.bucket, most)
-        ragged = per in POSITIONS or continuations is not None
         value = Value(
-            per=per,
-            shape=shape,
-            dtype=array.dtype,
-            reduce=None if ragged else combine,
-            continuations=continuations,
+            per=per, shape=shape, dtype=array.dtype, reduce=reduce, continuations=continuations
         )
         records.append(value.cut(array, batch))
         segments.append(batch.segments)
-    found, pieces = np.concatenate(records), np.concatenate(segments)
-    order = np.lexsort((pieces[:, 2], pieces[:, 1]))
-    sizes = value.count(pieces)
-    begins, pieces = np.cumsum(sizes) - sizes, pieces[order]
-    example, start, size = pieces[:, 1], pieces[:, 2], pieces[:, 3]
-    _require_whole(example, start, size, count)
-    found = found[ranges(begins[order], sizes[order])]
-    records_of = np.bincount(example, sizes[order], count).astype(np.int64)
-    if value.reduce is not None:
-        sums = np.zeros((count, *value.shape), value.sum_dtype)
-        np.add.at(sums, example, found)
-        found = value.finish(sums, np.bincount(example, pieces[:, -1], count))[records_of > 0]
-        records_of = np.minimum(records_of, 1)
-    each = np.split(found, np.cumsum(records_of)[:-1])
+    pieces = np.concatenate(segments)
+    _require_whole(pieces, count)
+    positions = np.zeros((count, pieces.shape[1] - 3), np.int64)
+    np.add.at(positions, pieces[:, 1], pieces[:, 3:])
+    collected = Records(value, positions)
+    collected.add(pieces, np.concatenate(records))
+    found = collected.read(0, count)
     if value.ragged:
-        return each
-    if (split := np.flatnonzero(records_of > 1)).size:
+        return np.split(found, np.cumsum(collected.counts)[:-1])
+    pieces_of = np.bincount(pieces[:, 1], minlength=count)
+    split = np.flatnonzero(pieces_of > 1)
+    if len(split) and combine is None:
         raise InvalidValue(
             f"{name} has one record a {per}, and {counted(len(split), 'example')} are split into "
             f"several segments, first {split[0]}; give combine='sum' or 'mean', or use longer "
             "buckets"
         )
-    return [array[0] if len(array) else array for array in each]
+    return [found[at] if number else found[:0] for at, number in enumerate(pieces_of)]
 
 
 def _as_whole(name: str, given: Any) -> np.ndarray:
@@ -246,8 +241,10 @@ def _as_whole(name: str, given: Any) -> np.ndarray:
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
-def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, count: int) -> None:
-    """Refuses pieces of examples, in order, that have gaps or overlaps."""
+def _require_whole(pieces: np.ndarray, count: int) -> None:
+    """Refuses segments of a plan that leave gaps in examples, or overlap."""
+    pieces = pieces[np.lexsort((pieces[:, 2], pieces[:, 1]))]
+    example, start, size = pieces[:, 1], pieces[:, 2], pieces[:, 3]
     if len(example) and example[-1] >= count:
         raise InvalidValue(
             f"results are for example {example[-1]:,}, and there are {count:,}; give the examples "

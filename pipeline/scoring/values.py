@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,9 +17,13 @@ from pipeline.planning.planned import PlannedBatch
 # Kinds of records with one for each position, and the side of the positions.
 POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
 
-# Other kinds of records. An example has one record, or one for each "continuation".
+# Kinds of records with one for each segment.
+SINGLE = ("segment", "row")
+
 CONTINUATION = "continuation"
-OTHERS = ("segment", CONTINUATION, "row")
+
+# Ways to make one record of those of an example.
+REDUCE = ("sum", "mean")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,12 +31,12 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: the kind of its records, one of `POSITIONS` or of `OTHERS`.
+        per: the kind of its records: one of `POSITIONS`, one of `SINGLE`, or `CONTINUATION`.
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean" over the records of an example; None keeps them.
-        continuations: the number of continuations of each example, int64 [examples], if they have
-            the records.
+        continuations: the number of continuations of each example, int64 [examples], if each has
+            a record; otherwise None.
     """
 
     per: str
@@ -45,24 +49,19 @@ class Value:
         return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
 
     @property
-    def side(self) -> int | None:
-        """The side whose positions have the records; None if positions do not."""
-        return POSITIONS.get(self.per)
-
-    @property
     def ragged(self) -> bool:
         """Whether an example has a list of records, not one."""
-        return self.reduce is None and (self.side is not None or self.continuations is not None)
+        return self.reduce is None and self.per not in SINGLE
 
     def count(self, segments: np.ndarray) -> np.ndarray:
-        """The number of records of each segment of a plan: int64 [segments]."""
+        """The number of records of each segment, if not `SINGLE`: int64 [segments]."""
         if self.continuations is not None:
             return self.continuations[segments[:, 1]]
-        return np.ones(len(segments), np.int64) if self.side is None else segments[:, 3 + self.side]
+        return segments[:, 3 + POSITIONS[self.per]]
 
     @property
     def sum_dtype(self) -> np.dtype:
-        """The type in which records are added up; that of the table if they are not."""
+        """The type of sums of records; `dtype` if `reduce` is None."""
         if self.reduce is None:
             return self.dtype
         return np.dtype(np.float64 if np.issubdtype(self.dtype, np.floating) else np.int64)
@@ -74,17 +73,17 @@ class Value:
         `[rows, continuations, *shape]` or `[rows, *shape]`. The result is `[records, *shape]` for a
         ragged value, otherwise `[segments, *shape]`.
         """
-        array = array[:, None] if self.per == "row" else array
-        row, size = planned.segments[:, 0], self.count(planned.segments)
-        if self.side is None and self.continuations is None:
-            records = array[row, planned.numbers].astype(self.sum_dtype)
-            size = planned.segments[:, -1]
-            return records * _outer(size, records) if self.reduce == "mean" else records
+        segments, row = planned.segments, planned.segments[:, 0]
+        if self.per in SINGLE:
+            records = array[row] if self.per == "row" else array[row, planned.numbers]
+            records = records.astype(self.sum_dtype)
+            return records * _outer(segments[:, -1], records) if self.reduce == "mean" else records
+        size = self.count(segments)
         before = np.cumsum(size) - size
-        if self.side is None:
+        if self.per == CONTINUATION:
             columns = count_before(row, size)
         else:
-            columns = planned.columns.reshape(len(row), -1)[:, self.side]
+            columns = planned.columns.reshape(len(row), -1)[:, POSITIONS[self.per]]
         begin = row * array.shape[1] + columns
         records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
         if self.reduce is None:
@@ -94,21 +93,46 @@ class Value:
             sums[size > 0] = np.add.reduceat(records, before[size > 0])
         return sums
 
-    def finish(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The records of examples, from their sums and `count_examples`."""
-        if self.reduce == "mean":
-            sums = sums / np.maximum(_outer(counts, sums), 1)
-        return sums.astype(self.dtype) if np.issubdtype(self.dtype, np.floating) else sums
 
-    def count_examples(self, positions: np.ndarray) -> np.ndarray:
-        """The number of records of each example, or the divisor of its mean: int64 [examples].
+class Records:
+    """The records of one value for all examples, collected from those of segments.
 
-        `positions` `[examples, sides]` counts those in the batches; an example without any has no
-        records.
-        """
-        if self.continuations is not None:
-            return self.continuations * positions.any(axis=1)
-        return positions[:, -1 if self.side is None else self.side]
+    `positions`, int64 [examples, sides], counts the positions of each example in the batches; an
+    example without any has no records. `make` makes an array of zeros from a shape and a dtype.
+    """
+
+    def __init__(self, value: Value, positions: np.ndarray, make: Callable = np.zeros):
+        self.value = value
+        # The number of records of each example, or the divisor of its mean.
+        if value.continuations is not None:
+            self.counts = value.continuations * positions.any(axis=1)
+        else:
+            self.counts = positions[:, POSITIONS.get(value.per, -1)]
+        self._begins = np.cumsum(self.counts) - self.counts
+        count = int(self.counts.sum()) if value.ragged else len(positions)
+        self._array = make((count, *value.shape), value.sum_dtype)
+
+    def add(self, segments: np.ndarray, records: np.ndarray) -> None:
+        """Takes what `cut` returned for some segments of a plan."""
+        example, start = segments[:, 1], segments[:, 2]
+        if self.value.ragged:  # in a split example, a segment has positions from `start` on
+            places = ranges(self._begins[example] + start, self.value.count(segments))
+            self._array[places] = records
+        elif self.value.reduce is None:
+            self._array[example] = records
+        else:
+            np.add.at(self._array, example, records)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """The records of examples `first` to `last - 1`: all, or one for each example."""
+        counts, dtype = self.counts[first:last], self.value.dtype
+        if self.value.ragged:
+            begin = int(self._begins[first])
+            return self._array[begin : begin + int(counts.sum())]
+        records = self._array[first:last]
+        if self.value.reduce == "mean":
+            records = records / np.maximum(_outer(counts, records), 1)
+        return records.astype(dtype) if np.issubdtype(dtype, np.floating) else records
 
 
 def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -128,7 +152,7 @@ def find_values(
     `per` is the kind of all records, or a dict of kinds by name; `trees` are those of the corpus.
     """
     if reduce is not None:
-        require_one_of("reduce", reduce, ("sum", "mean"))
+        require_one_of("reduce", reduce, REDUCE)
     if not all(isinstance(values, dict) and values for values in outputs.values()):
         raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
     for name, value in itertools.chain(*(values.items() for values in outputs.values())):
@@ -159,7 +183,7 @@ def kinds_of(names: Iterable[str], per: str | Mapping[str, str]) -> dict[str, st
 
 
 def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarray | None:
-    """The number of continuations of each example, if they have the records; else None."""
+    """The number of continuations of each example, if each has a record; else None."""
     if per != CONTINUATION:
         return None
     if trees is None:
@@ -175,7 +199,7 @@ def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int)
     `most` is the largest number of segments, or of continuations, in a row.
     """
     positions = ("inputs", "targets") if len(bucket.lengths) > 1 else ("position",)
-    require_one_of(f"per of {name}", per, (*positions, *OTHERS))
+    require_one_of(f"per of {name}", per, (*positions, "segment", CONTINUATION, "row"))
     side = POSITIONS.get(per)
     if per == "row" and most > 1:
         raise InvalidValue(
@@ -212,7 +236,7 @@ def _find(
         raise InvalidValue(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
-    single = per not in POSITIONS and reduce is None and continuations is None
+    single = per in SINGLE and reduce is None
     long = single and plan.max_position >= max(plan.buckets[-1].lengths)
     if long or (single and plan.cuts[0]):
         remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"

@@ -85,7 +85,7 @@ def parse_flags(arguments: list[str], default: str) -> list[str]:
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()
-    flags.FLAGS.workdir = given.workdir or default_workdir(file)
+    flags.FLAGS["workdir"].value = given.workdir or default_workdir(file)
     return rest
 
 

@@ -304,15 +304,15 @@ class Run(contextlib.ExitStack):
             names = self._compilations.names
             stats.compiles_after_start = sum(name in steps for name in names)
             stats.other_compiles = len(names) - stats.compiles_after_start
-            stats.unapplied = int(state["steps"]) % self.config.accumulate
             data = self._loader.get_state()
             run = {"config": self._fields, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
             self._keep_parts(data)
-        if done == self.config.steps and stats.unapplied:
+        ends = done == self.config.steps
+        if ends and (unapplied := int(state["steps"]) % self.config.accumulate):
             logger.warning(
-                f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
+                f"the gradients of the last {counted(unapplied, 'step')} are in no update, "
                 f"which takes accumulate={self.config.accumulate} steps, since some steps were "
                 "skipped or not finite"
             )

@@ -259,7 +259,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
         pipeline.score(corpus, steps[1], directory=place, **READY)
     with messages() as said:
         assert score().equals(first)
-    assert f"scores.arrow has these scores since {time.strftime('%Y-')}" in str(said)
+    assert "scores.arrow has these scores already" in str(said)
     values = first["value"].to_pylist()  # the table is mapped
     content = bytearray((tmp_path / "scores.arrow").read_bytes())
     content[len(content) // 2] ^= 1
@@ -304,12 +304,6 @@ def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
     pipeline.score(corpus, ready, directory=tmp_path / "d", **READY)
     for name in ("parts", "scores.parts"):
         assert [path.name for path in (tmp_path / "d" / name).iterdir()] == ["mine.npz"]
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "scores.parts").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"scores\.parts is a symbolic link"):
-        pipeline.score(corpus, ready, directory=tmp_path / "e", **READY)
-    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
@@ -347,6 +341,8 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
         return str(caught.value)
 
     assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
+    # The manifest does not describe a transform, so scores with another would be taken for these.
+    assert "no option 'transform'" in refused(ready, TypeError, transform=dict)
     assert "did you mean 'max_length'" in refused(ready, TypeError, max_lenght=8)
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])

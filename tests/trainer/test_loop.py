@@ -203,8 +203,7 @@ def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(config, tmp_
     assert said.count("are in no update") == 1  # at the end, not at each checkpoint
     assert "the gradients of the last 3 steps are in no update" in said
     assert read_history(tmp_path)[1].options.tiers == 4
-    figures = summary(tmp_path)
-    assert (figures["skipped_steps"], figures["unapplied_steps"]) == (1, 3)
+    assert summary(tmp_path)["skipped_steps"] == 1
 
 
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):
