@@ -59,7 +59,7 @@ def collate(
     if corpus.trees is not None:
         count = corpus.trees[segments.example, 1]
         segments = segments._replace(branch=count_before(segments.row, count))
-    if block.columns != (0, planned.bucket.shape[1]):
+    if block.columns != (0, planned.bucket.shape[1]) or not segments.size.all():
         segments = _in_columns(segments, block.columns)
     row, column, ids, example, start, position, size, *_, epoch = segments
     begin, cells = row * width + column, height * width

@@ -229,9 +229,7 @@ def _require_trusted(name: str, source: str, workdir: epath.PathLike) -> None:
     """Refuses a module that is neither in `configs/` of a clone nor in an installed package."""
     package = source.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    origins: list[str | None] = []
-    if spec is not None:
-        origins = [*(spec.submodule_search_locations or [spec.origin])]
+    origins = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
     places = [pathlib.Path(origin).resolve() for origin in origins if origin]
     clones = [HERE, pathlib.Path(sys.argv[0]).resolve().parent]
     packages = [pathlib.Path(sysconfig.get_path(each)).resolve() for each in ("purelib", "platlib")]
