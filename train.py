@@ -10,6 +10,7 @@ add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another m
 and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
 """
 
+import functools
 import math
 import pathlib
 from typing import Any
@@ -32,7 +33,6 @@ from pipeline.trainer import (
     Model,
     Run,
     evaluation_batches,
-    has_checkpoint,
     launch,
     prepare_on_hosts,
     restore_parameters,
@@ -157,16 +157,17 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
 
         # The data. The plan begins at run.first_step; run.begin restores the state of the loader.
         train_corpus, eval_corpus = run.prepare_corpora()
-        plan = run.make_plan(train_corpus)
+        model = make_model(config, train_corpus)
+        make_steps = functools.partial(make_init_and_step, config, run.mesh, model)
+        plan = run.make_plan(train_corpus, make_steps)  # steps, if it is to measure its buckets
         train_batches = pipeline.Batches(train_corpus, plan, **run.layout)
         eval_batches = evaluation_batches(eval_corpus, plan.options, **run.layout)
         run.require_agreement(train_batches, eval_batches)  # or hosts would wait for each other
         loader = run.enter_context(pipeline.Loader(train_batches.repeat()))
 
-        # The model, and the steps of training and evaluation, compiled for every bucket.
-        model = make_model(config, train_corpus)
+        # The steps of training and evaluation, compiled for every bucket.
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
-        init_state, train_step = make_init_and_step(config, run.mesh, model, most)
+        init_state, train_step = make_steps(most)
         eval_step = make_eval_step(model.loss, sharding=batch_sharding(run.mesh))
         train_step = run.compile(init_state, train_step, eval_step, loader, eval_batches)
 
@@ -206,20 +207,14 @@ def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None)
         score_corpus(config, corpus, score_step, params, directory=place, mesh=mesh)
 
 
-def tune(config: ConfigDict, workdir: epath.Path, *, again: bool = False) -> None:
-    """Measures the shapes with which training is fastest here, and keeps them in `workdir`.
-
-    Unless `again`, it does not measure what `workdir` holds already.
-    """
+def tune(config: ConfigDict, workdir: epath.Path) -> None:
+    """Measures the shapes with which training is fastest here, and keeps them in `workdir`."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = prepare_on_hosts(config, workdir / "corpus")
         model = make_model(config, corpus)
-
-        def make_steps(most_segments):
-            return make_init_and_step(config, mesh, model, most_segments)
-
-        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=again)
+        make_steps = functools.partial(make_init_and_step, config, mesh, model)
+        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=True)
 
 
 def main(config: ConfigDict, workdir: epath.Path) -> int:
@@ -233,10 +228,8 @@ def main(config: ConfigDict, workdir: epath.Path) -> int:
         score(config, workdir, SCORES.value)
         return 0
     if MODE.value == "tune":
-        tune(config, workdir, again=True)
-        return 0
-    if config.batches.tune and not has_checkpoint(workdir):  # later starts keep their buckets
         tune(config, workdir)
+        return 0
     return train(config, workdir, profile=PROFILE.value)
 
 

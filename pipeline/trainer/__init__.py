@@ -3,7 +3,7 @@
 from pipeline.trainer.corpora import prepare_corpora, prepare_on_hosts
 from pipeline.trainer.evaluation import evaluation_batches
 from pipeline.trainer.model import Model
-from pipeline.trainer.parameters import has_checkpoint, restore_parameters
+from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
@@ -14,7 +14,6 @@ __all__ = [
     "Run",
     "Schedule",
     "evaluation_batches",
-    "has_checkpoint",
     "prepare_corpora",
     "prepare_on_hosts",
     "read_tuned",

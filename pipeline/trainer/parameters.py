@@ -38,15 +38,10 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
         )
 
 
-def has_checkpoint(workdir: epath.Path) -> bool:
-    """Whether a directory is the work directory of a run with a checkpoint."""
-    directory = workdir / "checkpoints"
-    return directory.is_dir() and any(path.name.isdecimal() for path in directory.iterdir())
-
-
 def require_checkpoint(workdir: epath.Path) -> None:
     """Refuses a directory that is not the work directory of a run with a checkpoint."""
-    if not has_checkpoint(workdir):
+    directory = workdir / "checkpoints"
+    if not directory.is_dir() or not any(path.name.isdecimal() for path in directory.iterdir()):
         raise InvalidValue(
             f"there is no checkpoint in {workdir} to take parameters from; train there first"
         )

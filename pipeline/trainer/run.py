@@ -33,7 +33,7 @@ from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, list_fields, require_same, save_config
 from pipeline.trainer.schedule import Schedule
-from pipeline.trainer.tuning import read_tuned
+from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
 
@@ -148,21 +148,20 @@ class Run(contextlib.ExitStack):
         logger.info(f"{corpus}")
         return corpus, held_out
 
-    def make_plan(self, corpus: AnyCorpus) -> Plan:
+    def make_plan(
+        self, corpus: AnyCorpus, make_steps: Callable[[int | None], tuple[Any, Callable]]
+    ) -> Plan:
         """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`.
 
-        If `config.batches.tune` is True, its buckets are those that `tune_run` has stored.
+        If `config.batches.tune` is True, its buckets are measured with the steps that `make_steps`
+        makes; see `tune_run`.
         """
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
         if self._schedule.tunes:
-            if (result := read_tuned(self.workdir, self.config, corpus)) is None:
-                raise InvalidValue(
-                    "config.batches.tune is True, and the work directory has no measurement for "
-                    "this run; make one with --mode=tune"
-                )
+            with self.log.clock("tune"):
+                result = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
             tuned = result.buckets
-            logger.info(f"buckets as measured: {', '.join(map(str, tuned))}")
         make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
         if corpus.grows:  # fitting buckets may wait for the first window
             make = functools.partial(wait_together, self.layout["sharding"], make)

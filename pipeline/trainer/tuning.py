@@ -19,7 +19,7 @@ from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.steps import Compiled, Tuned, keep_programs, tune
+from pipeline.steps import Compiled, Tuned, tune
 from pipeline.trainer.compilation import compile_training
 from pipeline.trainer.run_config import list_fields
 
@@ -78,9 +78,10 @@ def tune_run(
             "config.batches.tune needs tokens_per_batch and chooses the buckets; remove buckets, "
             "or set tune to False"
         )
-    if not again and (found := read_tuned(workdir, config, corpus)) is not None:
+    conditions = _conditions(config, corpus)
+    if not again and (found := read_tuned(workdir, conditions)) is not None:
+        logger.info(f"buckets as measured before: {', '.join(map(str, found.buckets))}")
         return found
-    keep_programs(as_path(workdir) / "programs")
     options = select_options(OPTIONS, given)
     options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
@@ -91,25 +92,20 @@ def tune_run(
     if jax.process_index() == 0:
         make_directory(workdir)
         with atomic_write(as_path(workdir) / NAME) as file:
-            content = {"conditions": _conditions(config, corpus), "tuned": found.as_json()}
+            content = {"conditions": conditions, "tuned": found.as_json()}
             file.write(json.dumps(content, indent=1).encode())
     logger.info(f"{found}")
     return found
 
 
-def read_tuned(
-    workdir: epath.PathLike, config: Any = None, corpus: AnyCorpus | None = None
-) -> Tuned | None:
-    """The stored result for a run; None if there is none, or if it is of another config or corpus.
-
-    Without `config` and `corpus`, they are not compared.
-    """
+def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
+    """The stored result for a run; None if there is none, or if its conditions differ."""
     path = as_path(workdir) / NAME
     if not path.exists():
         return None
     try:
         content = json.loads(path.read_text())
-        if corpus is not None and content["conditions"] != _conditions(config, corpus):
+        if conditions is not None and content["conditions"] != conditions:
             logger.info(f"{NAME} is of another config, corpus or device; measuring again")
             return None
         return Tuned.from_json(content["tuned"])

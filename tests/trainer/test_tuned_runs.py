@@ -2,7 +2,6 @@
 
 import html
 import json
-import types
 
 import pytest
 
@@ -12,15 +11,13 @@ from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
 from pipeline.steps import tuning
 from pipeline.trainer import read_tuned
-from tests.runs.runs import assert_same_losses, audit, messages, steps, tiny
+from tests.runs.runs import assert_same_losses, audit, messages, run, steps, tiny
 
 MEASURED = "another set is better by at most"  # said by each measurement
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(counter, monkeypatch):
-    for name, value in {"MODE": "train", "SCORES": None, "PROFILE": ""}.items():
-        monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
     monkeypatch.setattr(tuning, "ROUNDS", 2)
     monkeypatch.setattr(tuning, "MOST_ROUNDS", 2)
     monkeypatch.setattr(tuning, "CHECKED", 3)
@@ -30,13 +27,6 @@ def few_rounds(counter, monkeypatch):
 def config(text):
     few = {"batches__max_buckets": 2, "batches__length_multiple": 32}  # four shapes to measure
     return tiny(text, steps=12, batches__tune=True, **few)
-
-
-def run(config, workdir):
-    """Runs a config as the program does without flags; returns what was logged."""
-    with messages() as said:
-        train.main(config, as_path(workdir))
-    return str(said)
 
 
 def buckets_of(workdir):
@@ -79,20 +69,16 @@ def test_what_was_tuned_before_the_run_is_taken(config, tmp_path):
     config.batches.tune = False
     train.tune(config, as_path(tmp_path))
     before, config.batches.tune = read_tuned(tmp_path), True
-    said = run(config, tmp_path)
-    assert "buckets as measured" in said
-    assert MEASURED not in said
+    with messages() as said:
+        train.train(config, as_path(tmp_path))
+    assert "buckets as measured before" in str(said)
+    assert MEASURED not in str(said)
     conditions = json.loads((tmp_path / "tuning.json").read_text())["conditions"]
     assert conditions["corpus"] == read_history(as_path(tmp_path))[0].fingerprint
     assert buckets_of(tmp_path) == before.buckets
     with messages() as said:
-        train.tune(config, as_path(tmp_path), again=True)
+        train.tune(config, as_path(tmp_path))
     assert str(said).count(MEASURED) == 1  # a command measures
-
-
-def test_a_run_without_the_measurement_that_it_asks_for_is_refused(config, tmp_path):
-    with pytest.raises(ValueError, match="no measurement for this run; make one with --mode=tune"):
-        train.train(config, as_path(tmp_path))
 
 
 def test_another_config_is_measured_again(config, tmp_path):
