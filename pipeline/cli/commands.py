@@ -33,7 +33,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     from pipeline.corpus.growing import Growing
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, from_run, open_dataset
-    from pipeline.trainer.run_config import read_batches
+    from pipeline.trainer.stored_config import read_batches
     from pipeline.trainer.tuning import read_tuned
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data

@@ -3,7 +3,6 @@
 Importing this module defines the flags of every such program.
 """
 
-import argparse
 import logging
 import pathlib
 import signal
@@ -19,7 +18,8 @@ import pipeline
 from pipeline.errors import InvalidValue, UserError, describe
 from pipeline.fs import as_path
 from pipeline.steps import hosts
-from pipeline.trainer.run_config import default_workdir, load_config, read_config
+from pipeline.trainer.run_config import default_workdir, load_config
+from pipeline.trainer.stored_config import read_config
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of corpus, checkpoints, metrics; default: runs/NAME of the config."
@@ -64,14 +64,12 @@ def parse_flags(arguments: list[str], default: str) -> list[str]:
     from ml_collections import config_flags
 
     try:
-        program, *words = flags.FLAGS.read_flags_from_files(arguments, force_gnu=False)
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        first.add_argument("--config", "-config")
-        first.add_argument("--workdir", "-workdir")
-        given, words = _parse(first.parse_known_args, words)
-        stored = read_config(given.workdir) if given.workdir and not given.config else None
-        file = given.config or default
-        config = load_config(file) if stored is None else stored
+        program, *words = _parse(flags.FLAGS.read_flags_from_files, arguments, force_gnu=False)
+        file, words = _take("config", words)
+        workdir, words = _take("workdir", words)
+        config = read_config(workdir) if workdir and file is None else None
+        if config is None:
+            config = load_config(default if file is None else file)
         about = "FILE.py or FILE.py:ARGUMENT; its fields are flags, as in --config.steps=500."
         _parse(config_flags.DEFINE_config_dict, "config", config, about, sys_argv=words)
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["config"])  # for --help
@@ -85,8 +83,22 @@ def parse_flags(arguments: list[str], default: str) -> list[str]:
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()
-    flags.FLAGS["workdir"].value = given.workdir or default_workdir(file)
+    flags.FLAGS["workdir"].value = workdir or default_workdir(file or default)
     return rest
+
+
+def _take(name: str, words: list[str]) -> tuple[str | None, list[str]]:
+    """The value of a flag among the words of a command line, the last if several; other words."""
+    value, others, following = None, [], iter(words)
+    for word in following:
+        flag, equals, given = word.partition("=")
+        if flag not in (f"--{name}", f"-{name}"):
+            others.append(word)
+        elif equals:
+            value = given
+        elif (value := next(following, None)) is None:
+            raise InvalidValue(f"--{name} has no value; write --{name}=VALUE")
+    return value, others
 
 
 def _parse(parse: Callable, *arguments: Any, **options: Any) -> Any:

@@ -31,8 +31,9 @@ from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import check_config, list_fields, require_same, save_config
+from pipeline.trainer.run_config import check_config, list_fields, require_same
 from pipeline.trainer.schedule import Schedule
+from pipeline.trainer.stored_config import hidden_types, save_config
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Run(contextlib.ExitStack):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
+        self._types = hidden_types(config)  # which the copy has lost
         self._profile = Profile(profile, self.workdir / "profile")
         self._leads = jax.process_index() == 0
 
@@ -99,7 +101,6 @@ class Run(contextlib.ExitStack):
         self._resume(fields)
         if self.config.start_from and not self.first_step:
             require_checkpoint(as_path(self.config.start_from))
-        save_config(self.workdir, self.config)
         self.finished: bool = self.first_step >= self.config.steps
         self._done, self._interrupted = self.first_step, False
         if self.finished:
@@ -218,6 +219,7 @@ class Run(contextlib.ExitStack):
         of a `Model`.
         """
         self._flops = flops
+        save_config(self.workdir, self.config, self._types)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
         # For each kept checkpoint, the place of the oldest part that it needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)

@@ -1,28 +1,16 @@
-"""The config of a run: its file, checks of its fields, those that may change, its stored values."""
+"""The config of a run: its file, checks of its fields, and the fields that may change."""
 
-import importlib.metadata
-import importlib.util
-import json
 import os
 import pathlib
 import runpy
 import sys
-import sysconfig
 from collections.abc import Mapping
 from typing import Any
 
-from etils import epath
-
-from pipeline.errors import InvalidValue, Missing, StorageError, require_one_of, require_whole
-from pipeline.fs import as_path, atomic_write
+from pipeline.errors import InvalidValue, Missing, UserError, require_one_of, require_whole
 from pipeline.loading.sharding import CONTEXT_ORDERS
 
-NAME = "run_config.json"  # in a work directory
-
 NONE = "not there"
-
-# The types of fields that JSON does not tell: those of empty fields, and tuples.
-TYPES = {each.__name__: each for each in (bool, int, float, str, tuple, list, dict, object)}
 
 # The clone that holds this package, whose configs import each other; or the installed packages.
 HERE = pathlib.Path(__file__).resolve().parents[2]
@@ -47,8 +35,10 @@ def list_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        inside = list_fields(value) if isinstance(value, Mapping) else {"": value}
-        fields |= {f"{name}.{field}".rstrip("."): each for field, each in inside.items()}
+        if isinstance(value, Mapping):
+            fields |= {f"{name}.{field}": inner for field, inner in list_fields(value).items()}
+        else:
+            fields[name] = value
     return fields
 
 
@@ -62,18 +52,27 @@ def load_config(file: str) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no function `get_config`. Errors inside the file are raised as they are.
+        ValueError: it has no function `get_config` that returns a `ConfigDict`. Errors inside the
+            file are raised as they are, or if they are sentences, as the cause of a RuntimeError.
     """
+    from ml_collections import ConfigDict
+
     path, *argument = file.split(":", 1)
     if not os.path.isfile(path):
         raise Missing(f"there is no file {path}; check the path")
     for place in (os.path.dirname(os.path.abspath(path)), os.fspath(HERE)):
         if place not in sys.path:
             sys.path.append(place)
-    module = runpy.run_path(path, run_name=pathlib.Path(path).stem)
-    if "get_config" not in module:
-        raise InvalidValue(f"{path} has no function get_config(); a config must have one")
-    return module["get_config"](*argument)
+    try:
+        module = runpy.run_path(path, run_name=pathlib.Path(path).stem)
+        config = module["get_config"](*argument) if "get_config" in module else None
+    except UserError as error:  # a defect of the file, whose place a traceback shows
+        raise RuntimeError(f"{path} failed") from error
+    if not isinstance(config, ConfigDict):
+        raise InvalidValue(
+            f"{path} has no function get_config() that returns a ConfigDict; a config must have one"
+        )
+    return config
 
 
 def default_workdir(file: str) -> str:
@@ -156,92 +155,3 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     empty = [name for name in (*fixed, DECAY) if name in new and new[name] is None]
     values = {name: old[name] for name in empty if old.get(name) is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-
-
-def save_config(workdir: epath.Path, config: Any) -> None:
-    """Stores the values of a config, for `read_config`."""
-    content = {"fields": json.loads(config.to_json()), "types": _hidden_types(config)}
-    with atomic_write(workdir / NAME, shared=True) as saved:
-        saved.write(json.dumps(content).encode())
-
-
-def _hidden_types(config: Any) -> dict[str, str]:
-    """The types of fields that JSON does not tell, by names with dots."""
-    types: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, type(config)):
-            types |= {f"{name}.{field}": kind for field, kind in _hidden_types(value).items()}
-        elif value is None or isinstance(value, tuple):
-            types[name] = config.get_type(name).__name__
-    return types
-
-
-def read_batches(workdir: epath.PathLike) -> dict[str, Any]:
-    """The `batches` of the config of the run in a work directory; empty if none is stored."""
-    stored = {} if (content := _read(workdir)) is None else content["fields"].get("batches", {})
-    return {name: value for name, value in stored.items() if value is not None}
-
-
-def read_config(workdir: epath.PathLike) -> Any:
-    """The config of the run in a work directory, from its values; None if there is none.
-
-    It runs no code that the directory names, except that a `source`, MODULE:NAME, is called later.
-    So its module must be in `configs/` of the clone, or in an installed package.
-
-    Raises:
-        OSError: the file is damaged.
-        ValueError: a source is in another module.
-    """
-    from ml_collections import ConfigDict, config_dict
-
-    if (content := _read(workdir)) is None:
-        return None
-    fields = content["fields"]
-    for name, value in list_fields(fields).items():
-        if name.split(".")[-1] == "source" and value:
-            _require_trusted(f"{name} of the run in {os.fspath(workdir)}", value, workdir)
-    for name, kind in content["types"].items():
-        *groups, last = name.split(".")
-        place = fields
-        for group in groups:
-            place = place[group]
-        if place[last] is None:
-            place[last] = config_dict.placeholder(TYPES.get(kind, object))
-        else:
-            place[last] = tuple(place[last])
-    return ConfigDict(fields)
-
-
-def _read(workdir: epath.PathLike) -> dict[str, Any] | None:
-    path = as_path(workdir) / NAME
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text())
-        return {name: dict(content[name]) for name in ("fields", "types")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(
-            f"{os.fspath(path)} is damaged: {error!r}; start the run with --config, which writes it"
-        ) from error
-
-
-def _require_trusted(name: str, source: str, workdir: epath.PathLike) -> None:
-    """Refuses a module that is neither in `configs/` of a clone nor in an installed package."""
-    package = source.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    origins = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
-    places = [pathlib.Path(origin).resolve() for origin in origins if origin]
-    clones = [HERE, pathlib.Path(sys.argv[0]).resolve().parent]
-    packages = [pathlib.Path(sysconfig.get_path(each)).resolve() for each in ("purelib", "platlib")]
-    own = pathlib.Path(os.path.realpath(workdir))
-    trusted = all(
-        place in [clone / "configs" for clone in clones]
-        or any(each in place.parents for each in packages)
-        or package in importlib.metadata.packages_distributions()
-        for place in places
-    )
-    if not places or not trusted or any(own in place.parents for place in places):
-        raise InvalidValue(
-            f"{name} is {source!r}, which is neither in configs/ nor in an installed package; a "
-            "work directory does not decide which other code runs, so give the run's --config"
-        )

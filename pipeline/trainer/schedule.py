@@ -63,8 +63,8 @@ class Schedule:
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
         options = {name: value for name, value in begin.items() if value is not None}
         entries = [Entry(0, options), *_list_entries(changes)]
-        for entry in entries:
-            _check_options(entry)
+        for number, entry in enumerate(entries):
+            _check_options(entry.options, begins=not number)
         first = Entry(0, _merge(entry for entry in entries if entry.step == 0))
         self.entries = [first, *(entry for entry in entries if entry.step)]
 
@@ -102,23 +102,31 @@ class Schedule:
                     f"the schedule has {[entry.step, entry.options]}, but up to step {step:,}, "
                     f"where the run is, it was {had}; change only later entries"
                 )
-        now, begun = self.entries[0].options, past[0].options
-        in_force = _merge(entry for entry in (*past, *future) if entry.step <= step)
+        now, self.entries = self.entries[0].options, [*past, *future]
+        stages = [_merge(self.entries[: n + 1]) for n in range(len(self.entries))]
         if wrong := {
             name: value
             for name, value in now.items()
-            if value not in (begun.get(name), in_force.get(name))
+            if not any(_is_same(name, value, stage.get(name)) for stage in stages)
         }:
+            in_force = self.options(step)
             differ = "; ".join(
                 f"{name} was {show_field(in_force, name, 'not given')} and is now {value!r}"
                 for name, value in wrong.items()
             )
-            schedule = (step, wrong), *((entry.step, entry.options) for entry in future)
+            new = wrong | {
+                name: [value for value in wrong[name] if value not in in_force.get(name, ())]
+                for name in {*wrong} & {*LISTS}
+            }
+            schedule = (step, new), *((entry.step, entry.options) for entry in future)
             raise InvalidValue(
                 f"{differ}. The past of a run stands; restore these values, or change them from "
                 f'step {step:,} on with --config.schedule="{schedule}"'
             )
-        self.entries = [*past, *future]
+        for entry in before:
+            if entry.step >= step and entry not in future:
+                what = describe_changes(entry.options)
+                logger.info(f"no longer in the schedule: from step {entry.step:,} on, {what}")
         for number, (then, entry) in enumerate(zip(before, self.entries, strict=False)):
             if then != entry:
                 break
@@ -230,19 +238,29 @@ def _list_entries(changes: Any) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.step)
 
 
-def _check_options(entry: Entry) -> None:
-    """Refuses unknown options, naming the nearest, and values that should be lists but are not."""
-    if "tune" in entry.options and entry.step:
+def _check_options(options: Mapping[str, Any], *, begins: bool) -> None:
+    """Refuses unknown options, naming the nearest, and values that should be lists but are not.
+
+    `begins` is true for the options of the config itself, and false for entries of its schedule.
+    """
+    if "tune" in options and not begins:
         raise InvalidValue(
             "tune is only for the first start of a run, as --config.batches.tune=True; for a later "
             "step, measure with --mode=tune and another --workdir, and give buckets"
         )
-    for name in entry.options:
+    for name in options:
         if name not in KNOWN:
             raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")
     for name in LISTS:
-        if not isinstance(value := entry.options.get(name, ()), list | tuple):
+        if not isinstance(value := options.get(name, ()), list | tuple):
             raise InvalidValue(f"{name} is {value!r}; it must be a list")
+
+
+def _is_same(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of an option are the same; `LISTS` may have another order."""
+    if name not in LISTS:
+        return one == other
+    return sorted(map(repr, one)) == sorted(map(repr, other or ()))
 
 
 def _merge(entries: Iterable[Entry]) -> dict[str, Any]:

@@ -487,7 +487,7 @@ def test_report_of_a_run_counts_with_the_width_and_the_budget_of_its_config(run,
     assert f"The run trains with {len(plan.buckets)} buckets" in out
     assert "at width 64" in out
     (tmp_path / "run" / "run_config.json").write_text("[]")
-    assert "run_config.json is damaged" in run.refused("report", tmp_path / "run")
+    assert "run_config.json in" in run.refused("report", tmp_path / "run")
 
 
 def test_buckets_of_a_run_that_follows_are_fitted_to_what_is_sealed_by_now(run, tmp_path):

@@ -11,7 +11,7 @@ from etils import epath
 import train
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
-from pipeline.trainer.run_config import read_batches, read_config, save_config
+from pipeline.trainer.stored_config import hidden_types, read_batches, read_config, save_config
 from tests.runs.program_flags import parse
 from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
 
@@ -215,7 +215,10 @@ WRONG_FLAGS = {
     ),
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
     "--config=nowhere.py": "there is no file nowhere.py; check the path",
-    "--config": "expected one argument",
+    "--config": "--config has no value; write --config=VALUE",
+    "--config=": "there is no file ; check the path",
+    "--flagfile=nowhere": "nowhere",
+    "-w=3": "Unknown command line flag 'w'",
     "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
     "--config.steps=many": "many",
     "--config.optimizer.warmup_steps=two": "two",
@@ -246,11 +249,16 @@ def test_an_error_inside_a_config_is_a_traceback_that_names_its_line(tmp_path, c
         parse(f"--config={config}")
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(raised.tb)]
     assert (str(config), 5) in places
-    config.write_text("steps = 3\n")
-    with pytest.raises(SystemExit, match="2"):
+    config.write_text("import pipeline\n\n\ndef get_config():\n    pipeline.Bucket(0, 8)\n")
+    with pytest.raises(RuntimeError, match=r"mine\.py failed") as raised:
         parse(f"--config={config}")
-    sentence = f"train.py: {config} has no function get_config(); a config must have one\n"
-    assert capsys.readouterr().err == sentence
+    assert "rows is 0" in str(raised.value.__cause__)
+    for text in ("steps = 3\n", "def get_config():\n    return {}\n"):
+        config.write_text(text)
+        with pytest.raises(SystemExit, match="2"):
+            parse(f"--config={config}")
+        sentence = f"train.py: {config} has no function get_config() that returns a ConfigDict; a "
+        assert capsys.readouterr().err.startswith(sentence)
 
 
 @pytest.mark.slow
@@ -305,19 +313,24 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, capsys):
     assert (config.steps, config.model.width, config.optimizer.warmup_steps) == (7, 64, 2)
     assert (config.skip_steps, workdir) == ((3,), str(tmp_path))
     assert parse("--config=tests/runs/tiny_config.py", *flags)[0].model.width == 32
+    for flag in ("microbatches=two", "batches.row_multiple=3.5", "optimizer.warmup_steps=two"):
+        with pytest.raises(SystemExit, match="2"):
+            parse(flags[0], f"--config.{flag}")
+    capsys.readouterr()
+    # A start that is refused leaves the stored values as they are.
+    wrong = {"steps": 9, "schedule": ((5, {"max_length": 0}),)}
+    with pytest.raises(ValueError, match="max_length"):
+        run(tiny(text, **fields | wrong), tmp_path)
+    assert read_config(tmp_path).steps == 4
     known.steps = 5
     run(known, tmp_path)
     assert read_config(tmp_path).steps == 5
-    (tmp_path / "run_config.json").write_text("{}")
-    with pytest.raises(SystemExit, match="2"):
-        parse(flags[0])
-    assert "is damaged: KeyError('fields'); start the run with --config" in capsys.readouterr().err
 
 
 def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text, tmp_path):
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
     config = tiny(text, **more)
-    save_config(epath.Path(tmp_path), config)
+    save_config(epath.Path(tmp_path), config, hidden_types(config))
     known = read_config(tmp_path)
     assert known.to_json() == config.to_json()
     for place in ("optimizer", "task", "batches", "cache"):
@@ -327,8 +340,33 @@ def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text,
     assert read_config(tmp_path / "none") is None
 
 
+DEEP = '{"a":' * 100_000
+
+
 @pytest.mark.parametrize(
-    "source", ["os:system", "evil:source", "stranger.evil:f", "tests:f", "a b", "none.such:f"]
+    "content",
+    [
+        *("{}", "[]", "3", "{", DEEP, '{"fields": 5, "types": {}}', '{"fields": {}, "types": 5}'),
+        '{"fields": {}, "types": {"a.b": "int"}}',
+        '{"fields": {"a": 5}, "types": {"a": "tuple"}}',
+    ],
+)
+def test_a_damaged_config_is_a_sentence(tmp_path, content):
+    (tmp_path / "run_config.json").write_text(content)
+    with pytest.raises(OSError, match=r"run_config.json in .* is damaged: .*start the run"):
+        read_config(tmp_path)
+    if "types" not in content or '"fields": 5' in content:
+        with pytest.raises(OSError, match="is damaged"):
+            read_batches(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("os:system", "evil:source", "stranger.evil:f", "tests:f", "a b", "none.such:f", 5, [1]),
+        *("__main__:f", "pycparser:check_output"),
+        *("pipeline.report.dataset:json", "configs.python_data:zlib"),
+    ],
 )
 def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
     text, tmp_path, monkeypatch, capsys, source
@@ -341,17 +379,18 @@ def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
     config = tiny(text)
 
     def parse_stored(source):
-        config.train.source = source
-        save_config(epath.Path(workdir), config)
+        with config.ignore_type():
+            config.train.source = source
+        save_config(epath.Path(workdir), config, hidden_types(config))
         return parse(f"--workdir={workdir}")
 
     with pytest.raises(SystemExit, match="2"):
         parse_stored(source)
-    sentence = f"train.source of the run in {workdir} is {source!r}, which is neither in configs/"
+    sentence = f"train.source of the run in {workdir} is {source!r}, which is defined neither in"
     assert sentence in capsys.readouterr().err
     # The command line is the user's own.
     own = parse("--config=tests/runs/tiny_config.py", f"--config.train.source={source}")[0]
-    assert own.train.source == source
+    assert own.train.source == str(source)
     for known in ("pipeline.text.sources:Records", "configs.python_data:Functions"):
         assert parse_stored(known)[0].train.source == known
     (workdir / "configs.py").write_text("raise AssertionError\n")

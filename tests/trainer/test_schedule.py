@@ -141,3 +141,32 @@ def test_corpora_join_in_the_order_in_which_entries_add_them():
     assert begin.options() == {"exclude": [1, 2, 5], "seed": 3}
     with pytest.raises(ValueError, match=r"each of news must be there, .* and be added once"):
         Schedule(BEGIN, [(3, {"add": ["news", "news"]})]).select(every)
+
+
+def test_a_run_says_which_planned_entries_its_schedule_no_longer_has():
+    first, _ = planned(RAMP)
+    with messages() as said:
+        resumed(first, 5, [(6, {"exclude": [1]})])
+    assert "no longer in the schedule: from step 9 on, max_length=64" in str(said)
+    with messages() as said:
+        resumed(first, 5, RAMP)
+    assert "no longer" not in str(said)
+
+
+def test_the_config_may_show_what_a_later_entry_makes_of_an_option_and_lists_in_any_order():
+    first, _ = planned([], {"tiers": 4, "exclude": [1, 7]})
+    change = 8, {"max_length": 64, "exclude": [3]}
+    own = {"tiers": 4, "exclude": [3, 1, 7], "max_length": 64}
+    second, _ = resumed(first, 5, [change], own)
+    assert options(second) == [change]
+    with pytest.raises(ValueError, match=r"exclude was \[1, 7\] and is now") as refused:
+        resumed(first, 4, [], {"tiers": 4, "exclude": [1, 7, 3]})
+    schedule = re.search(r'--config.schedule="(.*)"', str(refused.value))[1]
+    assert ast.literal_eval(schedule) == ((4, {"exclude": [3]}),)
+    resumed(first, 4, ast.literal_eval(schedule), {"tiers": 4, "exclude": [1, 7, 3]})
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_only_the_config_itself_can_ask_for_measured_buckets(step):
+    with pytest.raises(ValueError, match="tune is only for the first start of a run"):
+        Schedule(BEGIN, [(step, {"tune": True})])
