@@ -69,8 +69,9 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     batch or example that is wrong.
     """
     last = plan.first_step(epoch + 1)
-    first = plan.first_step(epoch) if plan.stages[0].weights is None else 0
-    coverage = Coverage(plan, lambda said: report(f"plan: {said}"), first)
+    epoch = epoch if plan.stages[0].weights is None else 0
+    first = plan.first_step(epoch)
+    coverage = Coverage(plan, lambda said: report(f"plan: {said}"), epoch)
     for step in range(first, last):
         planned = plan.batch(step)
         for side in planned.sides:

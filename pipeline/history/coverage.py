@@ -27,15 +27,13 @@ class Coverage:
     Args:
         plan: the plan.
         report: called with a line for each epoch.
-        first: the step of the first batch; if not 0, an epoch of the only corpus begins there.
+        epoch: the epoch of the only corpus with whose first batch the check begins; 0 for several.
     """
 
-    def __init__(self, plan: Plan, report: Callable[[str], None], first: int = 0):
-        self._plan, self._report, self._step = plan, report, first
-        # The number of epochs of each corpus that are over.
-        self._over = (
-            [*figures.whole_epochs(plan, first).values()] if first else [0] * len(plan.names)
-        )
+    def __init__(self, plan: Plan, report: Callable[[str], None], epoch: int = 0):
+        self._plan, self._report = plan, report
+        self._step = plan.first_step(epoch) if epoch else 0
+        self._over = [epoch] * len(plan.names)  # the number of epochs of each corpus that are over
         # By epoch and corpus, until the epoch is over: example, first position, and sizes by side.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
 
@@ -68,8 +66,8 @@ class Coverage:
         """Checks the epochs that are over before the next step, and drops their pieces."""
         if not self._step:
             return
-        before, over = self._over, figures.whole_epochs(self._present, self._step)
-        self._over = [*over.values()]
+        before, over = self._over, figures.whole_epochs(self._present, self._step).values()
+        self._over = [*map(max, before, over)]
         for which, (first, last) in enumerate(zip(before, self._over, strict=True)):
             for epoch in range(first, last):
                 self._check(epoch, which)

@@ -128,9 +128,11 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
 
     `batches` are those of its config, without the changes of the run; empty if it has none.
     """
-    options = select_options(FITTING, batches)
-    options |= plan.options.as_json(("packing", "overflow", "align", "tiers", "seed"))
-    buckets = plan.options.buckets
+    options, buckets = select_options(FITTING, batches), plan.options.buckets
+    others = ("weights", "by", "ending", "exclude")
+    options |= plan.options.as_json([option for option in PLANNING if option not in others])
+    excluded = [stream.lengths.excluded + stream.first for stream in plan.stages[-1].streams]
+    options["exclude"] = np.concatenate(excluded)
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
     options.setdefault("tokens_per_batch", max(bucket.positions for bucket in buckets))

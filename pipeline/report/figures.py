@@ -105,12 +105,13 @@ def measure(
         name, about = "padded to the longest of all", f"one pair in a row of {bucket}"
         others = [count_plan(padded, width, name=name, about=about)]
     else:
-        others = compare_others(*histogram(dataset.lengths), options, *longest)
+        rest = np.delete(dataset.lengths, options.get("exclude", ()))
+        others = compare_others(*histogram(rest), options, *longest)
     names = SIDES if dataset.pairs else ("corpus",)
     attention = options["attention"]
     return Figures(
         name=dataset.name,
-        options={name: value for name, value in options.items() if name != "buckets"},
+        options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
         sides=[measure_side(dataset, *each) for each in zip(names, longest, strict=True)],
         ran=dataset.plan is not None,
         plan=measure_epoch(plan, width),

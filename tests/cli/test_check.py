@@ -88,3 +88,12 @@ def test_a_plan_that_is_no_partition_is_found(monkeypatch, segments, wrong):
     else:
         with pytest.raises(ValueError, match=wrong):
             check_plan(plan, 0, told.append)
+
+
+def test_every_epoch_of_a_plan_whose_change_dropped_what_was_left_is_whole():
+    plan = Plan([5, 3, 14], [Bucket(2, 8), Bucket(1, 16)], overflow="truncate")
+    plan = plan.after(5, buckets=[Bucket(3, 12)], overflow="drop")
+    for epoch in range(6):
+        said = []
+        check_plan(plan, epoch, said.append)
+        assert said[-1].endswith("no row over its length")

@@ -256,3 +256,13 @@ def test_a_run_is_told_what_it_trains_with_and_measured_with_its_own_model(corpu
     assert from_run(corpus, "run", later, batches).options["tokens_per_batch"] == 512
     given = from_run(corpus, "run", plan, batches | {"buckets": [[4, 64]]})
     assert given.options["tokens_per_batch"] == 256
+
+
+@pytest.mark.parametrize("change", [{"max_segments": 1}, {"exclude": range(0, 200, 2)}])
+def test_a_run_has_the_same_padding_in_its_plan_and_beside_other_ways(corpus, change):
+    plan = Plan(corpus, [Bucket(4, 64)], overflow="truncate").after(3, **change)
+    dataset = from_run(corpus, "the run", plan, {"tokens_per_batch": 256})
+    figures = measure(dataset, Options(dataset.options))
+    ours = find_ours(figures)
+    assert ours.padding == pytest.approx(figures.plan.padding)
+    assert ours.batches == figures.plan.batches
