@@ -154,8 +154,11 @@ class RunLog:
                 "that it is about, as in {'step': step}"
             )
         self.flush()
-        if self._leads:
-            self._files.write(values)
+        try:
+            if self._leads:
+                self._files.write(values)
+        except TypeError as error:  # of JSON
+            raise InvalidValue(f"the line cannot be JSON: {error}; give Python numbers") from error
 
     def evaluate(
         self,
@@ -215,11 +218,10 @@ class RunLog:
         if not numbers.pop("finite", math.isfinite(numbers["loss"])):
             self._handle_nonfinite(step, planned, numbers)
         self.stats.add(planned)
-        line = {
+        line: dict[str, Any] = {
             "step": step,
             "epoch": planned.epoch,
             "bucket": str(planned.bucket),
-            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
             "documents": len(np.unique(planned.segments[:, 1])),
             "tokens": planned.num_tokens,
             "positions": planned.bucket.positions,
@@ -235,6 +237,11 @@ class RunLog:
             self.stats.flops += flops
             self.stats.capacity += self._peak * seconds
             line["flop_utilisation"] = flops / seconds / self._peak
+        if clash := line.keys() & numbers.keys():
+            raise InvalidValue(
+                f"values has {', '.join(sorted(clash))}, which the line has already; rename yours"
+            )
+        line |= {name: each if math.isfinite(each) else None for name, each in numbers.items()}
         if self._leads:
             self._files.write(line)
             shown = f"loss {numbers['loss']:.3f} · {planned.bucket}"

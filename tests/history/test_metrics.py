@@ -230,6 +230,16 @@ def test_values_that_a_line_cannot_have_are_refused(values, sentence, tmp_path):
             log.add(0, plan.batch(0), values)
         with pytest.raises(ValueError, match="the line has margin, and no step; give the step"):
             log.write({"margin": 1.0})
+        with pytest.raises(ValueError, match="the line cannot be JSON: .* give Python numbers"):
+            log.write({"step": 0, "margin": np.ones(3)})
+
+
+def test_a_value_does_not_replace_what_a_line_says_itself(tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with RunLog(tmp_path, 0, 1) as log:
+        log.add(0, plan.batch(0), {"loss": 1.0, "step": 7, "padding": 0.0})
+        with pytest.raises(ValueError, match="values has padding, step, which the line has alrea"):
+            log.flush()
 
 
 def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_state(tmp_path):
