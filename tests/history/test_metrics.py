@@ -230,7 +230,7 @@ def test_values_that_a_line_cannot_have_are_refused(values, sentence, tmp_path):
             log.add(0, plan.batch(0), values)
         with pytest.raises(ValueError, match="the line has margin, and no step; give the step"):
             log.write({"margin": 1.0})
-        with pytest.raises(ValueError, match="the line cannot be JSON: .* give Python numbers"):
+        with pytest.raises(ValueError, match=r"the line cannot be JSON: .* give Python numbers"):
             log.write({"step": 0, "margin": np.ones(3)})
 
 
