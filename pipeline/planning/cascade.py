@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.gaps import Cuts, fewest_cuts, fill_rows, remove_rows
+from pipeline.planning.gaps import Cuts, fill_rows, remove_rows
 from pipeline.planning.pair_packing import best_fit_pairs
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
 from pipeline.planning.tails import count_surplus, group_tails
@@ -99,7 +99,7 @@ def _fill(
     surplus: Sequence[int] | None,
 ) -> Packed:
     """Fills the rows of each length with the documents in its patterns; arguments as for `pack`."""
-    cuts, filled, number, least = Cuts(sizes), list[list[Pattern]](), 0, 0
+    cuts, filled, number = Cuts(sizes), list[list[Pattern]](), 0
     documents = [count_segments(patterns, sizes) for patterns in placed]
     for index, group in enumerate(groups):
         length = group[0].length
@@ -111,15 +111,8 @@ def _fill(
             documents[index] -= moved
             documents[index + 1] += moved
         filled.append([pattern for chain in chains for pattern in chain.patterns])
-        rows = sum([chain.rows for chain in chains])
         number += sum([chain.num_cuts for chain in chains])
-        least += fewest_cuts(documents[index], length, rows)
-    return Packed(
-        tuple(map(tuple, filled)),
-        np.sum(documents, axis=0),
-        cuts.table,
-        (number, least),
-    )
+    return Packed(tuple(map(tuple, filled)), np.sum(documents, axis=0), cuts.table, number)
 
 
 def _split_surplus(

@@ -1,4 +1,4 @@
-"""Rows without gaps: packing="fill" cuts documents, as few as it can.
+"""Rows without gaps: packing="fill" cuts documents where none fits.
 
 A *chain* is a sequence of rows: a document that begins at the end of one continues at the beginning
 of the next. A row of whole documents is a chain of one row; a chain of `k` rows cuts `k − 1`
@@ -24,12 +24,8 @@ LEAST_PIECE = 32
 # documents for a ten-thousandth of the positions.
 ROWS_PER_SPARE = 10_000
 
-# About ROWS_AT_ONCE rows are filled at a time, and then copied. If there are at least MANY copies,
-# a last chain that has not ended is cut off.
-ROWS_AT_ONCE, MANY = 128, 32
-
-# The number of sizes tried as the longest of two, and of three, documents that fill a room exactly.
-PAIRS, TRIPLES = 100, 10
+# About this many rows are filled at a time, and then copied.
+ROWS_AT_ONCE = 128
 
 
 def check_fill(*, pairs: bool = False, align: int = 1, groups: bool = False) -> None:
@@ -158,31 +154,6 @@ def least_piece(length: int) -> int:
     return min(LEAST_PIECE, max(length // 8, 1))
 
 
-def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
-    """A lower bound on the documents to cut so that those of a histogram fit into `rows` rows.
-
-    >>> fewest_cuts(np.bincount([6, 6, 6]), 9, rows=2)
-    1
-
-    A cut saves at most one row, so the bound is the number of rows that whole documents need beyond
-    `rows`. They need at least Martello and Toth's L2 (1990): for every k, each document of more
-    than half a row needs a row, and documents from k to half a row need further rows as far as they
-    exceed the room beside the former (none beside documents longer than `length − k`).
-    """
-    sizes = np.arange(length + 1)
-    number = np.zeros(length + 2, np.int64)
-    number[: min(len(counts), length + 1)] = counts[: length + 1]  # no document is longer
-    positions = number[:-1] * sizes
-    # The number of documents of at least each size, and their positions.
-    number, positions = (np.append(0, each[::-1]).cumsum()[::-1] for each in (number, positions))
-    half = length // 2 + 1
-    least = sizes[:half]
-    beside = number[half] - number[length - least + 1]
-    room = length * beside - (positions[half] - positions[length - least + 1])
-    needed = number[half] + np.maximum(-(-(positions[least] - positions[half] - room) // length), 0)
-    return max(int(needed.max()) - rows, 0)
-
-
 def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Chain], np.ndarray]:
     """The chains without `rows` of their rows, and the documents of each size in the removed rows.
 
@@ -219,13 +190,11 @@ def _lay(
 ) -> list[Chain]:
     """Chains with the documents of a histogram; the caller makes `copies` of each chain.
 
-    With several copies, the last chain is left out if its documents do not fill its rows. If there
-    are many, it is cut off after the row with the smallest gap, if that is at most a thousandth.
+    With several copies, the last chain is left out if its documents do not fill its rows.
 
-    A row has the second piece of the document that was cut last, then whole documents, the longest
-    first, and last the first piece of a document. If documents fill the row exactly, or none can be
-    cut, the chain ends. A first piece is shorter than the room for it if otherwise neither a
-    document nor a piece could follow its second piece.
+    A row has the second piece of the document that was cut last, then whole documents, each the
+    longest that fits. Last comes the first piece of the longest document. If the row is full, or
+    that document is too short to be cut, the chain ends.
     """
     least, most = least_piece(length), max_segments or length
     stock, found, rows = _Stock(counts), list[Chain](), list[Pattern]()
@@ -233,72 +202,25 @@ def _lay(
     while stock.documents or carried:
         row = [(second, 1)] if carried else []
         room, free, carried = length - carried, most - len(row), 0
-
-        def put(size: int, times: int = 1, row: list[tuple[int, int]] = row) -> int:
-            stock.take(size, times)
+        if copies > 1 and stock.positions < room and stock.documents <= free:
+            break
+        while free and (size := stock.longest(room)):
+            times = min(stock.counts[size], room // size, free)
+            room, free = room - stock.take(size, times), free - times
             row.append((size, times))
-            return size * times
-
-        if stock.positions <= room and stock.documents <= free:
-            if copies > 1 and stock.positions < room:
-                break
-            room -= sum([put(size, stock.counts[size]) for size in stock.sizes[::-1]])  # pyright: ignore
-        while room and free:
-            if exact := stock.find(room, min(free, 3)):
-                room -= sum([put(size) for size in exact])
-            elif free > 1 and (size := stock.longest(room - least)):
-                times = min(stock.counts[size], (room - least) // size, free - 1)
-                room, free = room - put(size, times), free - times
-            else:
-                break
-        if room and free and stock.documents and (way := _choose(stock, room, length, least)):
-            size, number = way
+        first = min(room, stock.longest(length) - least)
+        if free and first >= least:
+            size = stock.longest(length)
             stock.take(size)
-            first, second = cuts.pieces(size, number)
-            row.append((first, 1))
-            room, carried = room - number, size - number
-        while not carried and free and (size := stock.longest(room)):
-            room, free = room - put(size), free - 1
+            piece, second = cuts.pieces(size, first)
+            row.append((piece, 1))
+            room, carried = room - first, size - first
         segments = sum(times for _, times in row)
         rows.append(Pattern(tuple(row), 1, length - room, segments))
         if not carried:
             found.append(Chain(rows))
             rows = []
-    if copies >= MANY and rows:
-        half = len(rows) // 2
-        gaps = [cuts.positions(row.pieces[-1][0]) for row in rows[half:]]
-        last = half + 1 + gaps.index(min(gaps))
-        if min(gaps) <= last * length // 1000:
-            found.append(_end(rows[:last], cuts))
     return found
-
-
-def _choose(stock: "_Stock", room: int, length: int, least: int) -> tuple[int, int] | None:
-    """The size of the document to cut at the end of a row, and the positions of its first piece.
-
-    If possible, its second piece and one or two other documents fill the next row. Otherwise, it is
-    the longest document after whose second piece another can be put or cut. None: no document can
-    be cut.
-    """
-    sizes, counts = stock.sizes, stock.counts
-    able = sizes[bisect.bisect_left(sizes, room + least) :][::-1] if room >= least else []
-    for number, some in ((1, able[:PAIRS]), (2, able[:TRIPLES])):
-        for size in some:
-            exact = stock.find(length + room - size, number)
-            if exact and counts[size] > exact.count(size):
-                return size, room
-    for first in range(room, max(room - 2 * least, least) - 1, -1):
-        for size in sizes[bisect.bisect_left(sizes, first + least) :][::-1]:
-            following = length + first - size  # the room after its second piece
-            if stock.positions - size <= following:
-                return size, first
-            alone = counts[size] == 1
-            longest = sizes[-2 if alone and size == sizes[-1] else -1]
-            shortest = sizes[1 if alone and size == sizes[0] else 0]
-            fills = counts.get(following, 0) > (following == size)
-            if fills or longest >= following + least or shortest <= following - least:
-                return size, first
-    return None
 
 
 class _Stock:
@@ -314,21 +236,6 @@ class _Stock:
         """The size of the longest document that fits into `room`; 0 if there is none."""
         place = bisect.bisect_right(self.sizes, room)
         return self.sizes[place - 1] if place else 0
-
-    def find(self, room: int, most: int) -> list[int]:
-        """The sizes of up to `most` documents, three at most, that fill `room`; [] if none do."""
-        if room in self.counts:
-            return [room]
-        if most > 1:
-            longest = self.sizes[: bisect.bisect_left(self.sizes, room)][::-1]
-            for size in longest[:PAIRS]:
-                if self.counts.get(room - size, 0) > (room == 2 * size):
-                    return [size, room - size]
-            for size in longest[:TRIPLES] if most > 2 else ():
-                others = self.find(room - size, 2)
-                if others and self.counts[size] > others.count(size):
-                    return [size, *others]
-        return []
 
     def take(self, size: int, times: int = 1) -> int:
         """Takes documents of a size; returns their positions."""

@@ -46,7 +46,7 @@ class Layout:
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each length; at least 1.
         most_continuations: the most continuations of groups in a row of each length.
-        cuts: int64 [2, windows], the pieces cut to fill rows, and a lower bound on them.
+        cuts: int64 [windows], the pieces that are cut to fill rows.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
 
@@ -78,14 +78,14 @@ class Layout:
         self.counts = np.zeros(pieces.longest + 1, np.int64)
         measured = np.zeros((4, len(groups), len(self)), np.int64)
         self.rows, self.real, segments, continuations = measured
-        self.cuts = np.zeros((2, len(self)), np.int64)
+        self.cuts = np.zeros(len(self), np.int64)
         # For a single window, `pack` finds the surplus.
         single = chapter is None and len(self) == 1
         self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
-            self.cuts[:, window] = packed.num_cuts
+            self.cuts[window] = packed.num_cuts
             for length in range(len(groups)):
                 measured[:, length, window] = packed.measure(length, pieces.most_continuations)
 

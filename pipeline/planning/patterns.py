@@ -39,9 +39,9 @@ class Packed:
     patterns: tuple[tuple[Pattern, ...], ...]  # for each length
     counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
     # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and the number that
-    # are cut, and a lower bound on it.
+    # are cut.
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    num_cuts: tuple[int, int] = (0, 0)
+    num_cuts: int = 0
 
     def rows(self, index: int) -> int:
         """Rows of length number `index`, without empty rows."""

@@ -80,7 +80,7 @@ class Plan:
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
             with rows in the order of their longest example.
-        packing: "best_fit" (default); "fill", which also cuts examples, as few as it can, to fill
+        packing: "best_fit" (default); "fill", which also cuts examples, the longest first, to fill
             the gaps that best fit leaves (not for pairs, nor with `align`; pieces have at least 32
             positions, or an eighth of a row below 256); "optimal", column generation, which needs
             scipy and takes seconds to minutes (not for pairs; with more than 2,048 different
@@ -536,21 +536,18 @@ class Plan:
         return figures.count_epoch(self).padding
 
     @property
-    def cuts(self) -> tuple[int, int]:
-        """The number of examples that an epoch cuts to fill rows, and a lower bound on it.
+    def cuts(self) -> int:
+        """The number of examples that an epoch cuts to fill rows; 0 unless packing is "fill".
 
-        Both are 0 unless packing is "fill". They count examples, and pieces of those that are
-        longer than the longest bucket, in one epoch of each corpus. With fewer cuts than the bound,
-        some bucket of a window would need more rows.
+        It counts examples, and pieces of those that are longer than the longest bucket, in one
+        epoch of each corpus.
 
         >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
-        (1, 1)
+        1
         >>> Plan([6, 6, 3], [Bucket(rows=2, length=9)], packing="fill").cuts
-        (0, 0)
+        0
         """
-        each = [stream.whole.layout.cuts.sum(axis=1) for stream in self.stages[-1].streams]
-        cuts, least = np.sum(each, axis=0).tolist()
-        return cuts, least
+        return int(sum(stream.whole.layout.cuts.sum() for stream in self.stages[-1].streams))
 
     def __repr__(self) -> str:
         return represent(self)

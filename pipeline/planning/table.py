@@ -76,9 +76,7 @@ def _tabulate(plan: "Plan") -> list[str]:
     elif stream.solution is not None:
         lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
     if plan.options.packing == "fill":
-        cuts, least = plan.cuts
-        some = counted(cuts, "example")
-        lines.append(f"cut to fill rows: {some}; fewer than {least:,} would need more rows")
+        lines.append(f"cut to fill rows: {counted(plan.cuts, 'example')}")
     if losses["excluded"]:
         lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
     if losses["empty"]:

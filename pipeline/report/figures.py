@@ -105,8 +105,9 @@ def measure(
         name, about = "padded to the longest of all", f"one pair in a row of {bucket}"
         others = [count_plan(padded, width, name=name, about=about)]
     else:
-        rest = np.delete(dataset.lengths, options.get("exclude", ()))
-        others = compare_others(*histogram(rest), options, *longest)
+        stays = np.ones(len(dataset.lengths), bool)
+        stays[np.asarray(options.get("exclude", ()), np.int64)] = False
+        others = compare_others(*histogram(dataset.lengths[stays]), options, *longest)
     names = SIDES if dataset.pairs else ("corpus",)
     attention = options["attention"]
     return Figures(

@@ -233,7 +233,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     layout = plan.stages[-1].streams[0].whole.layout
     sides = layout.pieces.positions(np.arange(len(layout.counts)))
     squares = int(layout.counts @ _scores(sides.T))
-    for window in range(len(layout)) if layout.cuts[0].any() else ():
+    for window in range(len(layout)) if layout.cuts.any() else ():
         squares -= _scores_between_pieces(layout.packed(window))
     return weigh(
         width,
@@ -244,7 +244,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
         # An upper bound: a part of a document that is longer than a row may be cut again.
-        cut=plan.cuts[0] + losses(plan)["overlong"] * (plan.options.overflow == "split"),
+        cut=plan.cuts + losses(plan)["overlong"] * (plan.options.overflow == "split"),
         **others,
     )
 

@@ -238,7 +238,7 @@ def _find(
         )
     single = per in SINGLE and reduce is None
     long = single and plan.max_position >= max(plan.buckets[-1].lengths)
-    if long or (single and plan.cuts[0]):
+    if long or (single and plan.cuts):
         remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
