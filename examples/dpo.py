@@ -14,6 +14,7 @@ import argparse
 import email
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ class Model(nn.Module):
 
 def answer_logprobs(params, batch, most):
     """The log-probability of each answer, `[rows, most]`."""
-    logits = Model().apply({"params": params}, batch)
+    logits: Any = Model().apply({"params": params}, batch)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
     # Lockstep: the sum over answer b of a row is in column b - 1; prompts do not count.
     return sum_continuations(-losses * batch["loss_weights"], batch, most)
@@ -137,7 +138,7 @@ def train(workdir, steps):
             if (step + 1) % 10 == 0 or step + 1 == steps:
                 # Lockstep: the step and a fingerprint of the plan, the same on every host.
                 checkpoints.save(step + 1, state, data=loader.get_state())
-        *sums, pairs = sum(evaluate(state["params"], batch) for batch in once)
+        *sums, pairs = jnp.stack([evaluate(state["params"], batch) for batch in once]).sum(0)
     print("held out: loss {} margin {} accuracy {}".format(*(each / pairs for each in sums)))
 
 
