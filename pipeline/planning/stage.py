@@ -66,6 +66,11 @@ class Stage:
         return self.streams[-1].first + len(self.streams[-1].lengths)
 
     @property
+    def excluded(self) -> np.ndarray:
+        """The examples that are left out, numbered over all corpora: int64, ascending."""
+        return np.concatenate([each.lengths.excluded + each.first for each in self.streams])
+
+    @property
     def start(self) -> int:
         """The first step."""
         return self.schedule.start
@@ -167,9 +172,8 @@ class Stage:
             members = self._extend(lengths, weights)
         shares = self.weights if weights is None else _as_shares(weights, members)
         count = sum(map(len, members.values()))
-        excluded = [stream.lengths.excluded + stream.first for stream in self.streams]
         more = select(exclude, take_first(given, count), count)
-        more = np.setdiff1d(more, np.concatenate(excluded))
+        more = np.setdiff1d(more, self.excluded)
         new = options.as_json(changes)
         new |= {"exclude": more.tolist()} if len(more) else {}
         # If only weights and corpora are new, the present streams continue.

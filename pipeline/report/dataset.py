@@ -131,8 +131,7 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "ending", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
-    excluded = [stream.lengths.excluded + stream.first for stream in plan.stages[-1].streams]
-    options["exclude"] = np.concatenate(excluded)
+    options["exclude"] = plan.stages[-1].excluded
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
     options.setdefault("tokens_per_batch", max(bucket.positions for bucket in buckets))
