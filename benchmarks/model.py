@@ -10,6 +10,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
+from pipeline.loading.field_names import INPUTS, TARGETS
 from pipeline.text.tokenizers import Bytes
 
 MODEL = TransformerConfig(
@@ -21,9 +22,6 @@ MODEL = TransformerConfig(
     mlp_width=384,
     attention="dense",
 )
-
-FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
-OTHERS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
 
 
 def model_for(length: int) -> TransformerConfig:
@@ -37,7 +35,7 @@ class Step:
     def __init__(self, config: TransformerConfig, *, pairs: bool = False):
         network = EncoderDecoder if pairs else Decoder
         graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)))
-        optimizer, names = optax.adamw(3e-3), FIELDS + OTHERS * pairs
+        optimizer, names = optax.adamw(3e-3), INPUTS + TARGETS * pairs
 
         def mean_loss(params, batch):
             logits = nnx.merge(graph, params)(*(batch[name] for name in names))
