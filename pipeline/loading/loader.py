@@ -32,7 +32,6 @@ from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, t
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
@@ -393,7 +392,7 @@ def load(
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)
 
 
-def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> FollowedPlan:
+def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:
     """The plan of a corpus that grows, or of several corpora some of which grow."""
     mixture = isinstance(parts, dict)
     if options.get("exclude") or (options.get("weights") is None) == mixture:
@@ -402,4 +401,4 @@ def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -
             "are needed for Corpora some of which grow, and not allowed for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
-    return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)
+    return Plan(parts, buckets, weights=options.get("weights"), **known)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
@@ -90,15 +89,18 @@ class StateKey(NamedTuple):
                 "it was saved"
             )
         changes = []
-        if isinstance(self.plan, FollowedPlan):
+        if self.plan.follows:
             if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
                     f"the state of step {step:,} belongs to a corpus that was planned as a whole, "
                     "or to other corpora; load those, without follow=True if they were planned as "
                     "a whole"
                 )
-            own = self.plan.last_stage(then[0]["from"]).identity
-            changes = differences(then[0]["identity"], own)
+            changes = [
+                change
+                for entry, stage in self.plan.match(then)
+                for change in differences(entry["identity"], stage.identity)
+            ]
             if not changes:
                 self.plan.resume(then)
         if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):
@@ -139,18 +141,29 @@ def _is_followed(entry: dict) -> bool:
     if not isinstance(places, dict) or not isinstance(rows, list) or not isinstance(owed, list):
         return False
     known = all(_are_numbers(line) and len(line) == len(places) for line in (*rows, *owed))
-    return known and all(place is None or _is_place(place) for place in places.values())
+    windows = entry.get("windows")
+    known = known and isinstance(windows, list) and len(windows) == len(places)
+    known = known and _are_numbers(windows)
+    return known and all(map(_is_place, places.values()))
 
 
 def _is_place(place: Any) -> bool:
-    """Whether JSON has the form of a `Place`, the windows that have begun, and their end."""
+    """Whether JSON has the form of a `Place` and the end of the windows that have begun.
+
+    Of a corpus that does not grow, there is only whether it begins with a rest, and an epoch.
+    """
+    if not isinstance(place, dict) or type(place.get("epoch", 0)) is not int:
+        return False
+    if not {*place} - {"rest", "epoch"}:
+        return True
     try:
         last, digest = place["last"]
-        numbers = [last, *(place[name] for name in ("part", "example", "pieces", "windows"))]
+        numbers = [last, *(place[name] for name in ("part", "example", "pieces"))]
         digests = isinstance(place["digest"], str) and isinstance(digest, str)
     except (TypeError, KeyError, ValueError):
         return False
-    return len(place) == 6 and digests and _are_numbers(numbers) and min(numbers) >= 0
+    known = len({*place} - {"rest", "epoch"}) == 5 and digests
+    return known and _are_numbers(numbers) and min(numbers) >= 0
 
 
 def _are_numbers(values: Any) -> bool:
