@@ -220,12 +220,13 @@ class Stage(Handles):
 
     def ends_at(self, step: int) -> dict[str, Place]:
         """The end of the last window that a step may have rows of, of each corpus that grows."""
-        legs = self.schedule.taken(step + 1).legs
-        return {
-            stream.name: stream.chapter(number).end
-            for stream, number in zip(self.streams, legs, strict=True)
-            if grows(self.members[stream.name])
-        }
+        _, _, rows, _, legs = self.schedule.taken(step + 1)
+        found = dict[str, Place]()
+        for number, (stream, leg) in enumerate(zip(self.streams, legs, strict=True)):
+            chapter, weight = stream.chapter(leg), self.weights is None or self.weights[stream.name]
+            begun = leg > chapter.number or (rows[:, number] > chapter.rows).any()
+            found[stream.name] = chapter.end if begun or weight else chapter.begin
+        return found
 
     def entries_after(
         self, taken: Taken, ends: Mapping[str, Place]
@@ -292,6 +293,9 @@ class Stage(Handles):
             more: Any = {"name": name, "first": self.firsts[number], "number": self.number}
             streams.append(Stream(corpus, own, cache, epoch=epoch, begin=begin, **more))
         rows = np.array(entry["rows"], np.int64)
+        for stream, leg, taken_of in zip(streams, entry["windows"], rows.T, strict=True):
+            if leg or taken_of.any():
+                stream.leg(leg)  # its parts are sealed
         taken = Taken(entry["from"], rows[:0, 0], rows, entry["owed"], entry["windows"])
         made: Any = {"taken": taken, "offsets": entry.get("offsets")}
         schedule = Schedule(entry["from"], streams, self.options, self.weights, **made)
