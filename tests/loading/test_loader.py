@@ -145,7 +145,6 @@ WRONG_VALUES = [
     (lambda c, p: Batches(c, p).repeat(2).repeat(2), "call repeat once"),
     (lambda c, p: Batches(c, p).repeat(2, reseed_each_epoch=False), "without other options"),
     (lambda c, p: Batches(c, Plan(c.lengths[:9], CUT).after(0, lengths=c)), "others join later"),
-    (lambda c, p: Batches(c, p).set_slice(slice(9), True), "sequential_slice=False"),
     (lambda c, p: pipeline.to_global({}, mesh_of(x=4)), "none of 'data', 'fsdp' and 'context'"),
     (
         lambda c, p: pipeline.to_global(ONE_ROW, ROWS),
@@ -433,7 +432,7 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         assert len(list(loader)) == each
     both = pipeline.Corpora({"a": corpus, "b": corpus})
     ending = Batches(both, Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop"))
-    assert len(ending.map(dict).repeat()) == len(ending)
+    assert len(ending.repeat().map(dict)) == len(ending)
     for batches in (Batches(corpus, plan), ending, ending.repeat()):  # an epoch; a plan that ends
         with Loader(batches) as loader:
             assert len(loader) == len(list(loader)) == loader.step
