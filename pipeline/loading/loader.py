@@ -172,11 +172,13 @@ class Loader(grain.DatasetIterator):
             _, self.planned, batch = next(self._steps)
             return batch
         before = self.get_state()
-        try:
-            waits, planned, batch = next(self._steps)
-        except (NotSealed, StopIteration) as error:
-            self._joint.end(error)
-            raise
+        while True:
+            try:
+                waits, planned, batch = next(self._steps)
+                break
+            except (NotSealed, StopIteration) as error:
+                if self._joint.end(error):
+                    raise
         if waits or self._begins:
             try:
                 self._joint.end()
