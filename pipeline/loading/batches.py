@@ -127,7 +127,7 @@ class Batches(StepDataset):
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
         origin: the `StateKey`: `origin.state(step)` is the data state after `step` batches, and
-            `origin.step(state)` its step, for loops without an iterator.
+            `origin.resume(state)` its step, for loops without an iterator.
 
     Raises:
         TypeError: `features` is not a list of names, or `sharding` is not a sharding.

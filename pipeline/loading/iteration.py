@@ -210,7 +210,7 @@ class _StepIterator(grain.DatasetIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         steps = self._dataset.steps
-        step, length = steps.origin.step(state), len(steps)
+        step, length = steps.origin.resume(state), len(steps)
         if step > length:
             raise InvalidValue(
                 f"the state is of step {step:,}, but these batches end after {length:,}; "

@@ -124,7 +124,7 @@ OF_RUN = """
         finally:
             checkpoints.close()
         said.append(str(losses(place)))
-        return said, StateKey(plan, corpus).step(data), np.asarray(state["weights"]).tolist()
+        return said, StateKey(plan, corpus).resume(data), np.asarray(state["weights"]).tolist()
 
     WAYS, REFUSALS = [read], (ValueError, FileNotFoundError, NotAsPlanned)
     files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)

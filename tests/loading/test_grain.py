@@ -264,7 +264,7 @@ def test_slices_are_not_taken_for_another_or_for_the_whole(make):
         [mapped[1:], mapped[1:][1:]],
     ]
     for saved, other in (pair for each in alike for pair in itertools.permutations(each, 2)):
-        with pytest.raises(ValueError, match="transform the batches as when it was saved"):
+        with pytest.raises(ValueError, match=r"order was \[.*\] and is now \[.*\]"):
             iter(other).set_state(iter(saved).get_state())
     for other in (make("plan", seed=1), Batches(batches.corpus, batches.plan.after(3, seed=1))):
         with pytest.raises(ValueError, match=r"seed was 0 and is now 1|changes here alone from"):
