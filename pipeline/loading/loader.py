@@ -18,15 +18,9 @@ from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import (
-    WAITING,
-    Batch,
-    Batches,
-    TraceAnnotation,
-    Transform,
-)
+from pipeline.loading.batches import Batch, Batches, TraceAnnotation, Transform
 from pipeline.loading.collate import Positions
-from pipeline.loading.iteration import AT_ONCE
+from pipeline.loading.iteration import AT_ONCE, WAITING
 from pipeline.loading.joint_wait import JointWait, wait_together
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
 from pipeline.planning.bucket import Bucket, as_buckets
@@ -123,18 +117,23 @@ class Loader(grain.DatasetIterator):
         plan, sharding, features = self.plan, self.sharding, batches.features
         joins = self._joint is not None
 
-        def transfer(
+        def note_wait(
             step: int, built: tuple[PlannedBatch, Batch[np.ndarray]]
+        ) -> tuple[bool, PlannedBatch, Batch[np.ndarray]]:
+            return joins and plan.may_wait(step), *built
+
+        def transfer(
+            built: tuple[bool, PlannedBatch, Batch[np.ndarray]],
         ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
-            planned, batch = built
-            waits = joins and plan.may_wait(step)
+            waits, planned, batch = built
             with TraceAnnotation("transfer"):
                 arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
         # The thread that transfers batches also builds them, unless building usually waits.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
-        ahead = batches.with_plans().to_iter_dataset(read_options).map_with_index(transfer)
+        steps = batches.with_plans().map_with_index(note_wait).to_iter_dataset(read_options)
+        ahead = steps.map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 
@@ -172,11 +171,13 @@ class Loader(grain.DatasetIterator):
             _, self.planned, batch = next(self._steps)
             return batch
         before = self.get_state()
-        try:
-            waits, planned, batch = next(self._steps)
-        except (NotSealed, StopIteration) as error:
-            self._joint.end(error)
-            raise
+        while True:
+            try:
+                waits, planned, batch = next(self._steps)
+                break
+            except (NotSealed, StopIteration) as error:
+                if self._joint.end(error):
+                    raise
         if waits or self._begins:
             try:
                 self._joint.end()

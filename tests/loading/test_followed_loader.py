@@ -249,21 +249,13 @@ def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path,
         train.split(0.2)
 
 
-OF_ENTRIES = [{"places": 3}, {"places": {"": 3}}, {"places": None}, {"rows": 3}, {"rows": [["1"]]}]
-OF_ENTRIES += [{"windows": "1"}, {"windows": [0, 0]}]
-OF_PLACES = [{"part": 3}, {"part": -1}, {"pieces": None}, {"epoch": "1"}, {"more": 0}]
-OF_PLACES += [{"last": ["1", ""]}, {"last": None}]
-
-
 @pytest.mark.parametrize(
-    ("of_entry", "of_place"),
-    [*((each, {}) for each in OF_ENTRIES), *(({}, each) for each in OF_PLACES)],
+    ("of_entry", "of_place"), [({"places": 3}, {}), ({"from": 3}, {}), ({}, {"part": 3})]
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(finished, whole, of_entry, of_place):
     state = json.loads(json.dumps(whole[1][20]))
     (entry,) = state["plans"]
     entry["places"][""] |= of_place
-    entry |= {"from": 3, **of_entry}
-    known = "is not a data state" + "|no longer what the state" * bool(of_place)
-    with pytest.raises(ValueError, match=known):
+    entry |= of_entry
+    with pytest.raises(ValueError, match="is not a data state"):
         take(finished, state)

@@ -226,9 +226,9 @@ def test_a_state_of_other_buckets_or_windows_is_refused_before_it_is_resumed():
     state = StateKey(mix(draw(0))).state(40)
     other = mix(draw(0), buckets=[*BUCKETS, Bucket(2, 64)])
     with pytest.raises(ValueError, match=r"buckets was 8x16\+4x32 and is now 8x16\+4x32\+2x64"):
-        StateKey(other).step(state)
+        StateKey(other).resume(state)
     with pytest.raises(ValueError, match="window of a was 50 and is now 20"):
-        StateKey(mix(draw(0), window=20)).step(state)
+        StateKey(mix(draw(0), window=20)).resume(state)
 
 
 def test_files_of_finished_corpora_are_known_ahead():

@@ -132,7 +132,7 @@ def test_a_name_cannot_imitate_what_differs():
         return StateKey(Plan(corpora, [Bucket(4, 32)], weights=dict.fromkeys(corpora, 1)))
 
     with pytest.raises(ValueError, match=r"lengths of y was .* and is now"):
-        key(y=EQUAL + 1).step(key(y=EQUAL).state(3))
+        key(y=EQUAL + 1).resume(key(y=EQUAL).state(3))
 
 
 def test_small_shares_are_not_starved_by_many_intervals():

@@ -196,7 +196,7 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
 
     state, other = key().state(100), {"code": 1, "prose": 1, "chat": 1}
     for start in (100, 250):
-        assert key((start, other)).step(state) == 100
+        assert key((start, other)).resume(state) == 100
     less = SOURCES | {"chat": SOURCES["chat"][1:]}
     changed = r"weight of code was 3/5 and is now 1/3"
     for now, sentence in (
@@ -206,12 +206,12 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
         (key(lengths=less), "lengths of chat was"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            now.step(state)
+            now.resume(state)
     # A phase that was planned, and had not begun, may be left out or be another.
     planned = key((250, other)).state(100)
     assert planned == state
     for later in ([], [(100, other)], [(250, {**other, "code": 9})]):
-        assert key(*later).step(planned) == 100
+        assert key(*later).resume(planned) == 100
 
 
 def test_pairs_have_their_shares():
