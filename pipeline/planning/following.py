@@ -17,7 +17,7 @@ from pipeline.planning.cache import WindowCache
 from pipeline.planning.growing import APART, Chapter, Parts, Place
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options, PlanOptions, Weights, as_phases
-from pipeline.planning.pieces import cut
+from pipeline.planning.pieces import Pieces
 from pipeline.planning.plan import Plan, check_first
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Stage, check_options, options_as_json, options_of_streams
@@ -297,7 +297,7 @@ class FollowedPlan(Plan):
             options = self.last_stage(start.step).options
             for number in range(part, end):
                 sealed = self.parts[name].lengths(number)
-                pieces = cut(sealed, options.buckets[-1].lengths, options.overflow)
+                pieces = Pieces(sealed, options.buckets[-1].lengths, options.overflow)
                 due.append(pieces.positions_per_example())
         return np.concatenate(due), last["example"]
 

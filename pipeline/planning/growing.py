@@ -18,7 +18,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
-from pipeline.planning.pieces import cut
+from pipeline.planning.pieces import Pieces
 from pipeline.planning.stream import Pass, Stream
 
 # Windows in a chapter.
@@ -69,7 +69,7 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
     found, pieces = list[np.ndarray](), 0
     while pieces < most and (lengths := parts.lengths(len(found))) is not None:
         found.append(lengths)
-        pieces += len(cut(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
+        pieces += len(Pieces(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
     if not found:
         raise InvalidValue("the corpus is finished and has no examples")
     return np.concatenate(found)
@@ -202,7 +202,7 @@ class Chapter(Stream, Handles):
                 ends = True
                 break
             part, example = part + 1, example + len(lengths)
-            pieces += len(self._cut(lengths))
+            pieces += len(self._cut(lengths, None))
         if part == begin.part:
             return None
         digest = self._parts.digest(part)
@@ -214,14 +214,11 @@ class Chapter(Stream, Handles):
 
     def _pass(self, window: Window) -> Pass:
         pieces = window.end.pieces - window.begin.pieces
-        # Room for the two windows from which batches take rows, the next one, and their slots.
-        self.cache.capacity = max(self.cache.capacity, 9 * pieces)
+        # Room for the two windows from which batches take rows, the next one, and their passes.
+        self.cache.capacity = max(self.cache.capacity, 6 * pieces)
         return self.cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        pieces, begin = self._cut(self.window_lengths(window)), window.begin
+        pieces, begin = self._cut(self.window_lengths(window), None), window.begin
         chapter = window.rows_before, window.ends
         return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)
-
-    def _cut(self, lengths: np.ndarray) -> Any:
-        return cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)

@@ -25,7 +25,7 @@ class Purpose(enum.IntEnum):
 
     WINDOWS = 1  # the window of each block of pieces
     ORDER = 2  # the order of windows in an epoch
-    EXAMPLES = 3  # the piece in each slot
+    EXAMPLES = 3  # the pieces of each key
     ROWS = 4  # the rows of each batch
     BUCKETS = 5  # the bucket with which an epoch begins
     TIERS = 6  # the order of batches in a block of steps

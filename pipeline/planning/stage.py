@@ -33,7 +33,7 @@ from pipeline.planning.options import (
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Stream
 
-# The cache holds windows with this many pieces, and as many slots; more if needed at a time.
+# The cache holds windows with this many pieces; more if needed at a time.
 CACHED = 1 << 22
 
 # The data state lists up to this many examples that are left out; of more, it has a digest.
@@ -56,7 +56,7 @@ class Stage:
     def __post_init__(self) -> None:
         needed = sum(found.needs for stream in self.streams for found in stream.passes)
         if not self.grows:
-            needed = max(needed, 2 * CACHED)  # chapters raise it themselves
+            needed = max(needed, CACHED)  # chapters raise it themselves
         cache = self.streams[0].cache  # shared by all stages of a plan
         cache.capacity = max(cache.capacity, needed)
 
