@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
-from pipeline.planning.pieces import Pieces, cut
+from pipeline.planning.pieces import Pieces
 
 # Windows in a chapter.
 CHAPTER = 64
@@ -72,7 +72,7 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
     found, pieces = list[np.ndarray](), 0
     while pieces < most and (lengths := parts.lengths(len(found))) is not None:
         found.append(lengths)
-        pieces += len(cut(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
+        pieces += len(Pieces(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
     if not found:
         raise InvalidValue("the corpus is finished and has no examples")
     return np.concatenate(found)
@@ -105,7 +105,7 @@ def cut_parts(parts: Parts, numbers: range, options: Options) -> Pieces:
     lengths = [parts.lengths(number) for number in numbers]
     assert all(each is not None for each in lengths), "the parts are sealed"
     every: np.ndarray = np.concatenate(lengths)  # type: ignore[arg-type]
-    return cut(every, options.buckets[-1].lengths, options.overflow)
+    return options.cut(every)
 
 
 def find_window(parts: Parts, begin: Place, options: Options) -> tuple[Place, bool]:
@@ -119,7 +119,7 @@ def find_window(parts: Parts, begin: Place, options: Options) -> tuple[Place, bo
         if (lengths := parts.lengths(part)) is None:
             break
         part, example = part + 1, example + len(lengths)
-        pieces += len(cut(lengths, options.buckets[-1].lengths, options.overflow))
+        pieces += len(options.cut(lengths))
     if part == begin.part:
         return begin, True
     digest = parts.digest(part)

@@ -14,12 +14,12 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 7
+VERSION = 8
 
 WINDOW = 1 << 22
 
@@ -139,6 +139,11 @@ class Options:
     def pairs(self) -> bool:
         """Whether the buckets are for pairs."""
         return len(self.buckets[-1].lengths) == 2
+
+    def cut(self, lengths: np.ndarray, trees: np.ndarray | None = None) -> Pieces:
+        """The pieces of examples of these lengths; `trees` is as for `Pieces`."""
+        room = self.buckets[-1].lengths
+        return Pieces(lengths, room, self.overflow, trees=trees, align=self.align)
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""

@@ -36,8 +36,8 @@ from pipeline.planning.options import (
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stream import Stream
 
-# The cache holds windows with this many pieces, and as many slots; more if needed at a time. If a
-# corpus grows, it holds fewer, as windows are smaller.
+# The cache holds windows with this many pieces; more if needed at a time. If a corpus grows, it
+# holds fewer, as windows are smaller.
 CACHED, HELD = 1 << 22, 1 << 18
 
 # The data state lists up to this many examples that are left out; of more, it has a digest.
@@ -120,7 +120,7 @@ class Stage(Handles):
         """Gives the cache room for the windows of all passes."""
         cache = streams[0].cache  # shared by all stages of a plan
         passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
-        least = 0 if any(stream.parts for stream in streams) else 2 * CACHED
+        least = 0 if any(stream.parts for stream in streams) else CACHED
         cache.capacity = max(cache.capacity, least, sum(each.needs for each in passes))
 
     @property

@@ -10,7 +10,7 @@ Here, `length` is the number of a length, whose bucket and tails take the same r
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +18,12 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.planning import growing
-from pipeline.planning.alignment import Alignment
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.growing import Parts, Place, cut_parts, find_window
-from pipeline.planning.layout import Layout, Slots, WindowRows, make_slots
+from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -39,7 +38,6 @@ from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
     as_spans,
-    cut,
     file_runs,
     merge_spans,
     trainable_positions,
@@ -73,9 +71,8 @@ class Rows:
 
         `order` has numbers of rows, from 0; None takes all.
         """
-        times, pieces, sizes, begins = self.in_window.take(self.begin, self.end, order)
-        starts, positions = 0 if begins is None else begins, self.of_pass.layout.pieces.positions
-        spans = self.of_pass.as_spans(self.epoch, pieces, starts, positions(sizes))
+        times, pieces, parts = self.in_window.take(self.begin, self.end, order)
+        spans = self.of_pass.as_spans(self.epoch, pieces, parts)
         spans[:, 1] += self.of_pass.of_plan
         return times, spans
 
@@ -127,7 +124,7 @@ class Pass:
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
-        self.rows, self.size = layout.rows.sum(axis=1), int(layout.real.sum())
+        self.rows, self.size = layout.rows.sum(axis=1), round(layout.real.sum())
         if options.by == "examples":
             self.size = int(layout.counts[1:].sum()) - pieces.num_later
         elif options.by == "loss":
@@ -146,8 +143,8 @@ class Pass:
         begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
         begun = np.searchsorted(np.sort(begins), ends, side="left")
         live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
-        # The windows that batches take rows from at a time, the next and the last; all with slots.
-        return 2 * (live + 2) * self.layout.most_pieces
+        # The windows that batches take rows from at a time, the next and the last.
+        return (live + 2) * self.layout.most_pieces
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows in their order in an epoch, and the rows of each length before each one.
@@ -193,31 +190,26 @@ class Pass:
         """The value that `_window` caches."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
-        every: list[Slots] = self._cache.get(
-            (layout, window),
-            layout.most_pieces,
-            lambda: make_slots(layout.packed(window), layout.pieces),
-        )
         draw = functools.partial(self._bits, epoch=epoch, window=window)
-        sizes = layout.sizes(window)
-        bits = draw(Purpose.EXAMPLES, len(sizes)) if self._shuffle else None
-        pieces = sort_by_group(sizes, bits)
-        pieces = pieces[np.count_nonzero(sizes == 0) :]  # pieces of size 0 are in no batch
+        keys = layout.keys(window)
+        bits = draw(Purpose.EXAMPLES, len(keys)) if self._shuffle else None
+        pieces = sort_by_group(keys, bits)
+        pieces = pieces[np.count_nonzero(keys == 0) :]  # pieces of key 0 are in no batch
         if len(layout) > 1:
             pieces = layout.numbers(window)[pieces]
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
-        filled = []
-        for length, (slots, rows) in enumerate(zip(every, self._rows_per_batch, strict=True)):
+
+        def order_rows(length: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
             if not self._shuffle:
-                order = sort_by_group(pieces[slots.first_piece()], None)
-            else:
-                before = int(edges[length, place] + layout.rows_before[length])
-                missing = -before % rows  # in a batch that has begun
-                of_length = functools.partial(draw, bucket=length)
-                order = deal(slots.segments(), None if self._by_row else rows, of_length, missing)
-            filled.append(WindowRows(slots, order, pieces, layout.pieces, flat=self._by_row))
-        return filled
+                return sort_by_group(first_pieces, None)
+            rows = self._rows_per_batch[length]
+            before = int(edges[length, place] + layout.rows_before[length])
+            missing = -before % rows  # in a batch that has begun
+            of_length = functools.partial(draw, bucket=length)
+            return deal(segments, None if self._by_row else rows, of_length, missing)
+
+        return lay_out(layout.packed(window), pieces, layout.pieces, order_rows)
 
     def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each length.
@@ -229,34 +221,30 @@ class Pass:
         has_rows = ends > begins
         untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
         over = (~has_rows | (rows_before[:, None] >= ends)).all(axis=0)
-        found, parts = [NO_EXAMPLES], [np.zeros((3, 0), np.int64)]
+        found, spans = [NO_EXAMPLES], list[np.ndarray]()
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
-                window = int(windows[place])
-                found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
+                found.append(self.layout.pieces_in(int(windows[place])))
                 continue
             for length, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 rows = len(filled.costs)
                 first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
-                _, pieces, sizes, cut_at = filled.take(first, rows)
-                if cut_at is not None:
-                    is_part = sizes != self.layout.pieces.positions_of(pieces)[:, 0]
-                    parts.append(np.stack([pieces, cut_at, sizes])[:, is_part])
+                _, pieces, parts = filled.take(first, rows)
+                if parts is not None:
+                    is_part = parts[1] != self.layout.pieces.locate(pieces)[2][:, 0]
+                    spans.append(self.as_spans(epoch, pieces[is_part], parts[:, is_part]))
                     pieces = pieces[~is_part]
                 found.append(pieces)
-        pieces = np.sort(np.concatenate(found))
-        whole = self.as_spans(epoch, pieces, 0, self.layout.pieces.positions_of(pieces))
-        pieces, cut_at, sizes = np.concatenate(parts, axis=1)
-        if not len(pieces):
-            return whole
-        return np.concatenate([whole, self.as_spans(epoch, pieces, cut_at, sizes[:, None])])
+        whole = self.as_spans(epoch, np.sort(np.concatenate(found)))
+        return np.concatenate([whole, *spans])
 
     def as_spans(
-        self, epoch: int, pieces: np.ndarray, begins: np.ndarray | int, sizes: np.ndarray
+        self, epoch: int, pieces: np.ndarray, parts: np.ndarray | None = None
     ) -> np.ndarray:
-        """The spans of `sizes` positions of pieces, from `begins` on."""
-        numbers, starts = self.layout.pieces.locate(pieces)
-        starts = starts + begins
+        """The spans of pieces, or of `parts` of them, as for `WindowRows`."""
+        numbers, starts, sizes = self.layout.pieces.locate(pieces)
+        if parts is not None:
+            starts, sizes = starts + parts[0], parts[1, :, None]
         if self.spans is None:
             return as_spans(epoch, numbers + self.first if self.first else numbers, starts, sizes)
         epochs, examples, first = self.spans[numbers, :3].T
@@ -384,8 +372,8 @@ class Stream(Handles):
             )
         if self.options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
-        pieces = cut(lengths.array, longest.lengths, self.options.overflow, lengths.trees)
-        if pieces.longest == 0:
+        pieces = self.options.cut(lengths.array, lengths.trees)
+        if len(pieces.table) == 1:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
@@ -414,7 +402,7 @@ class Stream(Handles):
         lost = spans.copy()
         lost[:, 3:] -= sizes
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
-        if not pieces.longest:
+        if len(pieces.table) == 1:
             return
         start = np.zeros(len(self.options.groups), np.int64)
         # Windows follow in the chapter, and fill its last batches.
@@ -429,7 +417,7 @@ class Stream(Handles):
         self, lengths: np.ndarray, trees: np.ndarray | None
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow, trees)
+        pieces = self.options.cut(lengths, trees)
         if not self.name or self.parts is not None:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
@@ -440,10 +428,11 @@ class Stream(Handles):
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.pairs:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return cut(sizes, room, "truncate"), buckets
+            return Pieces(sizes, room, "truncate", align=self.options.align), buckets
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
-        return cut(sizes[:, 0], room, "split", trees), buckets
+        pieces = Pieces(sizes[:, 0], room, "split", trees=trees, align=self.options.align)
+        return pieces, buckets
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -517,8 +506,8 @@ class Stream(Handles):
         """The pass of a window from the cache, made if missing."""
         assert leg.window is not None, "the leg is a window"
         pieces = leg.window[1].pieces - leg.window[0].pieces
-        # Room for the two windows from which batches take rows, the next one, and their slots.
-        self.cache.capacity = max(self.cache.capacity, 9 * pieces)
+        # Room for the two windows from which batches take rows, the next one, and their passes.
+        self.cache.capacity = max(self.cache.capacity, 6 * pieces)
         return self.cache.get(leg, pieces, make)
 
     def chapter(self, number: int) -> Chapter:
@@ -666,42 +655,46 @@ def _make_packer(
 
     With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
     """
-    options = stream.options
-    solution, aligned = None, None
-    if options.align > 1:
-        aligned = Alignment(pieces.positions(np.arange(pieces.longest + 1)), options.align)
-    units = pieces.table if aligned is None else aligned.units
-    fill = options.packing == "fill"
-    search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
+    options, solution = stream.options, None
+    every, used = (_in_units(each, options.align) for each in (options.buckets, buckets))
+    search: Callable[..., Packed] = functools.partial(
+        pack, sizes=pieces.table, fill=options.packing == "fill"
+    )
     if options.packing == "optimal":
-        counts, shapes, share = pieces.count(), buckets, 1.0
-        if aligned is not None:
-            share = aligned.filled(counts)
-            counts, shapes = aligned.fold(counts), aligned.in_units(buckets)
-        solution = load_solution(stream.lengths.store, counts, shapes, options.max_segments)
-        solution.bound *= share
+        counts = pieces.count()
+        solution = load_solution(stream.lengths.store, counts, used, options.max_segments)
+        if options.align > 1:
+            columns = options.align * int((counts @ pieces.table).sum())
+            solution.bound *= float(counts @ pieces.mean_positions) / columns
         search = solution.pack
-    if aligned is not None:
-        search = functools.partial(aligned.pack, search)
-    return functools.partial(_pack_into, search, buckets, options), solution
+    most = 1 if options.packing == "none" else options.max_segments
+    return functools.partial(_pack_into, search, used, every, most), solution
+
+
+def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
+    """The buckets, with lengths in units of `align` columns."""
+    lengths = [tuple(length // align for length in bucket.lengths) for bucket in buckets]
+    return tuple(
+        Bucket(bucket.rows, length if len(length) > 1 else length[0])
+        for bucket, length in zip(buckets, lengths, strict=True)
+    )
 
 
 def _pack_into(
     search: Callable[..., Packed],
     used: tuple[Bucket, ...],
-    options: Options,
+    every: tuple[Bucket, ...],
+    max_segments: int | None,
     counts: np.ndarray,
     *,
     surplus: Sequence[int] | None,
 ) -> Packed:
-    """Packs a histogram into the buckets `used`, which are some or all; see `cascade.pack`."""
-    most = 1 if options.packing == "none" else options.max_segments
-    if used == options.buckets:
-        return search(counts, used, max_segments=most, surplus=surplus)
-    packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
+    """Packs a histogram into the buckets `used`, some or all of `every`; see `cascade.pack`."""
+    if used == every:
+        return search(counts, used, max_segments=max_segments, surplus=surplus)
+    packed = search(counts, used, max_segments=max_segments)  # single rows: none is surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
-    every = tuple(patterns.get(bucket, ()) for bucket in options.buckets)
-    return dataclasses.replace(packed, patterns=every)
+    return dataclasses.replace(packed, patterns=tuple(patterns.get(each, ()) for each in every))
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:

@@ -57,7 +57,7 @@ def heading(before: Stage, stage: Stage) -> str:
     stream = stage.streams[0]
     if stage.weights is None and len(stream.legs) > 1:
         steps = stage.schedule.first_step(stream.epoch) - stage.start
-        real = int(sum(stream.plan_of(leg).layout.real.sum() for leg in stream.legs[:-1]))
+        real = round(sum(stream.plan_of(leg).layout.real.sum() for leg in stream.legs[:-1]))
         text += (
             f", {counted(steps, 'batch')} for the {counted(real, 'position')} that epoch "
             f"{stream.epoch - 1} still had, and then"
@@ -103,7 +103,7 @@ def _tabulate_corpora(plan: "Plan", counts: figures.Counts) -> list[str]:
     for stream in plan.stages[-1].streams:
         name = stream.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
-        epochs, tokens = f"{counts.passes[name]:.2f}", f"{stream.whole.layout.real.sum():,}"
+        epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(stream.whole.layout.real.sum()):,}"
         cells = name, weights, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)

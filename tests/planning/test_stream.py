@@ -116,7 +116,7 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
         plan.batch(2 * change)
     cache = plan.stages[-1].streams[0].cache
     assert sum(pieces for pieces, _ in cache._entries.values()) <= cache.capacity < 20 * len(ANY)
-    assert len(cache._entries) < 20  # of nine stages with two passes each, and their slots
+    assert len(cache._entries) < 20  # of nine stages with two passes each
 
 
 def test_the_entries_of_a_state_are_made_once():
