@@ -122,7 +122,7 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
     begun = next(n for n in range(60) if {0, 1} & {*plan.batch(n).segments[:, 1].tolist()})
     assert plan.parts["a"].asked <= 9  # windows of two parts, three a chapter
     short = plan.batch(begun)
-    assert short.segments[:, 1].tolist() == [0, 1]  # no other has rows of this length
+    assert sorted(short.segments[:, 1].tolist()) == [0, 1]  # no other has rows of this length
     assert short.bucket == Bucket(4, 32)
 
 
@@ -163,7 +163,7 @@ def test_followed_mixtures_stay_what_they_are():
     parts = [[5, 3], [4, 2], [1, 6], [7], [9]] * 9
     corpora = {"a": parts, "b": parts[1:], "c": np.array([3, 8])}
     plan = mix(corpora, buckets=[Bucket(2, 5), Bucket(3, 9)], window=4)
-    assert fingerprint_of(digests(plan, range(60))) == "4217fb80b10591a7"
+    assert fingerprint_of(digests(plan, range(60))) == "1bc5783b427f887c"
 
 
 @pytest.mark.parametrize("step", [30, 80, 140])  # it grows; has just ended; ended chapters ago
