@@ -307,28 +307,12 @@ def load(
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
             ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
             processes the same value.
-        **options: of `fit_buckets` and `Plan`, whose docstrings say more; defaults in brackets.
-            To fit buckets (for pairs, positions are those of both sides together):
-            tokens_per_batch: the most positions in a global batch.
-            max_buckets: the most shapes; each is one compilation (4).
-            max_length: positions in the longest row, for pairs (inputs, targets), rounded up to
-                `length_multiple` (longest example).
-            length_multiple, row_multiple: bucket lengths are multiples of the first (128, or less
-                if examples are short), and rows of the second (the devices that share them).
-            attention, width: "dense" or "segment" (dense), and the width of the model (1024).
-            To plan:
-            packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
-                "none", one example in a row (best_fit).
-            overflow: "split", "truncate", "drop" or "error", for examples longer than every row
-                (split; for pairs error). Groups are not split; "truncate" cuts their continuations.
-            seed, shuffle: the seed of every shuffle (0), and whether to shuffle (True).
-            max_segments: the most segments in a row (no limit).
-            align: every segment begins at a multiple of this many columns (1).
-            tiers: the steps among which rows are sorted by cost (1).
-            window: the most pieces planned together (2**22).
-            exclude: numbers of examples to exclude (none).
-            weights, by, ending: for `Corpora`: the weight of each by name, or phases; whether they
-                count "tokens", "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
+        **options: of `fit_buckets`, to choose buckets: `tokens_per_batch`, `max_buckets` (default
+            here 4), `max_length`, `length_multiple` (default None), `row_multiple` (default: the
+            devices that share rows), `attention`, `width`; and of `Plan`: `packing`, `overflow`,
+            `seed`, `shuffle`, `max_segments`, `align`, `tiers`, `window`, `exclude`; with `Corpora`
+            also `weights`, `by`, `ending`. With `overflow="truncate"`, groups that are too long
+            lose continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.

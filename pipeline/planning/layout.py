@@ -183,10 +183,18 @@ def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
     >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
     [0, 2, 5, 0, 5]
     """
-    begins = np.ones(len(row), bool)  # whether each one is the first of its row
-    np.not_equal(row[1:], row[:-1], out=begins[1:])
     before = count.cumsum(axis=0) - count
-    return before - before[begins][begins.cumsum() - 1]
+    return before - before[row_starts(row)]
+
+
+def row_starts(row: np.ndarray) -> np.ndarray:
+    """The number of the first one in each one's row: int64, shaped as `row`; rows ascend.
+
+    >>> row_starts(np.array([0, 0, 0, 4, 4])).tolist()
+    [0, 0, 0, 3, 3]
+    """
+    in_row = np.bincount(row)
+    return (in_row.cumsum() - in_row)[row]
 
 
 def _cut_blocks(
