@@ -75,32 +75,38 @@ class Coverage:
     def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The positions that each example must have in an epoch: int64 [examples, sides].
 
-        Also the largest end of its pieces, of the same shape; and a number of examples: the first
+        Also spans that the epoch has lost, without their epoch; and a number of examples: the first
         ones, which must be complete by now.
         """
         streams, over = self._plan.streams_of(which, self._step), self._over[which]
         due = expected_positions(streams, epoch)
-        limit = due.copy()  # pieces may follow positions that a change of the plan has lost
-        for stream in streams:
-            lost = stream.lost[stream.lost[:, 0] == epoch]
-            np.add.at(limit, lost[:, 1], lost[:, 3:])
+        every = np.concatenate([stream.lost for stream in streams])
+        lost = every[every[:, 0] == epoch, 1:]
         if epoch < over:
-            return due, limit, len(due)
+            return due, lost, len(due)
         stream, whole = streams[-1], 0
         if stream.parts is not None and epoch == 0 and self._step:
             # Rows of earlier chapters have all been taken.
             legs = self._plan.last_stage(self._step - 1).schedule.taken(self._step).legs
             chapter = stream.chapter(legs[which])
             whole = 0 if chapter.has_rest else chapter.begin.example
-        return due, limit, whole
+        return due, lost, whole
 
     def _check(self, epoch: int, which: int) -> None:
         """Checks the pieces of an epoch so far."""
-        due, limit, whole = self._expect(epoch, which)
+        due, lost, whole = self._expect(epoch, which)
         found = self._pieces.get((epoch, which), [])
         if not found and not due.any():  # the corpus joins later
             return
-        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *found])
+        # Pieces and what a change of the plan has lost make up each example. Of pairs, pieces may
+        # follow what is lost on one side.
+        limit, lost_positions = due.copy(), int(lost[:, 2:].sum())
+        np.add.at(limit, lost[:, 0], lost[:, 2:])
+        if due.shape[1] == 1:
+            due = limit
+        else:
+            lost, lost_positions = lost[:0], 0
+        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *found, lost])
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
         example, start, size = pieces[:, 0], pieces[:, 1:2], pieces[:, 2:]
         beyond = max(int(example.max(initial=-1)) + 1 - len(due), 0)  # examples that do not exist
@@ -120,7 +126,7 @@ class Coverage:
                 f"does not have each of the {due[first].sum():,} positions of example {first:,} "
                 f"once ({counted(int(wrong.sum()), 'such example')})",
             )
-        total, name = int(covered.sum()), self._name(epoch, which)
+        total, name = int(covered.sum()) - lost_positions, self._name(epoch, which)
         if epoch < self._over[which]:
             self._report(f"{name}: {total:,} positions, each once")
         else:

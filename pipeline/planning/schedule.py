@@ -550,7 +550,7 @@ class Schedule:
         return range(interval.start, min(ends, default=sys.maxsize))
 
     def epoch_around(self, step: int) -> range:
-        """The steps of the epoch of a step, within the schedule.
+        """The steps of the epoch of a step, within the schedule and from the last mark on.
 
         While a corpus grows, those of the interval: rows of later steps may not be sealed yet.
         """
@@ -558,8 +558,9 @@ class Schedule:
             return self.interval_around(step)
         around = self._around
         if step not in around:
-            epoch = self.epoch_of(step)
-            around = self._around = range(self.first_step(epoch), self.first_step(epoch + 1))
+            epoch, begin = self.epoch_of(step), self.mark(step).step
+            begin = max(begin, self.first_step(epoch))
+            around = self._around = range(begin, self.first_step(epoch + 1))
         return around
 
     def epochs(self, step: int) -> list[int]:

@@ -401,6 +401,8 @@ class Stream(Handles):
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
+        if not self.options.pairs:  # the last positions are lost
+            lost[:, 2] += sizes[:, 0]
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         if len(pieces.table) == 1:
             return

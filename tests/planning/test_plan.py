@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.planning import stream
+from pipeline.planning import options
 from pipeline.planning.plan import PLANNING
 from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
@@ -33,7 +33,7 @@ KINDS = pytest.mark.parametrize(
 
 def test_a_plan_that_does_not_fit_into_memory_is_a_sentence(monkeypatch):
     fails = mock.Mock(side_effect=MemoryError("Unable to allocate 2.67 GiB"))
-    monkeypatch.setattr(stream, "Pieces", fails)
+    monkeypatch.setattr(options, "Pieces", fails)
     with pytest.raises(MemoryError, match="planning 1 example of 2,147,483,648 positions"):
         Plan([1 << 31], [Bucket(2, 6)])
 
