@@ -253,34 +253,7 @@ def load(
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
 
-    A batch is a dict of jax.Arrays of the global shape `[rows, length]` of its bucket:
-
-        inputs, targets       int32    token ids; the target is the token to predict there
-        inputs_segment_ids    int32    1, 2, … for the examples of a row; 0 on padding
-        inputs_positions      int32    position in the example, from 0
-        loss_weights          float32  1, or the weight stored with the token; 0 on padding
-
-    A batch of pairs has `inputs`, `inputs_segment_ids` and `inputs_positions` of the bucket's first
-    length, and `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` and
-    `loss_weights` of its second. The plan is documented with `Plan`, fitting with `fit_buckets`.
-
-    A batch of a corpus with groups has two more:
-
-        visible_until         int32    the first later column that does not see this; 0 on padding
-        inputs_branch_ids     int32    1, 2, … for the continuations of a row; 0 on prefixes
-
-    Columns of a group count positions along the path to each continuation, and its copy of the last
-    token of the prefix has that token's position.
-
-    A feature of tokens is `[rows, length, *shape]`, 0 on padding. A feature of examples is
-    `[rows, segments, *shape]`: column `s - 1` is that of segment id `s`, or 0 if the row has no
-    such segment. `example_id`, int32 `[rows, segments]`, is there on request: the number of the
-    example in this corpus, for `corpus[number]`, or -1 if there is no segment. There are
-    `max_segments` columns, or by default the most segments of a row,
-    `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations, *shape]`:
-    column `b - 1` is that of branch id `b`; there are `plan.most_continuations()[bucket]` columns,
-    and at least `max_segments` times those of the largest group. Give `max_segments` if batches of
-    several plans must have one shape.
+    A batch is a `Batch`, a dict of jax.Arrays of the global shape `[rows, length]` of its bucket.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
@@ -308,28 +281,11 @@ def load(
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
             ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
             processes the same value.
-        **options: of `fit_buckets` and `Plan`, whose docstrings say more; defaults in brackets.
-            To fit buckets (for pairs, positions are those of both sides together):
-            tokens_per_batch: the most positions in a global batch.
-            max_buckets: the most shapes; each is one compilation (4).
-            max_length: positions in the longest row, for pairs (inputs, targets), rounded up to
-                `length_multiple` (longest example).
-            length_multiple, row_multiple: bucket lengths are multiples of the first (128, or less
-                if examples are short), and rows of the second (the devices that share them).
-            attention, width: "dense" or "segment" (dense), and the width of the model (1024).
-            To plan:
-            packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
-                "none", one example in a row (best_fit).
-            overflow: "split", "truncate", "drop" or "error", for examples longer than every row
-                (split; for pairs error). Groups are not split; "truncate" cuts their continuations.
-            seed, shuffle: the seed of every shuffle (0), and whether to shuffle (True).
-            max_segments: the most segments in a row (no limit).
-            align: every segment begins at a multiple of this many columns (1).
-            tiers: the steps among which rows are sorted by cost (1).
-            window: the most pieces planned together (2**22).
-            exclude: numbers of examples to exclude (none).
-            weights, by, ending: for `Corpora`: the weight of each by name, or phases; whether they
-                count "tokens", "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
+        **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
+            max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
+            overflow, seed, shuffle, max_segments, align, tiers, window, exclude, weights, by,
+            ending). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices
+            that share the rows.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
