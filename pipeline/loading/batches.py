@@ -64,8 +64,8 @@ class Batch(TypedDict, Generic[Array]):
             groups, along the path to each continuation.
         targets: the token id to predict at each position; none in batches for an encoder.
         loss_weights: float32, 1, or the weight stored with the token.
-        decoder_inputs: for pairs, the targets shifted to the right. Fields of targets
-            have the bucket's second length, others its first.
+        decoder_inputs: for pairs, the targets shifted to the right. Fields of targets have the
+            bucket's second length, others its first.
         targets_segment_ids: for pairs, the segment of each target.
         targets_positions: for pairs, from 0 in each example.
         visible_until: for groups, the first later column that no longer sees this one.

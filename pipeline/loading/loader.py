@@ -118,11 +118,6 @@ class Loader(grain.DatasetIterator):
         plan, sharding, features = self.plan, self.sharding, batches.features
         joins = self._joint is not None
 
-        def note_wait(
-            step: int, built: tuple[PlannedBatch, Batch[np.ndarray]]
-        ) -> tuple[bool, PlannedBatch, Batch[np.ndarray]]:
-            return joins and plan.may_wait(step), *built
-
         def transfer(
             built: tuple[bool, PlannedBatch, Batch[np.ndarray]],
         ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
@@ -133,8 +128,10 @@ class Loader(grain.DatasetIterator):
 
         # The thread that transfers batches also builds them, unless building usually waits.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
-        steps = batches.with_plans().map_with_index(note_wait).to_iter_dataset(read_options)
-        ahead = steps.map(transfer)
+        noted = batches.with_plans().map_with_index(
+            lambda step, built: (joins and plan.may_wait(step), *built)
+        )
+        ahead = noted.to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 
