@@ -119,8 +119,7 @@ def test_help_names_all_attributes(things):
     assert missing == []  # num_tokens is a property, which help shows by itself
 
 
-def test_help_of_load_names_all_options_and_fields():
-    text = pipeline.load.__doc__ or ""
-    words = {*re.findall(r"\w+", text)}
-    known = {*LoadOptions.__annotations__, *Batch.__annotations__}
-    assert known | {*pipeline.load.__kwdefaults__} <= words
+def test_help_names_all_options_of_load_and_all_fields_of_a_batch():
+    known = {*LoadOptions.__annotations__, *(pipeline.load.__kwdefaults__ or {})}
+    for thing, names in ((pipeline.load, known), (Batch, {*Batch.__annotations__})):
+        assert names <= {*re.findall(r"\w+", thing.__doc__ or "")}

@@ -1,9 +1,10 @@
-"""ReadAhead: tells the caches of a corpus which files batches will need."""
+"""ReadAhead: tells a corpus and its caches which files batches need, and will need."""
 
 import collections
 import functools
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,15 @@ from pipeline.planning.plan import Plan
 
 
 class ReadAhead(Handles):
-    """Lets the caches of a corpus, if any, fetch the files that the next batches need."""
+    """Lets caches fetch the files of the next batches, and corpora that grow hold their parts."""
 
     handles = ("_run",)
 
     def __init__(self, corpus: AnyCorpus, plan: Plan):
         self._corpus, self._plan, self._step = corpus, plan, 0
+        self._corpora: dict[str, Any] = {"": corpus}
+        if plan.names != ("",) and isinstance(corpus, Corpora):
+            self._corpora = {name: corpus.corpora[name] for name in plan.names}
         self.__setstate__({})
 
     def restart(self) -> None:
@@ -30,16 +34,15 @@ class ReadAhead(Handles):
     def begin(self, step: int) -> None:
         """Notes that batches are built from `step` on; any thread may call it, for every batch."""
         self._step = step
+        for name, needed in self._plan.parts_of(step).items():
+            self._corpora[name].hold(needed)
         if self._run is not None or not self._corpus.caches:
             return
         with self._lock:
             if self._run is not None:
                 return
             self._run = object()
-        corpora = {"": self._corpus}
-        if self._plan.names != ("",) and isinstance(self._corpus, Corpora):
-            corpora = {name: self._corpus.corpora[name] for name in self._plan.names}
-        for name, corpus in corpora.items():
+        for name, corpus in self._corpora.items():
             for cache, first in corpus.caches:
                 files = range(first, first + cache.num_parts)
                 cache.follow(functools.partial(_ask, weakref.ref(self), self._run, name, files))

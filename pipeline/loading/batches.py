@@ -52,28 +52,34 @@ Array = TypeVar("Array")
 class Batch(TypedDict, Generic[Array]):
     """The fields of a batch, for editors and type checkers; at run time a batch is a dict.
 
-    `pipeline.load` returns a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. Every
-    field but `example_id` is `[rows, length]`. The corpus decides which fields a batch has: only
-    batches of pairs have those of pairs, and an encoder's corpus has no targets. A type checker
-    cannot know this, and accepts each field. It does not know the names of features; to read them,
-    write `fields: Mapping[str, Any] = batch`.
-
-    All are int32, except the weights; padding is 0.
+    `pipeline.load` returns a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. All are
+    `[rows, length]` and int32, except as below; padding is 0. The corpus decides which fields a
+    batch has, which a type checker cannot know, so it accepts each. It does not know the names of
+    features; to read them, write `fields: Mapping[str, Any] = batch`.
 
     Attributes:
         inputs: token ids.
-        inputs_segment_ids: the segment of each position, from 1 in each row.
-        inputs_positions: from 0 in each example; later pieces of a split example continue them.
-        targets: the token id to predict at each position.
-        loss_weights: float32, the weight of each position in the loss.
-        decoder_inputs: for pairs, the targets shifted to the right.
+        inputs_segment_ids: 1, 2, … for the examples of a row.
+        inputs_positions: from 0 in each example; later pieces of a split example continue them. In
+            groups, along the path to each continuation.
+        targets: the token id to predict at each position; none in batches for an encoder.
+        loss_weights: float32, 1, or the weight stored with the token.
+        decoder_inputs: for pairs, the targets shifted to the right. Fields of targets have the
+            bucket's second length, others its first.
         targets_segment_ids: for pairs, the segment of each target.
         targets_positions: for pairs, from 0 in each example.
         visible_until: for groups, the first later column that no longer sees this one.
         inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
             groups of a row; 0 in prefixes.
-        example_id: if `features=` names it, the number of the example of each segment,
-            `[rows, segments]`; -1 without a segment.
+        example_id: if `features=` names it, `[rows, segments]`, the number of the example of each
+            segment in this corpus, for `corpus[number]`; -1 without a segment.
+
+    A feature of tokens is `[rows, length, *shape]`. A feature of examples is `[rows, segments,
+    *shape]`: column `s - 1` is that of segment id `s`. There are `max_segments` columns, or by
+    default `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations,
+    *shape]`: column `b - 1` is that of branch id `b`; there are
+    `plan.most_continuations()[bucket]` columns, and at least `max_segments` times those of the
+    largest group. Give `max_segments` if batches of several plans must have one shape.
     """
 
     inputs: Array
@@ -95,8 +101,7 @@ Transform = Callable[..., Mapping[str, Any]]
 class Batches(StepDataset):
     """The batches of a plan, by step: `Batches(corpus, plan)[step]` is a dict of arrays.
 
-    Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
-    encoder's corpus, whose tokens are only inputs, have no `targets`.
+    A batch is a `Batch` of NumPy arrays, of the rows of this process.
 
     Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several epochs, or
     an endless number, each shuffled differently. Iterators have the state of
@@ -256,11 +261,6 @@ class Batches(StepDataset):
             planned = (self._limited if ends else self.plan).batch(step)
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
-            if self.plan.follows:
-                one: Any = self.corpus
-                corpora: Any = one.corpora if isinstance(one, Corpora) else {"": one}
-                for name, needed in self.plan.parts_of(step).items():
-                    corpora[name].hold(needed)
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)

@@ -131,9 +131,6 @@ class StepIterDataset(grain.IterDataset):
         self._read_options, self._allow_nones = read_options, allow_nones
         self._workers: tuple | None = None  # options and worker_init_fn of mp_prefetch
 
-    def __str__(self) -> str:
-        return f"StepIterDataset({self.steps})"
-
     @property
     def _element_spec(self) -> Any:
         return grain.experimental.get_element_spec(self._parent)

@@ -117,11 +117,6 @@ class Loader(grain.DatasetIterator):
         plan, sharding, features = self.plan, self.sharding, batches.features
         joins = self._joint is not None
 
-        def note_wait(
-            step: int, built: tuple[PlannedBatch, Batch[np.ndarray]]
-        ) -> tuple[bool, PlannedBatch, Batch[np.ndarray]]:
-            return joins and plan.may_wait(step), *built
-
         def transfer(
             built: tuple[bool, PlannedBatch, Batch[np.ndarray]],
         ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
@@ -132,8 +127,10 @@ class Loader(grain.DatasetIterator):
 
         # The thread that transfers batches also builds them, unless building usually waits.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
-        steps = batches.with_plans().map_with_index(note_wait).to_iter_dataset(read_options)
-        ahead = steps.map(transfer)
+        noted = batches.with_plans().map_with_index(
+            lambda step, built: (joins and plan.may_wait(step), *built)
+        )
+        ahead = noted.to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 
@@ -252,34 +249,7 @@ def load(
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
 
-    A batch is a dict of jax.Arrays of the global shape `[rows, length]` of its bucket:
-
-        inputs, targets       int32    token ids; the target is the token to predict there
-        inputs_segment_ids    int32    1, 2, … for the examples of a row; 0 on padding
-        inputs_positions      int32    position in the example, from 0
-        loss_weights          float32  1, or the weight stored with the token; 0 on padding
-
-    A batch of pairs has `inputs`, `inputs_segment_ids` and `inputs_positions` of the bucket's first
-    length, and `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` and
-    `loss_weights` of its second. The plan is documented with `Plan`, fitting with `fit_buckets`.
-
-    A batch of a corpus with groups has two more:
-
-        visible_until         int32    the first later column that does not see this; 0 on padding
-        inputs_branch_ids     int32    1, 2, … for the continuations of a row; 0 on prefixes
-
-    Columns of a group count positions along the path to each continuation, and its copy of the last
-    token of the prefix has that token's position.
-
-    A feature of tokens is `[rows, length, *shape]`, 0 on padding. A feature of examples is
-    `[rows, segments, *shape]`: column `s - 1` is that of segment id `s`, or 0 if the row has no
-    such segment. `example_id`, int32 `[rows, segments]`, is there on request: the number of the
-    example in this corpus, for `corpus[number]`, or -1 if there is no segment. There are
-    `max_segments` columns, or by default the most segments of a row,
-    `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations, *shape]`:
-    column `b - 1` is that of branch id `b`; there are `plan.most_continuations()[bucket]` columns,
-    and at least `max_segments` times those of the largest group. Give `max_segments` if batches of
-    several plans must have one shape.
+    A batch is a `Batch`, a dict of jax.Arrays of the global shape `[rows, length]` of its bucket.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
@@ -307,12 +277,12 @@ def load(
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
             ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
             processes the same value.
-        **options: of `fit_buckets`, to choose buckets: `tokens_per_batch`, `max_buckets` (default
-            here 4), `max_length`, `length_multiple` (default None), `row_multiple` (default: the
-            devices that share rows), `attention`, `width`; and of `Plan`: `packing`, `overflow`,
-            `seed`, `shuffle`, `max_segments`, `align`, `tiers`, `window`, `exclude`; with `Corpora`
-            also `weights`, `by`, `ending`. With `overflow="truncate"`, groups that are too long
-            lose continuations.
+        **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
+            max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
+            overflow, seed, shuffle, max_segments, align, tiers, window, exclude, weights, by,
+            ending). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices
+            that share the rows. With `overflow="truncate"`, groups that are too
+            long lose continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
