@@ -154,7 +154,7 @@ class AnyCorpus:
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: made the tokens, and decodes them; None if they were made from arrays.
-        in_memory: whether reading hardly ever waits for a network or a tokenizer.
+        in_memory: whether reading hardly ever waits for a network.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.

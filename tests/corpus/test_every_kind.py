@@ -31,7 +31,7 @@ def whole(request, tmp_path_factory):
         return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
 
 
-@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "on_read", "weighted"])
+@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "weighted"])
 def joined(request, tmp_path_factory):
     """Corpora of 9 and of 40 examples, which have nothing in common."""
     base, kind = tmp_path_factory.mktemp("joined"), request.param

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import importlib.util
 import io
 import os
 import stat
@@ -24,9 +23,6 @@ SAMPLES, SAMPLE = 16, 1 << 16
 
 COMPRESSED = (".gz", ".zst")
 BUFFER = 1 << 17
-
-# `indexed_gzip` keeps 32 KiB for every `SPACING` bytes of content; a seek decompresses no more.
-SPACING = 1 << 22
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
@@ -113,16 +109,12 @@ def _match(name: str) -> list[epath.Path]:
 
 
 @contextmanager
-def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
+def open_file(path: epath.Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek. A `.gz` file that is not `indexed` seeks by reading on, or from its
-    start.
+    All but `.zst` can seek. A `.gz` file seeks by reading on, or from its start.
     """
     try:
-        if indexed is not None:
-            yield indexed
-            return
         with path.open("rb") as raw:
             stream: Any = raw
             if path.suffix == ".gz":
@@ -137,17 +129,6 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
             f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
             "fetch it again"
         ) from error
-
-
-def open_indexed(path: epath.Path) -> IO[bytes] | None:
-    """A `.gz` file that seeks directly; None for other files, or without `indexed_gzip`."""
-    if path.suffix != ".gz" or importlib.util.find_spec("indexed_gzip") is None:
-        return None
-    import indexed_gzip
-
-    file = {"filename": os.fspath(path)} if is_local(path) else {"fileobj": path.open("rb")}
-    sizes = {"spacing": SPACING, "readbuf_size": BUFFER, "buffer_size": BUFFER}
-    return indexed_gzip.IndexedGzipFile(**file, **sizes)
 
 
 def digest(files: Iterable[epath.Path]) -> str:
