@@ -293,11 +293,10 @@ class Log(Handles):
         for at in range(0, len(parts), TOGETHER):
             group = parts[at : at + TOGETHER]
             paths = [self.directory / part.file for part in group]
-            places = [part.columns["offsets"] for part in group]
             try:
-                contents = objects.get_ranges(
-                    paths, [each.at for each in places], [each.end for each in places]
-                )
+                begins = [part.offsets for part in group]
+                ends = [part.offsets + 8 * (part.examples + 1) for part in group]
+                contents = objects.get_ranges(paths, begins, ends)
             except OSError:
                 self.require_files(group)
                 raise

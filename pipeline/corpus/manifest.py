@@ -5,11 +5,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.parts import Part, PartFile, json_digest, read_part
@@ -18,9 +17,9 @@ from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
-from pipeline.text.features import WEIGHTS, Feature, check_features
+from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Feature, check_features
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 RANGES, LOG = "ranges", "log"
@@ -75,7 +74,8 @@ class Manifest:
             for name, each in self.features.items()
         }
         object.__setattr__(self, "features", check_features(features))
-        _require_columns(self.parts, features)
+        if len({part.weighted for part in self.parts}) > 1:
+            raise InvalidValue("some of its parts have weights and others have none")
 
     @property
     def examples(self) -> int:
@@ -101,7 +101,13 @@ class Manifest:
     @property
     def weighted(self) -> bool:
         """Whether tokens have weights."""
-        return WEIGHTS in self.parts[0].columns
+        return self.parts[0].weighted
+
+    @property
+    def of_tokens(self) -> dict[str, Feature]:
+        """The columns of tokens and, if there are any, of their weights, as features."""
+        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,)
+        return {name: OF_TOKENS[name] for name in names}
 
     @property
     def digest(self) -> str:
@@ -187,25 +193,6 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
     )
 
 
-def _require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:
-    """Refuses parts that do not all have the same columns: those of `features`, and of tokens."""
-    kinds = {"offsets": ("int64",), "tokens": ("int32",), WEIGHTS: ("float32", "bool")}
-    kinds |= {name: (feature.dtype.name,) for name, feature in features.items()}
-    for part in parts:
-        for name in {*parts[0].columns, *part.columns, *features}:
-            if name not in part.columns or name not in parts[0].columns:
-                raise InvalidValue(f"some of its parts have {name} and others have none")
-            place, due = part.columns[name], part.columns[name].count
-            if name in features:
-                per_example = features[name].per_example
-                due = features[name].size * (part.examples if per_example else part.tokens)
-            if name not in kinds or place.dtype not in kinds[name] or place.count != due:
-                raise InvalidValue(
-                    f"{name} of {part.file} are {place.count:,} {place.dtype}, not {due:,} "
-                    f"{' or '.join(kinds.get(name, ()))}"
-                )
-
-
 def part_name(number: int) -> str:
     """The file of the part with this number."""
     return f"part-{number:05d}.arrow"
@@ -237,20 +224,13 @@ def damage(path: epath.Path, seen: str) -> ValueError:
     )
 
 
-def open_part(
-    directory: epath.Path, part: Part, content: pa.Buffer | None = None, *, verify: bool = False
-) -> PartFile:
-    """The file of a part; refuses a header, or with `verify` a digest, that is not as recorded.
-
-    `content` is that of the file, if it was read already.
-    """
+def open_part(directory: epath.Path, part: Part, *, verify: bool = False) -> PartFile:
+    """The file of a part; refuses a header, or with `verify` a digest, that is not as recorded."""
     path = directory / part.file
     try:
-        file = read_part(path) if content is None else PartFile(part.file, content)
-        expected, found = ({**vars(each), **each.columns} for each in (part, file.part))
-        del expected["columns"]
-        for name, said in expected.items():
-            if (seen := found.get(name)) != said:
+        file = read_part(path)
+        for name, said in vars(part).items():
+            if (seen := getattr(file.part, name)) != said:
                 raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {said}")
         if verify:
             file.verify()
@@ -259,40 +239,22 @@ def open_part(
     return file
 
 
-def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
-    """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only."""
-    count, due = manifest.examples, manifest.lengths_digest
-    return read_array(path, due, damage, count=count, memory_map=memory_map)
-
-
-def read_array(
-    path: epath.Path,
-    digest: str | None,
-    damaged: MakeError,
-    *,
-    count: int | None = None,
-    memory_map: bool = False,
-) -> np.ndarray:
-    """The numbers in a file, one for each of `count` examples: uint32 [examples], read-only.
+def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
+    """The lengths of a corpus, from the local file beside its manifest, mapped: uint32 [examples].
 
     Their digest is checked: one flipped bit could make an example so long that planning takes all
-    memory. Without `count`, any number of examples is right.
+    memory.
     """
     try:
-        if memory_map:
-            numbers = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
-        else:
-            with path.open("rb") as file:
-                numbers = np.load(file)
-            numbers.flags.writeable = False
+        lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
     except OSError:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
-        raise damaged(path, f"it is not an array: {error}") from error
-    due = (len(numbers) if count is None else count,)
-    if numbers.shape != due or numbers.dtype != np.dtype("<u4"):
-        seen = f"it has shape {numbers.shape} and dtype {numbers.dtype}"
-        raise damaged(path, f"{seen}, not {due} and uint32")
-    if lengths_module.digest(numbers) != digest:
-        raise damaged(path, "its digest differs")
-    return numbers
+        raise damage(path, f"it is not an array: {error}") from error
+    due = (manifest.examples,)
+    if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
+        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
+        raise damage(path, f"{seen}, not {due} and uint32")
+    if lengths_module.digest(lengths) != manifest.lengths_digest:
+        raise damage(path, "its digest differs")
+    return lengths

@@ -95,9 +95,7 @@ Transform = Callable[..., Mapping[str, Any]]
 # which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
 # percentile of a wait is half.
-FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-# Reads that wait for a network or a tokenizer may wait for two batches at once.
-WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
 class Batches(StepDataset):
@@ -196,8 +194,7 @@ class Batches(StepDataset):
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
             )
-        read_options = FROM_MEMORY if corpus.in_memory else WAITING
-        super().__init__(StateKey(plan, corpus, positions), read_options)
+        super().__init__(StateKey(plan, corpus, positions), IN_ONE_THREAD)
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)

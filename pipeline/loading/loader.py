@@ -19,7 +19,6 @@ from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import (
-    WAITING,
     Batch,
     Batches,
     TraceAnnotation,
@@ -133,9 +132,8 @@ class Loader(grain.DatasetIterator):
                 arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
-        # The thread that transfers batches also builds them, unless building usually waits.
-        read_options = AT_ONCE if self.corpus.in_memory else WAITING
-        ahead = batches.with_plans().to_iter_dataset(read_options).map_with_index(transfer)
+        # The thread that transfers batches also builds them.
+        ahead = batches.with_plans().to_iter_dataset(AT_ONCE).map_with_index(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 

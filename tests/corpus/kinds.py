@@ -11,7 +11,7 @@ from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
-STORED = ["arrays", "weighted", "ranges", "weighted ranges", "groups", "groups ranges"]
+STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
 KINDS = [*STORED, *JOINED, *FORMATS, "masked", "corrupted", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
@@ -62,7 +62,8 @@ def make(kind, directory, sizes=SIZES):
         else:
             weights = {"weights": [each / 7 for each in ids]} if "weighted" in kind else {}
             Corpus.from_arrays({"tokens": ids, **weights}, directory, vocab_size=99)
-        return Corpus.open(directory, memory_map="ranges" not in kind)
+        cache = directory.with_name(f"cache of {directory.name}")
+        return Corpus.open(directory, cache=cache if "cached" in kind else None)
     if kind == "pairs":
         return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
     texts = Records(["".join(chr(each + 31) for each in some) for some in ids])

@@ -1,7 +1,6 @@
 import os
 import pickle
 import sys
-import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Feature
 from pipeline.corpus import INPUTS, Corpus, Task
-from pipeline.corpus.columns import Memory, Pieces
-from pipeline.fs import objects
+from pipeline.corpus.gather import address_of
+from pipeline.corpus.parts import Segments
+from pipeline.corpus.reader import InMemory, Pieces, Reader
 from pipeline.planning import lengths
 from pipeline.text import ragged
 from tests.corpus.files import few_bytes
-from tests.loading.definition import require_same
 from tests.processes import call
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
@@ -35,8 +34,8 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def corpus(directory, memory_map):
-    return Corpus.open(directory, memory_map=memory_map)
+def corpus(directory, way):
+    return Corpus.open(directory, **way)
 
 
 @pytest.fixture
@@ -69,9 +68,11 @@ def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
     sizes = np.array([data.draw(st.integers(1, end - at)) for at in starts.tolist()], np.int64)
     more = np.array([data.draw(st.integers(0, 20)) for _ in starts], np.int64)
     shifts = {"inputs": 0, "targets": 1, "later": 2}
-    feature, whole = Feature("inputs", dtype=dtype), np.zeros(1, np.int64)
-    lists = [(tokens, whole, np.array([len(tokens)]))]
-    memory = Memory(Task(name="any", shifts=shifts), {"tokens": (feature, lists)})
+    features = {"tokens": Feature("inputs", dtype=dtype)}
+    begins = np.array([address_of(tokens)])
+    store = InMemory({"tokens": Segments(tokens.dtype, 0, begins, 1)}, tokens)
+    task = Task(name="any", shifts=shifts)
+    memory = Reader(task, np.array([end]), np.array([1]), features, [store])
     read = memory.read(Pieces(np.zeros_like(starts), starts, sizes, sizes + more), ())
     at = np.cumsum(sizes + more) - sizes - more
     for field, values in read.items():
@@ -158,39 +159,6 @@ def test_nothing_is_read_beyond_a_map(tmp_path, monkeypatch):
     # Too large for the holes that other maps left.
     Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
     assert call(sys.executable, "-c", program, tmp_path).returncode == 0
-
-
-def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
-    corpus = Corpus.open(directory, memory_map=False)
-    corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
-    fetched, fetch = [], objects._read_ranges
-
-    def watched(*asked):
-        fetched.append(asked)
-        return fetch(*asked)
-
-    monkeypatch.setattr(objects, "_read_ranges", watched)
-    pieces = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
-    require_same(corpus.read(*pieces), Corpus.open(directory).read(*pieces))
-    assert len({place[0] for place in fetched}) == len(fetched) == 2
-
-
-def test_the_offsets_of_a_part_are_never_replaced(directory, monkeypatch):
-    """Another thread may be reading memory that is joined by address, and so kept by nobody."""
-    store = Corpus.open(directory, memory_map=False)._stored.store
-    fetch, known = store.fetch, []
-
-    def fetch_beside_another(*asked):
-        found = fetch(*asked)
-        if not known:  # a thread that touches both parts at the same time
-            known.append(None)
-            known[:] = [weakref.ref(each) for each in store.fetch_offsets([0, 1])]
-        return found
-
-    monkeypatch.setattr(store, "fetch", fetch_beside_another)
-    offsets = store.fetch_offsets([0, 1])
-    assert len(known) == 2
-    assert all(each is there() for each, there in zip(offsets, known, strict=True))
 
 
 def test_a_corpus_prints_itself_in_little_memory(corpus):
@@ -285,8 +253,8 @@ PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
         (LENGTHS, lambda it: it[:-8] + it[-4:] + it[-8:-4], "its digest differs"),  # the same sum
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
-        (MANIFEST, lambda _: b'{"schema_version": 5}', "it is half-written or changed: KeyError"),
-        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 5; write the corpus"),
+        (MANIFEST, lambda _: b'{"schema_version": 6}', "it is half-written or changed: KeyError"),
+        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 6; write the corpus"),
         (MANIFEST, lambda _: None, "it is a directory"),
     ],
 )

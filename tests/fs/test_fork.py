@@ -68,8 +68,8 @@ def test_a_child_computes_a_property_that_its_parent_was_computing(tmp_path, mon
         assert in_child(lambda: sources.TextFiles(path).fingerprint.startswith("text-line-"))
 
 
-def test_a_child_reads_ranges_of_a_corpus_after_its_parent_did(tmp_path):
+def test_a_child_reads_a_corpus_through_a_cache_after_its_parent_did(tmp_path):
     Corpus.from_arrays([np.arange(5), np.arange(9)], tmp_path / "corpus")
-    corpus = Corpus.open(tmp_path / "corpus", memory_map=False)
+    corpus = Corpus.open(tmp_path / "corpus", cache=tmp_path / "cache")
     assert corpus[1]["inputs"].tolist() == list(range(8))
     assert in_child(lambda: corpus[0]["inputs"].tolist() == [0, 1, 2, 3])

@@ -66,8 +66,6 @@ def follow(asked):
         options["buckets"] = [pipeline.Bucket(8, 64)]
     answer = {"hashes": [], "said": [], "states": []}
     corpus = asked["corpus"]
-    if asked.get("by_ranges"):
-        corpus = pipeline.Corpus.open(corpus, follow=True, memory_map=False)
     try:
         loader = pipeline.load(corpus, **options)
     except TimeoutError as error:

@@ -123,7 +123,6 @@ def add_waits(folder, jobs):
     fitting = {"tokens_per_batch": 512, "max_length": 64, "window": 200}
     waits = {
         "a window": (180, 120, {}),
-        "a window by ranges": (180, 120, {"by_ranges": True}),
         "the end": (250, 250, {"restores": True}),
         "the first window": (240, 120, {"fitting": fitting}),
         "the first part": (240, 0, {}),
@@ -206,7 +205,6 @@ def test_when_process_0_fails_to_prepare_the_others_say_so(answers):
     ("wait", "said"),
     [
         ("a window", "it has 6, and is not finished"),
-        ("a window by ranges", "it has 6, and is not finished"),
         ("the end", "it has 13, and is not finished"),
         ("the first window", "it has 6, and is not finished"),
         ("the first part", "nothing is sealed yet in"),
