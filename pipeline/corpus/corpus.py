@@ -100,7 +100,7 @@ class Corpus(Stored):
             self.identity = {**self.identity, "features": of_added}
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
-        self.files = np.array([part.examples for part in manifest.parts], np.int64)
+        self.files = manifest.table.numbers("examples")
         self._caches: list[PartCache] = []
         # The options that open the same corpus.
         self._options: dict[str, Any] = {"features": self.added}
@@ -225,7 +225,7 @@ class Corpus(Stored):
                 corpus = cls(directory)
                 require_same_origin(directory, corpus.origin, ARRAYS)
                 corpus.require_task(task)
-                there = [part.sha256 for part in corpus._manifest.parts]
+                there = corpus._manifest.table.strings("sha256")
                 if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
                     raise InvalidValue(
                         f"{os.fspath(directory)} holds a corpus of other examples "
@@ -338,8 +338,9 @@ class Corpus(Stored):
         for name, value in expected.items():
             if (said := getattr(self._manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+        files = {*self._manifest.table.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
-            if path.name not in {part.file for part in self._manifest.parts}:
+            if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def require_task(self, task: Task) -> None:

@@ -27,7 +27,6 @@ from pipeline.corpus.manifest import (
     Manifest,
     part_name,
     read_entries,
-    require_name,
     require_sizes,
     write_entries,
 )
@@ -159,10 +158,18 @@ class Log(Handles):
             FileNotFoundError: nothing is sealed yet.
         """
         with contextlib.suppress(FileNotFoundError):
-            return Manifest.read(self._place / ABOUT, damaged)
+            return self._read_about()
         if (manifest := self._finished_manifest()) is None:
             raise Missing(self._nothing)
         return manifest
+
+    def _read_about(self) -> Manifest:
+        path = self._place / ABOUT
+        entries = read_entries(path, path.read_bytes(), damaged)
+        try:
+            return Manifest.parse(entries)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise damaged(path, str(error)) from error
 
     @property
     def _nothing(self) -> str:
@@ -421,7 +428,8 @@ class Log(Handles):
         try:
             parts = [Part(**part) for part in record["parts"]]
             for number, part in enumerate(parts, self._end[0]):
-                require_name(part, number)
+                if part.file != (due := part_name(number)):
+                    raise InvalidValue(f"part {number} is {part.file!r}, not {due!r}")
         except InvalidValue as error:
             raise damaged(path, str(error)) from error
         self._number(parts, record["cursor"])
@@ -446,7 +454,7 @@ class Log(Handles):
     def begin(self, manifest: Manifest) -> None:
         """Writes the manifest with the first part; it must precede the first record."""
         make_directory(self._place)
-        manifest.write(self._place / ABOUT)
+        write_entries(self._place / ABOUT, manifest.as_json)
 
     def append(self, parts: Sequence[Part], cursor: Any = None) -> None:
         """Seals parts that are on disk: creates the next record, after what was read or appended.

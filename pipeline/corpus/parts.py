@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints, overload
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
+from pyarrow import compute
 
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.tasks import Task
@@ -25,6 +26,9 @@ MARK = b"lockstep"
 
 # The metadata that describe a part; a file of features alone has the first three.
 HEADER = "examples", "tokens", "sha256", "learnt", "text_bytes", "lengths_digest"
+
+# The fields of a part that are numbers.
+SIZES = "examples", "tokens", "bytes", "offsets", "learnt"
 
 # Other dtypes that columns may have: weights that are all 0 and 1 are bits, and small ids 2 bytes.
 MORE_DTYPES = {WEIGHTS: ("bool",), TOKENS: ("uint16",)}
@@ -98,14 +102,88 @@ class Part:
     lengths_digest: str = ""
 
     def __post_init__(self) -> None:
-        names = "examples", "tokens", "bytes", "offsets", "learnt"
-        sizes = {name: getattr(self, name) for name in names}
+        sizes = {name: getattr(self, name) for name in SIZES}
         sizes |= {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
         for name, number in sizes.items():
             if type(number) is not int or number < 0:
                 raise InvalidValue(
                     f"{name} in {self.file} is {number!r}; it must be an integer from 0 up"
                 )
+
+
+# The types of the fields of `Part` in a table; all but the bytes of text are known of every part.
+TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), int | None: pa.int64()}
+
+
+class PartTable(Sequence[Part]):
+    """The parts of a corpus, in order, in an Arrow table: there may be hundreds of thousands."""
+
+    SCHEMA = pa.schema([
+        pa.field(field.name, TYPES[kind], nullable=field.name == "text_bytes")
+        for field, kind in zip(
+            dataclasses.fields(Part), get_type_hints(Part).values(), strict=True
+        )
+    ])  # fmt: skip
+
+    def __init__(self, parts: Iterable[Part] | pa.Table):
+        if not isinstance(parts, pa.Table):
+            rows = [vars(part) for part in parts]
+            columns = {name: [row[name] for row in rows] for name in self.SCHEMA.names}
+            parts = pa.table(columns, schema=self.SCHEMA)
+        self._table = parts
+
+    @classmethod
+    def read(cls, content: pa.Buffer) -> "PartTable":
+        """The table that `write` gave; refuses other content."""
+        table = pa.ipc.open_file(content).read_all()
+        if table.schema != cls.SCHEMA or any(
+            table[field.name].null_count for field in cls.SCHEMA if not field.nullable
+        ):
+            raise InvalidValue("it is not a table of parts")
+        parts = cls(table)
+        for name in SIZES:
+            if (parts.numbers(name) < 0).any():
+                raise InvalidValue(f"{name} of a part are negative")
+        return parts
+
+    def write(self) -> pa.Buffer:
+        """The content of an Arrow file with the table."""
+        memory = pa.BufferOutputStream()
+        with pa.ipc.new_file(memory, self.SCHEMA, options=WRITE) as writer:
+            writer.write_table(self._table)
+        return memory.getvalue()
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A field of all parts, one of `SIZES` or `weighted`: int64 or bool [parts]."""
+        return self._table[name].to_numpy()
+
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text of all parts that is learnt; None if no text is known."""
+        return compute.sum(self._table["text_bytes"]).as_py()
+
+    def strings(self, name: str) -> list[str]:
+        """A field of all parts that is a string."""
+        return self._table[name].to_pylist()
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    @overload
+    def __getitem__(self, number: int) -> Part: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Part]: ...
+
+    def __getitem__(self, number: int | slice) -> Part | list[Part]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        (row,) = self._table.slice(range(len(self))[number], 1).to_pylist()
+        return Part(**row)
+
+    def __iter__(self) -> Iterator[Part]:
+        for batch in self._table.to_batches(max_chunksize=1 << 12):
+            yield from (Part(**row) for row in batch.to_pylist())
 
 
 class PartFile:

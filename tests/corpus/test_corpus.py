@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import pickle
 import sys
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Feature
-from pipeline.corpus import INPUTS, Corpus, Task
+from pipeline.corpus import INPUTS, Corpus, Task, manifest, parts, reader
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Pieces, Reader
+from pipeline.fs import as_path
 from pipeline.planning import lengths
 from pipeline.text import ragged
 from tests.corpus.files import few_bytes
@@ -141,6 +143,31 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     assert len(os.listdir("/dev/fd")) < before + 10
 
 
+def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):
+    monkeypatch.setattr(reader, "MAPPED", 2)
+    corpus = Corpus.open(directory)
+    for number in [*range(30), *range(0, 30, 7)]:
+        assert corpus[number]["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
+        assert len(corpus._stored._table.opened) <= 2
+    every = np.arange(30)
+    read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
+    assert read.tolist() == np.concatenate([each[1:] for each in EXAMPLES]).tolist()
+
+
+def test_a_manifest_of_many_parts_is_small_and_makes_no_objects_of_them(tmp_path, monkeypatch):
+    part = parts.Part(file="", examples=9, tokens=99, bytes=999, sha256="ab" * 32, offsets=8)
+    names = [manifest.part_name(number) for number in range(20_000)]
+    every = parts.PartTable(dataclasses.replace(part, file=name) for name in names)
+    origin = {"source": None, "tokenizer": None, "field": None}
+    manifest.Manifest(task="causal", origin=origin, parts=every).write(tmp_path / "corpus.json")
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size < 200 * len(names)
+    monkeypatch.setattr(parts, "Part", None)
+    read = manifest.Manifest.read(as_path(tmp_path) / "corpus.json")
+    assert (read.examples, read.bytes, read.weighted) == (180_000, 19_980_000, False)
+    assert read.text_bytes is None
+
+
 def test_nothing_is_read_beyond_a_map(tmp_path, monkeypatch):
     # In a process of its own, which would be killed.
     program = """if True:
@@ -238,7 +265,8 @@ def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size
     assert not (tmp_path / "corpus.json").exists()
 
 
-PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
+PART, LENGTHS = "part-00002.arrow", "lengths.npy"
+MANIFEST, PARTS = "corpus.json", "parts.arrow"
 
 
 @pytest.mark.parametrize(
@@ -251,6 +279,8 @@ PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
         # 2**27 positions more, for which planning takes minutes and memory.
         (LENGTHS, lambda it: it[:-1] + b"\x08", "its digest differs"),
         (LENGTHS, lambda it: it[:-8] + it[-4:] + it[-8:-4], "its digest differs"),  # the same sum
+        (PARTS, lambda it: it[:90] + b"?" + it[91:], "its digest differs"),
+        (PARTS, None, ".*cannot be read"),
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
         (MANIFEST, lambda _: b'{"schema_version": 6}', "it is half-written or changed: KeyError"),

@@ -157,12 +157,10 @@ def corpus(tmp_path):
         ("file", "/etc/passwd", "part 1 is '/etc/passwd', not 'part-00001.arrow'"),
         ("file", "../corpus/part-00001.arrow", "part 1 is '../corpus"),
         ("file", "part-00000.arrow", "part 1 is 'part-00000.arrow'"),
-        ("offsets", -8, "offsets in part-00001.arrow is -8; it must be an integer from 0 up"),
+        ("offsets", -8, "offsets of a part are negative"),
+        ("learnt", -1, "learnt of a part are negative"),
         ("weighted", False, "some of its parts have weights and others have none"),
-        ("examples", 3.0, "examples in part-00001.arrow is 3.0; it must be an integer"),
-        ("examples", True, "examples in part-00001.arrow is True; it must be an integer"),
-        ("bytes", "many", "bytes in part-00001.arrow is 'many'"),
-        ("learnt", -1, "learnt in part-00001.arrow is -1; it must be an integer from 0 up"),
+        ("examples", None, "it is not a table of parts"),
     ],
 )
 def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sentence):
@@ -170,7 +168,7 @@ def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sent
         manifest["parts"][1][entry] = value
 
     alter(corpus, change)
-    with pytest.raises(ValueError, match=rf"damaged at .*corpus.json: .*{sentence}"):
+    with pytest.raises(ValueError, match=rf"damaged at .*(corpus.json|parts.arrow): .*{sentence}"):
         Corpus.open(corpus.directory)
 
 
