@@ -153,7 +153,7 @@ def _request(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+def together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
     """Results of concurrent calls, in order; after an error, no other call begins."""
     with ThreadPoolExecutor(2 * TOGETHER) as pool:
         return list(pool.map(call, *arguments))
@@ -268,7 +268,7 @@ def get_ranges(
     paths: Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
 ) -> list[Buffer]:
     """Bytes of objects, or of other files, from each of `begins` up to each of `ends`."""
-    return _together(_read_range, map(os.fspath, paths), begins, ends)
+    return together(_read_range, map(os.fspath, paths), begins, ends)
 
 
 def _read_range(place: str, begin: int, end: int) -> Buffer:
@@ -295,6 +295,33 @@ def head(path: epath.PathLike) -> Mapping[str, Any]:
     return _request(path, lambda store, key: store.head(key))
 
 
+def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
+    """The metadata of objects, as `head`; None for those that are missing.
+
+    Many objects of a folder take one list of it, a request for each thousand that it holds.
+    """
+    folders: dict[str, list[str]] = {}
+    for place in map(os.fspath, paths):
+        folders.setdefault(place.rpartition("/")[0], []).append(place)
+    few = [place for mine in folders.values() if len(mine) <= TOGETHER for place in mine]
+    many = [folder for folder, mine in folders.items() if len(mine) > TOGETHER]
+    found = dict(zip(few, together(_find, few), strict=True))
+    for folder, listed in zip(many, together(_list, many), strict=True):
+        found |= {f"{folder}/{each['path'].rpartition('/')[2]}": each for each in listed["objects"]}
+    return [found.get(os.fspath(path)) for path in paths]
+
+
+def _find(path: epath.PathLike) -> Mapping[str, Any] | None:
+    with contextlib.suppress(FileNotFoundError):
+        return head(path)
+    return None
+
+
+def _list(path: epath.PathLike) -> Any:
+    """The objects and the folders of a folder."""
+    return _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
+
+
 def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
     """The bytes of a small object, and their version."""
 
@@ -307,7 +334,7 @@ def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
 
 def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
     """The sizes of the objects in a folder, by name, and the names of the folders in it."""
-    found = _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
+    found = _list(path)
     sizes = {each["path"].rpartition("/")[2]: each["size"] for each in found["objects"]}
     return sizes, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 

@@ -386,6 +386,29 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
 
 
+def test_the_fingerprint_of_many_files_takes_few_requests_and_reads_none(server, place):
+    with ThreadPoolExecutor(16) as pool:
+        paths = [place / "text" / f"{number:03}.txt" for number in range(60)]
+        list(pool.map(lambda path: objects.put(path, bytes(100)), paths))
+    objects.put(place / "text" / "folder" / "other.txt", b"")
+    made = []
+    source = functools.partial(sources.TextFiles, place / "text" / "*.txt")
+    assert requests_of(server, lambda: made.append(source().fingerprint)) < 12
+    (before,) = made
+    assert source().fingerprint == before
+    few = [sources.TextFiles(paths[:3]).fingerprint for _ in range(2)]
+    assert few[0] == few[1] != before
+    opened = source()
+    assert opened.fingerprint == before
+    objects.put(paths[7], bytes(99) + b"1")
+    assert source().fingerprint != before
+    with pytest.raises(ValueError, match=r"007\.txt changed after this source was first used"):
+        _ = opened.fingerprint
+    objects.delete([paths[8]])
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*008\.txt"):
+        sources.TextFiles(paths)
+
+
 def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
     server, place, tmp_path
 ):
@@ -440,8 +463,8 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     here = record_files.make(kind, tmp_path, records)
     for file in here.files:
         (place / file.name).write_bytes(file.read_bytes())
-    there = open_files([str(place / f"*.{kind}")])
-    assert there.fingerprint == here.fingerprint
+    there, again = (open_files([str(place / f"*.{kind}")]) for _ in range(2))
+    assert there.fingerprint == again.fingerprint != here.fingerprint  # of entity tags
     assert [there[number] for number in (99, 0, 31, 30)] == [records[n] for n in (99, 0, 31, 30)]
 
 
