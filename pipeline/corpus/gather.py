@@ -44,7 +44,7 @@ def take_numbers(addresses: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return _memory_as(dtype).take((addresses - BASE) // dtype.itemsize)
 
 
-def copy_memory(addresses: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+def copy_memory(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """The bytes of pieces of memory, one after another, each followed by zeros: uint8 [total].
 
     Arrow copies each piece as a string of bytes: 3 to 5 times as fast as a gather by value. The
@@ -54,16 +54,15 @@ def copy_memory(addresses: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> n
     Args:
         addresses: where each piece begins; int64 [pieces].
         sizes: the bytes of each piece.
-        gaps: the number of zeros after each piece.
+        reach: the bytes of the result that each piece takes, with the zeros after it.
     """
-    total, pieces = int(sizes.sum() + gaps.sum()), len(addresses)
-    zeros = _zeros(int(gaps.max(initial=0)))
+    total, pieces = int(reach.sum()), len(addresses)
     edges = np.zeros(4 * pieces + 2, np.int64)
-    begins, ends = edges[1:-1:4], edges[2:-1:4]
+    begins, ends, gaps, gap_ends = (edges[at:-1:4] for at in (1, 2, 3, 4))
     np.subtract(addresses, BASE, out=begins)
     np.add(begins, sizes, out=ends)
-    edges[3:-1:4] = address_of(zeros) - BASE
-    np.add(gaps, address_of(zeros) - BASE, out=edges[4:-1:4])
+    gaps.fill(_zeros(total) - BASE)
+    np.add(gaps, reach - sizes, out=gap_ends)
     # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
     # little more than all that is copied, so that it is never moved. Nothing is read up to there.
     edges[-1] = 2 * total + total // max(2 * pieces, 1) + 2
@@ -78,9 +77,9 @@ def _zeros_of(log_size: int) -> np.ndarray:
     return np.zeros(1 << log_size, np.uint8)
 
 
-def _zeros(size: int) -> np.ndarray:
-    """At least `size` zeros, which nobody may write."""
-    return _zeros_of(max(size.bit_length(), 12))
+def _zeros(size: int) -> int:
+    """The address of at least `size` zeros; they take memory once they are read."""
+    return address_of(_zeros_of(size.bit_length()))
 
 
 def gather(
@@ -96,8 +95,8 @@ def gather(
             None: `sizes`.
     """
     item = values.itemsize * math.prod(values.shape[1:])
-    gaps = np.zeros_like(sizes) if reach is None else item * (reach - sizes)
-    copied = copy_memory(address_of(values) + item * first, item * sizes, gaps)
+    places = sizes if reach is None else reach
+    copied = copy_memory(address_of(values) + item * first, item * sizes, item * places)
     return copied.view(values.dtype).reshape(-1, *values.shape[1:])
 
 

@@ -57,7 +57,7 @@ class Readable:
             starts: the first position of each piece, within its example.
             lengths: the positions of each piece; may be 0.
             reach: the places that each piece takes in the result, at least its length, or 0 for
-                a piece of length 0; places beyond its length hold 0. None: `lengths`.
+                a piece of length 0; places beyond its length hold any numbers. None: `lengths`.
             epoch: decides the random choices of a view. For joined corpora, it may be one for each
                 piece.
             features: names of features of tokens to read as well; None: all.
@@ -77,20 +77,21 @@ class Readable:
         require_numbers(pieces.examples, len(self))
         if not pieces.lengths.all():
             pieces = pieces.take(pieces.lengths != 0)
-        for at in np.flatnonzero(pieces.reach < pieces.lengths)[:1]:
-            raise InvalidValue(
-                f"reach is {pieces.reach[at]} for a piece of length {pieces.lengths[at]}; give at "
-                "least the length"
-            )
         self._require_positions(pieces)
         return self._read(pieces, names)
 
     def _require_positions(self, pieces: Pieces) -> None:
-        """Refuses pieces that are not within their examples."""
-        examples, starts, lengths, *_ = pieces
+        """Refuses pieces that are not within their examples, or do not fit their places."""
+        examples, starts, lengths, reach, _ = pieces
         room = self.lengths.take(examples).astype(np.int64)
         # A negative number has the highest bit, and so has the union of all.
-        for at in np.flatnonzero((starts | lengths | (room - starts - lengths)) < 0)[:1]:
+        union = starts | lengths | (room - starts - lengths) | (reach - lengths)
+        for at in np.flatnonzero(union < 0)[:1] if union.min(initial=0) < 0 else ():
+            if reach[at] < lengths[at]:
+                raise InvalidValue(
+                    f"reach is {reach[at]} for a piece of length {lengths[at]}; give at least the "
+                    "length"
+                )
             end = int(starts[at]) + int(lengths[at])
             raise OutOfRange(
                 f"piece {at} has positions {starts[at]} to {end} of example {examples[at]}, which "

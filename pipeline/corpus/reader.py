@@ -162,6 +162,7 @@ class Reader(Handles):
         self.task, self.features, self.owner = task, features, owner
         self._lengths, self._stores = lengths, stores
         self._first = np.cumsum(examples) - examples
+        self._shifts = {name: task.fields_of(name, each) for name, each in features.items()}
         # Of each column of numbers: their dtype, and the bytes of a unit of its table of places.
         self._kinds: dict[str, tuple[np.dtype, int]] = {}
         self.__setstate__({})
@@ -217,20 +218,19 @@ class Reader(Handles):
     ) -> Fields:
         """The fields that are made of a column."""
         _, starts, lengths, reach, _ = pieces
-        feature = self.features[name]
-        shifts = self.task.fields_of(name, feature)
+        feature, shifts = self.features[name], self._shifts[name]
         if not len(part):
             return dict.fromkeys(shifts, feature.filled(0))
         address, begins, bits = table.take(part, axis=1)
         place = take_numbers(begins + 8 * number, INT64) if begins[0] else number
         if bits.any():
             ((field, shift),) = shifts.items()
-            place += starts + shift
+            place = place + starts + shift
             return {field: _read_bits(feature, bits != 0, address, place, lengths, reach)}
         dtype, scale = self._kinds[name]
         unit = feature.size * dtype.itemsize
         address += scale * place + unit * starts
-        sizes, gaps = unit * lengths, unit * (reach - lengths)
+        sizes, places = unit * lengths, unit * reach
         found: dict[int, np.ndarray] = {}
         for shift in sorted({*shifts.values()}):
             if shift == 1 and 0 in found:
@@ -240,7 +240,7 @@ class Reader(Handles):
                 last = np.cumsum(reach) - reach + lengths - 1
                 values[last] = take_numbers(address + sizes, dtype)
             else:
-                stored = copy_memory(address + unit * shift, sizes, gaps).view(dtype)
+                stored = copy_memory(address + unit * shift, sizes, places).view(dtype)
                 found[shift] = self._restore(name, stored)
         return {field: found[shift] for field, shift in shifts.items()}
 
@@ -340,7 +340,7 @@ def _read_bits(
         first, lengths, reach = (feature.size * each for each in (first, lengths, reach))
         skip = first & 7
         sizes = (skip + lengths + 7) >> 3
-        stored = copy_memory(address + (first >> 3), sizes, 0 * sizes)
+        stored = copy_memory(address + (first >> 3), sizes, sizes)
         begins = 8 * (np.cumsum(sizes) - sizes) + skip
         return feature.restore(
             gather(np.unpackbits(stored, bitorder="little"), begins, lengths, reach)
@@ -353,6 +353,6 @@ def _read_bits(
     values[of_bits] = _read_bits(feature, *some)
     _, address, first, lengths, reach = others
     item = values.itemsize
-    floats = copy_memory(address + item * first, item * lengths, item * (reach - lengths))
+    floats = copy_memory(address + item * first, item * lengths, item * reach)
     values[~of_bits] = floats.view(values.dtype)
     return values
