@@ -22,11 +22,13 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import (
+    LENGTHS,
     LOG,
     MANIFEST,
     Manifest,
     part_name,
     read_entries,
+    read_lengths,
     require_sizes,
     write_entries,
 )
@@ -104,6 +106,16 @@ class Entry:
     def after(self) -> str:
         """A digest of everything up to the end of the part."""
         return hashlib.sha256(f"{self.before} {self.digest}".encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a plan needs of a finished corpus; see `pipeline.planning.lengths.Corpus`."""
+
+    lengths: np.ndarray
+    files: np.ndarray
+    lengths_digest: str | None
+    num_learnt: int
 
 
 class Log(Handles):
@@ -231,13 +243,12 @@ class Log(Handles):
 
     def whole(self) -> Any:
         """See `pipeline.planning.growing.Parts`."""
-        from pipeline.corpus.corpus import Corpus  # it opens corpora that grow
-
-        corpus = Corpus.open(self.directory)
-        if not self.hold_out:
-            return corpus
-        left_out = np.flatnonzero(is_held_out(np.arange(len(corpus)), self.hold_out))
-        return lengths_module.Lengths(corpus, left_out)
+        manifest = Manifest.of(self.directory)
+        lengths = read_lengths(self.directory / LENGTHS, manifest)
+        files, digest = manifest.table.numbers("examples"), manifest.lengths_digest
+        whole = Finished(lengths, files, digest, manifest.learnt)
+        left_out = np.flatnonzero(is_held_out(np.arange(len(lengths)), self.hold_out))
+        return lengths_module.Lengths(whole, left_out)
 
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -284,13 +285,16 @@ def open_part(directory: epath.Path, part: Part, *, verify: bool = False) -> Par
 
 
 def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
-    """The lengths of a corpus, from the local file beside its manifest, mapped: uint32 [examples].
+    """The lengths of a corpus, from the file beside its manifest, mapped if it is local: uint32.
 
     Their digest is checked: one flipped bit could make an example so long that planning takes all
     memory.
     """
     try:
-        lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+        if is_local(path):
+            lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+        else:
+            lengths = np.load(io.BytesIO(path.read_bytes()))
     except OSError:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
