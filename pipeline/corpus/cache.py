@@ -28,7 +28,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import open_part
-from pipeline.corpus.parts import Part, PartFile
+from pipeline.corpus.parts import PartFile, PartTable
 from pipeline.errors import InvalidValue, UserError
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, make_directory, open_locked
@@ -86,15 +86,15 @@ class PartCache(Handles):
     def __init__(
         self,
         source: epath.Path,
-        parts: Sequence[Part],
+        parts: PartTable,
         directory: pathlib.Path,
         max_bytes: int | None = None,
     ):
         self.source, self.directory, self._parts = source, directory, parts
         self.num_parts = len(parts)
         make_directory(directory)
-        self._sizes = np.array([part.bytes for part in parts], np.int64)
-        self._numbers = {part.file: number for number, part in enumerate(parts)}
+        self._sizes, self._names = parts.numbers("bytes"), parts.strings("file")
+        self._numbers = {name: number for number, name in enumerate(self._names)}
         here, _ = self._scan()
         if max_bytes is None:
             free = shutil.disk_usage(directory).free
@@ -146,7 +146,7 @@ class PartCache(Handles):
         return self._path(number).is_file()
 
     def _path(self, number: int) -> pathlib.Path:
-        return self.directory / self._parts[number].file
+        return self.directory / self._names[number]
 
     def _wait(self, number: int) -> PartFile:
         """A part that is fetched, by this thread unless another one does."""
@@ -257,7 +257,7 @@ class PartCache(Handles):
                     del fetching[other]
             self._tell(needed)
             self._note({*here})
-            names = ((number, self._parts[number].file) for number in wanted)
+            names = ((number, self._names[number]) for number in wanted)
             new = ((n, name) for n, name in names if name not in here and name not in fetching)
             if (first := next(new, None)) is None:
                 return None

@@ -112,7 +112,7 @@ class Corpus(Stored):
             # Each gets its share of the space, by its bytes.
             PartCache(
                 place,
-                each.parts,
+                each.table,
                 root / each.digest,
                 cache_bytes and cache_bytes * each.bytes // total,
             )
@@ -156,8 +156,8 @@ class Corpus(Stored):
         if follow:
             if options.get("cache") is not None or options.get("features"):
                 raise InvalidValue(
-                    "with follow=True, a corpus has no cache and no added features; omit cache= "
-                    "and features="
+                    "with follow=True, parts in object storage are kept in the default cache, and "
+                    "there are no added features; omit cache= and features="
                 )
             return Growing(directory)
         corpus = cls(directory, **options)
@@ -291,7 +291,7 @@ class Corpus(Stored):
     @functools.cached_property
     def _stored(self) -> Reader:  # type: ignore[override]  # made when it is first read
         """The reader of the tokens and of added features."""
-        local = [LocalParts(place, each.parts) for place, each in self._stores]
+        local = [LocalParts(place, each.table) for place, each in self._stores]
         stores: Sequence[PartStore] = self._caches or local
         features = [self._manifest.of_tokens, *(each.features for _, each in self._stores)]
         known = {name: feature for each in features for name, feature in each.items()}

@@ -13,6 +13,7 @@ from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Split
 from pipeline.corpus.log import Damaged, Entry, Log
+from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.stored import Stored
@@ -228,7 +229,7 @@ class _Run(Stored):
         parts = [entry.part for entry in entries]
         store: PartStore = LocalParts(self.directory, parts)
         if corpus._cache is not None:
-            store = PartCache(self.directory, parts, corpus._cache)
+            store = PartCache(self.directory, PartTable(parts), corpus._cache)
         examples = np.array([part.examples for part in parts], np.int64)
         features = {**self._manifest.of_tokens, **self.features}
         self._stored = Reader(self.task, self.lengths, examples, features, [store])
