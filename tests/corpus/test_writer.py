@@ -282,7 +282,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     with pytest.raises(ValueError, match="examples is empty"):
         Writer(tmp_path / "b").finish()
     for options in ({"cache": tmp_path / "cache"}, {"features": ["reward"]}):
-        with pytest.raises(ValueError, match="has no cache and no added features"):
+        with pytest.raises(ValueError, match="default cache, and there are no added features"):
             Corpus.open(tmp_path / "a", follow=True, **options)
 
 
