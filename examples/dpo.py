@@ -19,12 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import orbax.checkpoint as ocp
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import sources, templates, tokenizers
-from pipeline.loading import Checkpoints
 from pipeline.steps import Compiled, make_train_step, sum_continuations
 
 REFERENCE, TOKENIZER = "reference_logprob", tokenizers.Bytes()
@@ -124,11 +124,15 @@ def train(workdir, steps):
     # Lockstep: each held-out pair once.
     once = pipeline.load(held_out, buckets=BUCKETS, sharding=mesh, shuffle=False, num_epochs=1)
     evaluate = jax.jit(sum_over_pairs)
-    with loader, once, Checkpoints(workdir / "checkpoints") as checkpoints:
-        if first := checkpoints.latest or 0:
-            state, data = checkpoints.restore(state)
+    with loader, once, ocp.CheckpointManager(workdir / "checkpoints") as manager:
+        if first := manager.latest_step() or 0:
+            items = ocp.args.Composite(
+                state=ocp.args.StandardRestore(state), data=ocp.args.JsonRestore()
+            )
+            restored = manager.restore(first, args=items)
+            state = restored["state"]
             # Lockstep: continues with the next batch, or says which setting or text has changed.
-            loader.set_state(data)
+            loader.set_state(restored["data"])
         # Lockstep: compiles the step for every bucket now, and refuses any other shape later.
         compiled_step = Compiled(train_step, state, loader.specs, donate=True)
         for step in range(first, steps):
@@ -136,8 +140,12 @@ def train(workdir, steps):
             state, values = compiled_step(state, batch)
             print("step", step, "shape", batch["inputs"].shape, "loss", float(values["loss"]))
             if (step + 1) % 10 == 0 or step + 1 == steps:
-                # Lockstep: the step and a fingerprint of the plan, the same on every host.
-                checkpoints.save(step + 1, state, data=loader.get_state())
+                items = ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    # Lockstep: the step and a fingerprint of the plan, the same on every host.
+                    data=ocp.args.JsonSave(loader.get_state()),
+                )
+                manager.save(step + 1, args=items)
         *sums, pairs = jnp.stack([evaluate(state["params"], batch) for batch in once]).sum(0)
     print("held out: loss {} margin {} accuracy {}".format(*(each / pairs for each in sums)))
 

@@ -85,7 +85,7 @@ def train(workdir, steps, save_every, workers):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         # Lockstep: the next step, or an error that says which setting or text has changed.
-        first = batches.origin.step(saved["data"])
+        first = batches.origin.resume(saved["data"])
 
     # Lockstep: batch_size=None, because an item is a whole batch.
     remaining = range(first, steps)

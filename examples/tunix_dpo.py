@@ -60,7 +60,7 @@ class Trainer(DPOTrainer, hooks.DataHooks):
         self.with_data_hooks(self)
         if self.train_steps:
             # Lockstep: an error says which setting or length has changed.
-            StateKey(plan).step(self._restored_custom_metadata["data"])
+            StateKey(plan).resume(self._restored_custom_metadata["data"])
 
     def load_next_train_batch(self, trainer):
         """Ids and masks of this host's rows: int32 `[rows, positions]`."""

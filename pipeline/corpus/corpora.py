@@ -110,7 +110,7 @@ class Corpora(AnyCorpus):
 
 
 def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
-    """The log of a corpus that grows, for `FollowedPlan`; for several, a dict of logs by name.
+    """The log of a corpus that grows, for `Plan`; for several, a dict of logs by name.
 
     In the dict, corpora that do not grow are as given. Logs wait `wait_seconds`; None: as long as
     their corpus. The result is None if no corpus grows.
@@ -127,7 +127,7 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
 def _number(members: Sequence[Any]) -> np.ndarray:
     """The number of each member's first example, then the total: int64 [members + 1].
 
-    If one grows, each gets room for any number of examples, as in `FollowedPlan`.
+    If one grows, each gets room for any number of examples, as in `Plan`.
     """
     if any(isinstance(member, Growing) for member in members):
         return np.arange(len(members) + 1) * APART

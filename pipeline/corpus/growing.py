@@ -45,7 +45,7 @@ class Growing(Handles, Stored):
 
     Attributes:
         directory: where it is.
-        log: the sealed parts in order; `FollowedPlan(corpus.log, …)` plans them.
+        log: the sealed parts in order; `Plan(corpus.log, …)` plans them.
         hold_out: the share of examples that its plans leave out; see `split`.
         identity: describes the corpus by its first part, tokenizer and task. The digests of the log
             cover what was read of it.

@@ -121,7 +121,7 @@ class Finished:
 class Log(Handles):
     """The sealed parts of the corpus in `directory`, growing or finished.
 
-    Any number of threads may use it. A `pipeline.planning.FollowedPlan` of it waits for parts that
+    Any number of threads may use it. A `Plan` of it waits for parts that
     are not sealed yet.
 
     Args:

@@ -8,7 +8,6 @@ import numpy as np
 from pipeline.errors import InvalidValue, counted
 from pipeline.history.plans import find_corpora
 from pipeline.planning import figures
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stream import expected_positions
@@ -66,18 +65,12 @@ class Coverage:
         """Checks the epochs that are over before the next step, and drops their pieces."""
         if not self._step:
             return
-        before, over = self._over, figures.whole_epochs(self._present, self._step).values()
+        before, over = self._over, figures.whole_epochs(self._plan, self._step).values()
         self._over = [*map(max, before, over)]
         for which, (first, last) in enumerate(zip(before, self._over, strict=True)):
             for epoch in range(first, last):
                 self._check(epoch, which)
                 self._pieces.pop((epoch, which), None)
-
-    @property
-    def _present(self) -> Plan:
-        """The plan; if corpora grow, its stages that are known by the last step."""
-        plan = self._plan
-        return plan.plan_of(self._step - 1) if isinstance(plan, FollowedPlan) else plan
 
     def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The positions that each example must have in an epoch: int64 [examples, sides].
@@ -85,18 +78,21 @@ class Coverage:
         Also the largest end of its pieces, of the same shape; and a number of examples: the first
         ones, which must be complete by now.
         """
-        plan, name, over = self._plan, self._plan.names[which], self._over[which]
-        if isinstance(plan, FollowedPlan) and name in plan.parts and not (epoch and over):
-            due, whole = plan.first_epoch(name, self._step)
-            due = due[:0] if epoch else due
-            return due, due, whole
-        streams = self._present.streams_of(which)
+        streams, over = self._plan.streams_of(which, self._step), self._over[which]
         due = expected_positions(streams, epoch)
         limit = due.copy()  # pieces may follow positions that a change of the plan has lost
         for stream in streams:
             lost = stream.lost[stream.lost[:, 0] == epoch]
             np.add.at(limit, lost[:, 1], lost[:, 3:])
-        return due, limit, len(due) if epoch < over else 0
+        if epoch < over:
+            return due, limit, len(due)
+        stream, whole = streams[-1], 0
+        if stream.parts is not None and epoch == 0 and self._step:
+            # Rows of earlier chapters have all been taken.
+            legs = self._plan.last_stage(self._step - 1).schedule.taken(self._step).legs
+            chapter = stream.chapter(legs[which])
+            whole = 0 if chapter.has_rest else chapter.begin.example
+        return due, limit, whole
 
     def _check(self, epoch: int, which: int) -> None:
         """Checks the pieces of an epoch so far."""

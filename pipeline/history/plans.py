@@ -16,7 +16,6 @@ from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.state import differences
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.plan import Plan
 
 NAME = "plans.json"
@@ -103,7 +102,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         )
     try:
         parts = sealed_parts(corpus)
-        plan = (FollowedPlan if parts else Plan).replay(parts or corpus, changes)
+        plan = Plan.replay(parts or corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
     for then, now in zip(identities, plan.entries, strict=True):
@@ -127,8 +126,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
     """The number of the corpus of each example, whose numbers run over all corpora: int64 [n]."""
-    firsts = [stream.first for stream in plan.stages[-1].streams]
-    return np.searchsorted(firsts, examples, side="right") - 1
+    return np.searchsorted(plan.stages[-1].firsts, examples, side="right") - 1
 
 
 def _absolute(path: epath.PathLike) -> str:

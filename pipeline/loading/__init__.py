@@ -2,12 +2,11 @@
 
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
 `load` makes a loader from a corpus and options. `to_global` transfers a single batch. `rename`,
-`cu_seqlens` and `attention_mask` are for other trainers, kernels and models. `Checkpoints` keep the
-state of a loader beside that of a model; `StateKey` makes and checks a state without a loader.
+`cu_seqlens` and `attention_mask` are for other trainers, kernels and models. `StateKey` makes and
+checks a state without a loader.
 """
 
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.field_names import cu_seqlens, rename
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.masks import attention_mask
@@ -17,7 +16,6 @@ from pipeline.loading.state import StateKey
 __all__ = [
     "Batch",
     "Batches",
-    "Checkpoints",
     "Loader",
     "StateKey",
     "attention_mask",

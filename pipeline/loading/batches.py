@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidType, InvalidValue, require_one_of
+from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import (
     POSITIONS,
@@ -22,7 +22,7 @@ from pipeline.loading.collate import (
     collate_examples,
     collate_pairs,
 )
-from pipeline.loading.iteration import NO_RUNS, Ended, StepDataset, check_repeat
+from pipeline.loading.iteration import Ended, StepDataset
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
@@ -91,12 +91,6 @@ class Batch(TypedDict, Generic[Array]):
 
 Transform = Callable[..., Mapping[str, Any]]
 
-# Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
-# which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
-# two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
-# percentile of a wait is half.
-IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-
 
 class Batches(StepDataset):
     """The batches of a plan, by step: `Batches(corpus, plan)[step]` is a dict of arrays.
@@ -133,7 +127,7 @@ class Batches(StepDataset):
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
         origin: the `StateKey`: `origin.state(step)` is the data state after `step` batches, and
-            `origin.step(state)` its step, for loops without an iterator.
+            `origin.resume(state)` its step, for loops without an iterator.
 
     Raises:
         TypeError: `features` is not a list of names, or `sharding` is not a sharding.
@@ -194,7 +188,7 @@ class Batches(StepDataset):
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
             )
-        super().__init__(StateKey(plan, corpus, positions), IN_ONE_THREAD)
+        super().__init__(StateKey(plan, corpus, positions))
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
@@ -351,17 +345,19 @@ class Batches(StepDataset):
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
-        check_repeat(self.plan, num_epochs)
+        if num_epochs is not None:
+            require_whole("num_epochs", num_epochs, 1)
+        if self.plan.finite and num_epochs not in (None, 1):
+            raise InvalidValue(
+                f"num_epochs is {num_epochs}, but this plan has an end; give None or 1, or make "
+                "the plan with ending='repeat'"
+            )
         if options or self._epochs != 1:
             raise InvalidValue(
                 f"repeat(num_epochs={num_epochs}, {options}): the batches are repeated "
                 f"{self._epochs} times already; call repeat once, without other options"
             )
         return self._copy(_epochs=num_epochs)
-
-    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Refuses Grain's slicing of sources, which would give a worker a run of steps."""
-        raise InvalidValue(NO_RUNS)
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:

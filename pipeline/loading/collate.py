@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.corpus.gather import new_array
 from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
@@ -66,10 +65,12 @@ def collate(
     # The fields are built flat and without padding: each segment is extended to the beginning of
     # the next one. Then the padding, which is rare, is set to 0.
     edge = int(begin[0]) if len(begin) else cells
-    reach = np.append(begin[1:], cells)[: len(begin)] - begin
+    reach = np.empty_like(begin)
+    reach[:-1], reach[-1:] = begin[1:], cells
+    reach -= begin
     batch = corpus.read(example, start, size, reach, epoch, features)
-    batch["inputs_segment_ids"] = _count_on(ids, reach, 0)
-    batch["inputs_positions"] = _count_on(position, reach, 1)
+    batch["inputs_segment_ids"] = ids.astype(INT).repeat(reach)
+    batch["inputs_positions"] = ranges(position, reach, INT)
     if "loss_weights" not in batch:
         batch["loss_weights"] = np.ones(cells - edge, np.float32)
     if corpus.trees is not None:
@@ -83,17 +84,6 @@ def collate(
             values = np.concatenate([np.zeros((edge, *shape), values.dtype), values])
         batch[name] = values.reshape(height, width, *shape)
     return batch
-
-
-def _count_on(first: np.ndarray, sizes: np.ndarray, step: int) -> np.ndarray:
-    """Runs of numbers, `step` apart, from each of `first` on; `sizes` are their lengths, not 0."""
-    ends = sizes.cumsum()
-    jumps = first.copy()  # from the last number of the run before
-    jumps[1:] -= (first + step * (sizes - 1))[:-1]
-    numbers = new_array(int(sizes.sum()), INT)
-    numbers[:] = step
-    numbers[ends - sizes] = jumps
-    return np.cumsum(numbers, out=numbers)
 
 
 def collate_pairs(

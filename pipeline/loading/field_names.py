@@ -53,29 +53,42 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             and 1, packed rows, or pieces that do not begin at position 0; the message says how to
             avoid it.
     """
-    require_one_of("convention", convention, CONVENTIONS)
-    pairs = "decoder_inputs" in batch
-    if pairs and convention in ("maxtext", "tunix"):
-        raise InvalidValue(f"{convention} has no name for decoder_inputs; it trains only decoders")
+    require_one_of("convention", convention, get_args(Convention))
+    pairs = "decoder_inputs" in batch and convention == "huggingface"  # others train only decoders
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
     own = {name: each for name, each in batch.items() if name not in FIELDS or name == EXAMPLE_ID}
-    for name in batch:
-        if name not in known and name not in own:
-            raise InvalidValue(
-                f"{convention} has no name for {name}; it has names for {', '.join(known)}"
-            )
+    if strange := [name for name in batch if name not in known and name not in own]:
+        raise InvalidValue(
+            f"{convention} has no name for {strange[0]}; it has names for {', '.join(known)}"
+        )
     if missing := [name for name in known if name not in batch and name != "loss_weights"]:
         raise InvalidValue(
             f"the batch has no {', '.join(missing)}, and {convention} trains with it; batches of "
             "inputs alone, for an encoder, keep their names: do not rename them"
         )
-    renamed = CONVENTIONS[convention](batch)
-    for name in own:
-        if name in renamed:
-            raise InvalidValue(
-                f"the batch has a field {name} of your own, and {convention} uses that name; give "
-                "the feature another name, or load without it"
-            )
+    names, limits = NAMES["huggingface pairs" if pairs else convention]
+    _, segments, positions = (batch[name] for name in INPUTS)
+    starts = (np.diff(segments, axis=1, prepend=0) != 0) & (segments > 0)
+    ids = batch["targets_segment_ids"] if pairs else segments
+    weights = np.asarray(batch.get("loss_weights", ids > 0))
+    found = {
+        WEIGHT: weights[(weights != 0) & (weights != 1)],
+        SEGMENT: segments[segments > 1],
+        START: positions[starts & (positions > 0)],
+    }
+    for limit in (WEIGHT, *limits):
+        if len(found[limit]):
+            raise InvalidValue(f"{convention} cannot express {limit.format(found[limit][0])}")
+    counts = (weights > 0) & (ids > 0)
+    renamed = {
+        name: batch[source] if isinstance(source, str) else source(batch, counts)
+        for name, source in names.items()
+    }
+    if clash := [name for name in own if name in renamed]:
+        raise InvalidValue(
+            f"the batch has a field {clash[0]} of your own, and {convention} uses that name; give "
+            "the feature another name, or load without it"
+        )
     return renamed | own
 
 
@@ -153,91 +166,73 @@ def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
     return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 
-def _maxtext(batch: Fields) -> dict[str, Any]:
-    tokens, ids, positions = (batch[name] for name in INPUTS)
-    return {
-        "inputs": tokens,
-        "targets": batch["targets"],
-        "inputs_segmentation": ids,
-        "targets_segmentation": np.where(_counts(batch, ids, "maxtext"), ids, 0).astype(ids.dtype),
-        "inputs_position": positions,
-        "targets_position": positions,
-    }
-
-
-def _tunix(batch: Fields) -> dict[str, Any]:
-    inputs, ids, positions = (batch[name] for name in INPUTS)
-    _require_one_segment(ids, "tunix")
-    _require_from_start(ids, positions, "tunix")
-    # Each row has its tokens t0 … tn: the inputs, and the last target after them.
-    tokens = np.concatenate([inputs, np.zeros_like(inputs[:, :1])], axis=1)
-    size = (ids > 0).sum(axis=1)
+def _tokens(batch: Fields, counts: np.ndarray) -> np.ndarray:
+    """The tokens t0 … tn of each row: the inputs, and the last target after them."""
+    tokens = np.pad(batch["inputs"], ((0, 0), (0, 1)))
+    size = (batch["inputs_segment_ids"] > 0).sum(axis=1)
     rows = np.flatnonzero(size)
     tokens[rows, size[rows]] = batch["targets"][rows, size[rows] - 1]
-    counts = _counts(batch, ids, "tunix")
-    mask = np.concatenate([np.zeros_like(counts[:, :1]), counts], axis=1)
-    return {"input_tokens": tokens, "input_mask": mask}
+    return tokens
 
 
-def _huggingface(batch: Fields) -> dict[str, Any]:
-    pairs, targets = "decoder_inputs" in batch, batch["targets"]
-    ids = batch["inputs_segment_ids"]
-    counts = _counts(batch, batch["targets_segment_ids"] if pairs else ids, "huggingface")
-    labels = np.where(counts, targets, -100).astype(targets.dtype)
-    if pairs:  # no field keeps packed pairs apart
-        _require_one_segment(ids, "huggingface")
-        return {
-            "input_ids": batch["inputs"],
-            "attention_mask": (ids > 0).astype(ids.dtype),
-            "decoder_input_ids": batch["decoder_inputs"],
-            "decoder_attention_mask": (batch["targets_segment_ids"] > 0).astype(ids.dtype),
-            "labels": labels,
-        }
-    _require_from_start(ids, batch["inputs_positions"], "huggingface")
-    ignored = np.full_like(labels[:, :1], -100)
-    return {
-        "input_ids": batch["inputs"],
-        "position_ids": batch["inputs_positions"],
-        # The model shifts `labels`, which loses the last position, and leaves `shift_labels`.
-        "labels": np.concatenate([ignored, labels[:, :-1]], axis=1),
-        "shift_labels": labels,
-    }
+def _labels(batch: Fields, counts: np.ndarray) -> np.ndarray:
+    return np.where(counts, batch["targets"], -100).astype(batch["targets"].dtype)
 
 
-CONVENTIONS: dict[str, Callable[[Fields], dict[str, Any]]] = dict(
-    zip(get_args(Convention), (_maxtext, _tunix, _huggingface), strict=True)
+def _is_real(side: str) -> Callable[[Fields, np.ndarray], np.ndarray]:
+    return lambda batch, counts: (batch[f"{side}_segment_ids"] > 0).astype(np.int32)
+
+
+SHIFT = (0, 0), (1, 0)  # one column to the right
+
+# What a convention cannot express, and the remedy.
+WEIGHT = "loss weight {}: its loss knows only 0 and 1; round the weights first"
+SEGMENT = (
+    "segment id {}: it has no field that keeps the segments of a row apart; plan one example in a "
+    "row, with packing='none'"
+)
+START = (
+    "a segment that begins at position {} of its example: each begins at 0 there; load with "
+    "positions='restart', or plan with overflow='truncate' or 'drop', with longer rows, or without "
+    "packing='fill'"
 )
 
-
-def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
-    """Where the loss counts: bool [rows, length]."""
-    weights = np.asarray(batch.get("loss_weights", ids > 0))
-    wrong = weights[(weights != 0) & (weights != 1)]
-    if len(wrong):
-        raise InvalidValue(
-            f"loss_weights holds {wrong[0]}, but the loss of {convention} knows only 0 and 1; "
-            "round the weights first"
-        )
-    return (weights > 0) & (ids > 0)
-
-
-def _require_one_segment(ids: np.ndarray, convention: str) -> None:
-    if ids.max(initial=0) > 1:
-        row = int(np.flatnonzero(ids.max(axis=1) > 1)[0])
-        raise InvalidValue(
-            f"row {row} holds {int(ids[row].max())} segments, but {convention} cannot keep them "
-            "apart; plan one example in a row, with packing='none'"
-        )
-
-
-def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str) -> None:
-    starts = (np.diff(ids, axis=1, prepend=0) != 0) & (ids > 0)
-    wrong = np.argwhere(starts & (positions != 0))
-    if len(wrong):
-        row, column = wrong[0].tolist()
-        raise InvalidValue(
-            f"a segment of row {row} begins at position {int(positions[row, column])} of its "
-            f"example, but in {convention} every segment begins at 0; load with "
-            "positions='restart', or plan with overflow='truncate' or 'drop', with longer rows, or "
-            "without packing='fill'"
-        )
+# For each convention, its names, each with our field, or a function of the batch and of the
+# positions where the loss counts; then what it cannot express, besides weights.
+NAMES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "maxtext": (
+        {
+            "inputs": "inputs",
+            "targets": "targets",
+            "inputs_segmentation": "inputs_segment_ids",
+            "targets_segmentation": lambda batch, counts: batch["inputs_segment_ids"] * counts,
+            "inputs_position": "inputs_positions",
+            "targets_position": "inputs_positions",
+        },
+        (),
+    ),
+    "tunix": (
+        {"input_tokens": _tokens, "input_mask": lambda batch, counts: np.pad(counts, SHIFT)},
+        (SEGMENT, START),
+    ),
+    "huggingface": (
+        {
+            "input_ids": "inputs",
+            "position_ids": "inputs_positions",
+            # The model shifts `labels`, which loses the last position, and leaves `shift_labels`.
+            "labels": lambda *given: np.pad(_labels(*given)[:, :-1], SHIFT, constant_values=-100),
+            "shift_labels": _labels,
+        },
+        (START,),
+    ),
+    "huggingface pairs": (
+        {
+            "input_ids": "inputs",
+            "attention_mask": _is_real("inputs"),
+            "decoder_input_ids": "decoder_inputs",
+            "decoder_attention_mask": _is_real("targets"),
+            "labels": _labels,
+        },
+        (SEGMENT,),
+    ),
+}

@@ -1,83 +1,45 @@
 """Grain's data sets and iterators over the steps of a plan, whose state is the step.
 
-Grain composes the state of an iterator from those of its parts, one for each worker, and iterators
-of a `MapDataset` keep only an index. Here all transformations are functions of the step, so the
-state is the same for any of them, and for any number of workers of `mp_prefetch`. A transformation
-of a `StepDataset` is a `StepDataset`, and knows the plan of its steps.
+Grain's own iterators keep an index, or a state for each worker. Here is one class for each of
+Grain's three kinds: a `StepDataset`, by index, gives a `StepIterDataset`, in order, which gives
+iterators. Grain's transformations of a `StepDataset` are functions of the step, so the state
+is the same for any of them, and for any number of workers of `mp_prefetch`.
 """
 
 import copy
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidValue, OutOfRange, require_whole
+from pipeline.errors import InvalidState, InvalidValue, OutOfRange
 from pipeline.loading.state import StateKey
-from pipeline.planning.plan import Plan
-
-Made = TypeVar("Made")
 
 # Elements are made in the thread that requests them.
 AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-NO_RUNS = (
-    "sequential_slice is True, but workers take the steps of a plan in turns; use "
-    "mp_prefetch(…, sequential_slice=False)"
-)
+# Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
+# which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
+# two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
+# percentile of a wait is half.
+IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
 class Ended(OutOfRange):
     """A step after the last epoch of a corpus that grows, whose end was not known before."""
 
 
-class _Transformations(Generic[Made]):
-    """The transformations of data sets of steps, by index and in order."""
-
-    def _apply(self, name: str, *args: Any, **options: Any) -> Made:
-        """The data set after Grain's transformation `name`."""
-        raise NotImplementedError
-
-    def map(self, transform: Any) -> Made:
-        """See `grain.MapDataset.map`."""
-        return self._apply("map", transform)
-
-    def map_with_index(self, transform: Any) -> Made:
-        """See `grain.MapDataset.map_with_index`; the index is the step."""
-        return self._apply("map_with_index", transform)
-
-    def random_map(self, transform: Any, *, seed: int | None = None) -> Made:
-        """See `grain.MapDataset.random_map`; random numbers depend on the step alone."""
-        return self._apply("random_map", transform, seed=seed)
-
-    def filter(self, transform: Any) -> Made:
-        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
-        return self._apply("filter", transform)
-
-    def seed(self, seed: int) -> Made:
-        """See `grain.MapDataset.seed`."""
-        return self._apply("seed", seed)
-
-
-class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
-    """A Grain data set whose transformations, and whose iterators, keep the state of a plan.
+class StepDataset(grain.MapDataset):
+    """The steps of a plan after a transformation of Grain's; iterators keep the state of the plan.
 
     Args:
         origin: the key of the states of iterators.
-        read_options: how `to_iter_dataset` reads ahead by default.
-        inside: the result of Grain's transformations; none in a subclass with its own elements.
+        inside: the result of the transformation; none in a subclass with its own elements.
     """
 
-    def __init__(
-        self, origin: StateKey, read_options: grain.ReadOptions, *inside: grain.MapDataset
-    ):
-        super().__init__(*inside)
-        self.origin, self.read_options = origin, read_options
-
-    @property
-    def _inside(self) -> grain.MapDataset:
-        """The data set that Grain's transformations are applied to."""
-        return self._parent if self._parents else self
+    def __init__(self, origin: StateKey, *inside: grain.MapDataset):
+        super().__init__(inside)
+        self.origin = origin
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -92,264 +54,188 @@ class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
     def _element_spec(self) -> Any:
         return grain.experimental.get_element_spec(self._parent)
 
+    def map(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.map`."""
+        return self._keep(super().map(transform))
+
+    def map_with_index(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.map_with_index`; the index is the step."""
+        return self._keep(super().map_with_index(transform))
+
+    def random_map(self, transform: Any, *, seed: int | None = None) -> "StepDataset":
+        """See `grain.MapDataset.random_map`; random numbers depend on the step alone."""
+        return self._keep(super().random_map(transform, seed=seed))
+
+    def filter(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
+        return self._keep(super().filter(transform))
+
+    def seed(self, seed: int) -> "StepDataset":
+        """See `grain.MapDataset.seed`."""
+        return self._keep(super().seed(seed))
+
     def slice(self, sl: slice) -> "StepDataset":
-        """See `grain.MapDataset.slice`."""
-        return self._apply("slice", sl)._reorder(f"slice({sl.start}, {sl.stop}, {sl.step})")
+        """See `grain.MapDataset.slice`; the state counts the steps of the slice."""
+        return self._keep(super().slice(sl), f"slice({sl.start}, {sl.stop}, {sl.step})")
 
     def shuffle(self, seed: int | None = None) -> "StepDataset":
         """See `grain.MapDataset.shuffle`; a plan is shuffled without it."""
-        steps = self._apply("shuffle", seed)
-        seed = steps._inside._default_seed if seed is None else seed
-        return steps._reorder(f"shuffle({seed})")
-
-    def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None
-    ) -> "StepDataset":
-        """See `grain.MapDataset.batch`: stacks batches, which must then have one shape.
-
-        Raises:
-            ValueError: the plan has batches of several shapes, and there is no `batch_fn`.
-        """
-        shapes = sum(map(bool, self.origin.plan.batches_per_bucket.values()))
-        if shapes > 1 and batch_fn is None:
+        if len(self) > 1 << 32:
             raise InvalidValue(
-                f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack; "
-                "give one bucket, or a batch_fn (iterators of these batches resume on any number "
-                "of hosts without ElasticIterator)"
+                "shuffle needs an end, and these batches have none; a plan is shuffled without it, "
+                "in each epoch differently: omit shuffle, or give repeat a number of epochs"
             )
-        steps = self._apply("batch", batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
-        return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
+        steps = super().shuffle(seed)
+        return self._keep(steps, f"shuffle({steps._default_seed if seed is None else seed})")
 
-    def repeat(
-        self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
-    ) -> "StepDataset":
-        """See `grain.MapDataset.repeat`."""
-        check_repeat(self.origin.plan, num_epochs)
-        if self.origin.plan.finite:
-            return self
-        steps = self._apply("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
-        return steps if reseed_each_epoch else steps._reorder("reseed_each_epoch=False")
+    def batch(self, batch_size: int, **options: Any) -> grain.MapDataset:
+        """Refuses to stack batches by index, which would have another state."""
+        raise InvalidValue(
+            f"batch({batch_size}) would stack batches; call it after to_iter_dataset(), or give "
+            "buckets with more rows (iterators of batches resume on any number of hosts without "
+            "ElasticIterator)"
+        )
+
+    def repeat(self, num_epochs: int | None = None, **options: Any) -> "StepDataset":
+        """Refuses to repeat what is transformed: after a slice, it would leave the slice."""
+        raise InvalidValue(
+            f"repeat({num_epochs}) comes after a slice or another transformation; repeat batches "
+            f"first, Batches(…).repeat({num_epochs}), and hold out examples with corpus.split(), "
+            "since a step of a slice has other examples in each epoch"
+        )
 
     def to_iter_dataset(
         self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
-    ) -> "Steps":
+    ) -> "StepIterDataset":
         """An iterable data set whose iterators have the data state of this plan."""
-        return Steps(self._inside, self.origin, read_options or self.read_options, allow_nones)
+        return StepIterDataset(self, read_options or IN_ONE_THREAD, allow_nones)
 
-    def _apply(self, name: str, *args: Any, **options: Any) -> "StepDataset":
-        inside = getattr(grain.MapDataset, name)(self._inside, *args, **options)
-        return StepDataset(self.origin, self.read_options, inside)
-
-    def _reorder(self, order: str) -> "StepDataset":
-        """The same data set, whose index is no longer a step of the plan."""
-        self.origin = self.origin._replace(order=(*self.origin.order, order))
-        return self
+    def _keep(self, inside: grain.MapDataset, *order: str) -> "StepDataset":
+        """The result of a transformation; with an `order`, its index is no step of the plan."""
+        origin = self.origin._replace(order=(*self.origin.order, *order))
+        return StepDataset(origin, inside)
 
 
-def check_repeat(plan: Plan, num_epochs: int | None) -> None:
-    """Raises a ValueError if batches of `plan` cannot be repeated `num_epochs` times."""
-    if num_epochs is not None:
-        require_whole("num_epochs", num_epochs, 1)
-    if plan.finite and num_epochs not in (None, 1):
-        raise InvalidValue(
-            f"num_epochs is {num_epochs}, but this plan has an end; give None or 1, or make the "
-            "plan with ending='repeat'"
-        )
+class StepIterDataset(grain.IterDataset):
+    """The elements of a `StepDataset` in order, made ahead in threads or in worker processes."""
 
-
-class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
-    """The elements of a data set of steps, in order; iterators have the data state of the plan.
-
-    Transformations are applied by step, in the thread that iterates, or in the workers of a later
-    `mp_prefetch`. So they give the same elements for any number of workers.
-    """
-
-    def __init__(
-        self,
-        inside: grain.MapDataset,
-        origin: StateKey,
-        read_options: grain.ReadOptions,
-        allow_nones: bool,
-    ):
+    def __init__(self, steps: StepDataset, read_options: grain.ReadOptions, allow_nones: bool):
         # Grain looks at this parent to measure elements; it is not iterated over.
-        super().__init__(
-            grain.MapDataset.to_iter_dataset(inside, read_options, allow_nones=allow_nones)
-        )
-        self._inside, self._origin = inside, origin
+        super().__init__(grain.MapDataset.to_iter_dataset(steps, read_options))
+        self.steps = steps
         self._read_options, self._allow_nones = read_options, allow_nones
-        self._transformations: tuple[tuple[str, tuple, dict], ...] = ()
         self._workers: tuple | None = None  # options and worker_init_fn of mp_prefetch
-        self._start, self._stride = 0, 1
 
     def __str__(self) -> str:
-        return f"Steps({self._inside})"
+        return f"StepIterDataset({self.steps})"
 
     @property
     def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._transform(self._inside))
-
-    def filter(self, transform: Any) -> grain.IterDataset:
-        """See `grain.IterDataset.filter`."""
-        # By step, it would leave None for filtered elements.
-        if self._allow_nones:
-            return grain.IterDataset.filter(self, transform)
-        return super().filter(transform)
+        return grain.experimental.get_element_spec(self._parent)
 
     def mp_prefetch(
         self,
         options: grain.MultiprocessingOptions | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
-    ) -> "Steps":
+    ) -> "StepIterDataset":
         """See `grain.IterDataset.mp_prefetch`; a state resumes with any number of workers."""
         if sequential_slice:
-            raise InvalidValue(NO_RUNS)
-        if self._workers:
             raise InvalidValue(
-                "mp_prefetch is called twice; call it once, since workers cannot nest"
+                "sequential_slice is True, but workers take the steps of a plan in turns; use "
+                "mp_prefetch(…, sequential_slice=False)"
             )
         options = options or grain.MultiprocessingOptions(num_workers=10)
-        if not options.num_workers:
-            return self
-        inside = self._transform(self._inside)
-        steps = Steps(inside, self._origin, self._read_options, self._allow_nones)
-        steps._workers = options, worker_init_fn
-        steps._start, steps._stride = self._start, self._stride
+        steps = copy.copy(self)
+        steps._workers = (options, worker_init_fn) if options.num_workers else None
         return steps
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Keeps the steps of one worker, if Grain divides a data set that contains this one."""
-        if sequential_slice:
-            raise InvalidValue(NO_RUNS)
-        start, _, stride = sl.indices(len(self._inside))
-        self._start, self._stride = self._start + start * self._stride, stride * self._stride
+        """Refuses the slices of Grain's own workers, whose states only as many can restore."""
+        raise InvalidValue(
+            "workers cannot share batches that are transformed after to_iter_dataset(); call "
+            "mp_prefetch right after it, with all that workers should do before it: "
+            "batches.map(…).to_iter_dataset().mp_prefetch(…)"
+        )
 
     def __iter__(self) -> grain.DatasetIterator:
-        ahead = _Lookahead(self._inside, self._read, self._stride)
-        steps = self._transform(ahead)
-        if (self._start, self._stride) != (0, 1):
-            steps = grain.MapDataset.slice(steps, slice(self._start, None, self._stride))
-        elements = grain.MapDataset.to_iter_dataset(steps, AT_ONCE, allow_nones=self._allow_nones)
-        return _StepIterator(iter(elements), self, ahead)
+        return _StepIterator(self)
 
-    def _read(self, steps: grain.MapDataset) -> grain.IterDataset:
-        """One element for each of some steps, made in threads or workers."""
-        elements = grain.MapDataset.to_iter_dataset(steps, self._read_options, allow_nones=True)
-        return elements.mp_prefetch(*self._workers) if self._workers else elements
+    def read(self, step: int) -> grain.IterDataset:
+        """The elements from `step` on, each with its step; None for those filtered out, if wanted.
 
-    def _apply(self, name: str, *args: Any, **options: Any) -> "Steps":
-        steps = copy.copy(self)
-        steps._transformations = (*self._transformations, (name, args, options))
-        steps._transform(self._inside)  # refuses wrong arguments now
-        return steps
-
-    def _transform(self, inside: grain.MapDataset) -> grain.MapDataset:
-        if not self._transformations:
-            return inside
-        if not isinstance(inside, _Lookahead):  # Grain derives seeds from the depth
-            inside = _Lookahead(inside)
-        for name, args, options in self._transformations:
-            inside = getattr(grain.MapDataset, name)(inside, *args, **options)
-        return inside
-
-
-class _Lookahead(grain.MapDataset):
-    """Elements of its parent, made ahead by `read`, if given, for steps `stride` apart."""
-
-    def __init__(
-        self,
-        parent: grain.MapDataset,
-        read: Callable[[grain.MapDataset], grain.IterDataset] | None = None,
-        stride: int = 1,
-    ):
-        super().__init__(parent)
-        self._read, self._stride = read, stride
-        self._iterator: grain.DatasetIterator | None = None
-        self._next = 0  # the step whose element the iterator gives next
-
-    def __len__(self) -> int:
-        return len(self._parent)
-
-    def __str__(self) -> str:
-        return "ReadAhead"
-
-    @property
-    def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._parent)
-
-    def __getitem__(self, step: Any) -> Any:
-        if self._read is None:
-            return self._parent[step]
-        try:
-            element = next(self.start(step))
-        except flags.UnparsedFlagAccessError as error:
-            self.close()
-            raise InvalidState(
-                "mp_prefetch reads Grain's flags, which this program has not parsed; run it with "
-                "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
-            ) from error
-        except Exception:
-            self.close()  # another try begins with this step
-            raise
-        self._next = step + self._stride
-        return element
-
-    def start(self, step: int) -> grain.DatasetIterator:
-        """Begins to make elements from `step` on, unless it has begun."""
-        assert self._read is not None
-        if self._iterator is None or step != self._next:
-            self.close()
-            steps = grain.MapDataset.slice(self._parent, slice(step, None, self._stride))
-            self._iterator, self._next = iter(self._read(steps)), step
-        return self._iterator
-
-    def close(self) -> None:
-        """Stops threads and workers."""
-        if self._iterator is not None:
-            self._iterator.close()
-        self._iterator = None
+        Raises:
+            RuntimeError: workers start before the program has parsed its flags.
+        """
+        steps = grain.MapDataset.slice(self.steps, slice(step, None))
+        elements = steps.to_iter_dataset(self._read_options, allow_nones=True)
+        if self._workers:
+            if not flags.FLAGS.is_parsed():
+                raise InvalidState(
+                    "mp_prefetch reads Grain's flags, which this program has not parsed; run it "
+                    "with absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
+                )
+            elements = elements.mp_prefetch(*self._workers)
+        numbered = elements.map_with_index(lambda index, element: (step + index, element))
+        return numbered if self._allow_nones else numbered.filter(lambda each: each is not None)
 
 
 class _StepIterator(grain.DatasetIterator):
-    """An iterator over some steps of a plan, `start`, `start + stride`, …, with its data state."""
+    """An iterator over the steps of a plan, with its data state."""
 
-    def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _Lookahead):
-        super().__init__(parent)
-        self._origin, self._ahead, self._length = steps._origin, ahead, len(steps._inside)
-        self._start, self._stride = steps._start, steps._stride
+    def __init__(self, dataset: StepIterDataset):
+        super().__init__()
+        self._dataset, self._step = dataset, 0
+        self._elements: grain.DatasetIterator | None = None  # from `_step` on, once begun
 
     def __next__(self) -> Any:
+        self._assert_not_closed()
         try:
-            return next(self._parent)
-        except Ended:
-            raise StopIteration from None
+            step, element = next(self._begin()) or (self._step, None)
+        except BaseException as error:
+            self._end()  # another try begins with this step
+            if isinstance(error, Ended):
+                raise StopIteration from None
+            raise
+        self._step = step + 1
+        return element
 
     def get_state(self) -> dict[str, Any]:
-        index = self._get_next_index()
-        # Steps before this one are done, here and in the other workers.
-        step = self._start + (index - 1) * self._stride + 1 if index else 0
-        return self._origin.state(step)
+        return self._dataset.steps.origin.state(self._step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        step = self._origin.step(state)
-        if step > self._length:
+        steps = self._dataset.steps
+        step, length = steps.origin.resume(state), len(steps)
+        if step > length:
             raise InvalidValue(
-                f"the state is of step {step:,}, but these batches end after {self._length:,}; "
+                f"the state is of step {step:,}, but these batches end after {length:,}; "
                 "give more epochs, repeat(num_epochs)"
             )
-        self._set_next_index(max(0, -(-(step - self._start) // self._stride)))
+        self._set_next_index(step)
 
     def _get_next_index(self) -> int:
-        return grain.experimental.get_next_index(self._parent)
+        return self._step
 
     def _set_next_index(self, index: int) -> None:
-        grain.experimental.set_next_index(self._parent, index)
+        self._end()
+        self._step = index
 
     def start_prefetch(self) -> None:
-        super().start_prefetch()
-        step = self._start + self._get_next_index() * self._stride
-        self._ahead.start(step).start_prefetch()
+        self._begin().start_prefetch()
 
     def close(self) -> None:
         super().close()
-        self._ahead.close()
+        self._end()
+
+    def _begin(self) -> grain.DatasetIterator:
+        if self._elements is None:
+            elements = self._dataset.read(self._step)
+            options = self._ctx.dataset_options
+            self._elements = iter(grain.experimental.WithOptionsIterDataset(elements, options))
+        return self._elements
+
+    def _end(self) -> None:
+        """Stops threads and workers."""
+        elements, self._elements = self._elements, None
+        if elements is not None:
+            elements.close()

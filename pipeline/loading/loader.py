@@ -18,12 +18,7 @@ from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import (
-    Batch,
-    Batches,
-    TraceAnnotation,
-    Transform,
-)
+from pipeline.loading.batches import Batch, Batches, TraceAnnotation, Transform
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.joint_wait import JointWait, wait_together
@@ -31,7 +26,6 @@ from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, t
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
@@ -123,17 +117,22 @@ class Loader(grain.DatasetIterator):
         plan, sharding, features = self.plan, self.sharding, batches.features
         joins = self._joint is not None
 
-        def transfer(
+        def note_wait(
             step: int, built: tuple[PlannedBatch, Batch[np.ndarray]]
+        ) -> tuple[bool, PlannedBatch, Batch[np.ndarray]]:
+            return joins and plan.may_wait(step), *built
+
+        def transfer(
+            built: tuple[bool, PlannedBatch, Batch[np.ndarray]],
         ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
-            planned, batch = built
-            waits = joins and plan.may_wait(step)
+            waits, planned, batch = built
             with TraceAnnotation("transfer"):
                 arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
         # The thread that transfers batches also builds them.
-        ahead = batches.with_plans().to_iter_dataset(AT_ONCE).map_with_index(transfer)
+        steps = batches.with_plans().map_with_index(note_wait).to_iter_dataset(AT_ONCE)
+        ahead = steps.map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 
@@ -171,11 +170,13 @@ class Loader(grain.DatasetIterator):
             _, self.planned, batch = next(self._steps)
             return batch
         before = self.get_state()
-        try:
-            waits, planned, batch = next(self._steps)
-        except (NotSealed, StopIteration) as error:
-            self._joint.end(error)
-            raise
+        while True:
+            try:
+                waits, planned, batch = next(self._steps)
+                break
+            except (NotSealed, StopIteration) as error:
+                if self._joint.end(error):
+                    raise
         if waits or self._begins:
             try:
                 self._joint.end()
@@ -305,28 +306,12 @@ def load(
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
             ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
             processes the same value.
-        **options: of `fit_buckets` and `Plan`, whose docstrings say more; defaults in brackets.
-            To fit buckets (for pairs, positions are those of both sides together):
-            tokens_per_batch: the most positions in a global batch.
-            max_buckets: the most shapes; each is one compilation (4).
-            max_length: positions in the longest row, for pairs (inputs, targets), rounded up to
-                `length_multiple` (longest example).
-            length_multiple, row_multiple: bucket lengths are multiples of the first (128, or less
-                if examples are short), and rows of the second (the devices that share them).
-            attention, width: "dense" or "segment" (dense), and the width of the model (1024).
-            To plan:
-            packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
-                "none", one example in a row (best_fit).
-            overflow: "split", "truncate", "drop" or "error", for examples longer than every row
-                (split; for pairs error). Groups are not split; "truncate" cuts their continuations.
-            seed, shuffle: the seed of every shuffle (0), and whether to shuffle (True).
-            max_segments: the most segments in a row (no limit).
-            align: every segment begins at a multiple of this many columns (1).
-            tiers: the steps among which rows are sorted by cost (1).
-            window: the most pieces planned together (2**22).
-            exclude: numbers of examples to exclude (none).
-            weights, by, ending: for `Corpora`: the weight of each by name, or phases; whether they
-                count "tokens", "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
+        **options: of `fit_buckets`, to choose buckets: `tokens_per_batch`, `max_buckets` (default
+            here 4), `max_length`, `length_multiple` (default None), `row_multiple` (default: the
+            devices that share rows), `attention`, `width`; and of `Plan`: `packing`, `overflow`,
+            `seed`, `shuffle`, `max_segments`, `align`, `tiers`, `window`, `exclude`; with `Corpora`
+            also `weights`, `by`, `ending`. With `overflow="truncate"`, groups that are too long
+            lose continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
@@ -391,7 +376,7 @@ def load(
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)
 
 
-def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> FollowedPlan:
+def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:
     """The plan of a corpus that grows, or of several corpora some of which grow."""
     mixture = isinstance(parts, dict)
     if options.get("exclude") or (options.get("weights") is None) == mixture:
@@ -400,4 +385,4 @@ def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -
             "are needed for Corpora some of which grow, and not allowed for a single corpus"
         )
     known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
-    return FollowedPlan(parts, buckets, weights=options.get("weights"), **known)
+    return Plan(parts, buckets, weights=options.get("weights"), **known)

@@ -4,14 +4,13 @@ It is small JSON, the same on every host and for any number of hosts:
 
     {"step": 12, "plans": [{"from": 0, "fingerprint": "9f0a…",
                             "identity": {"plan": 5, "seed": 0, …},
-                            "corpus": {"tokens": "91f9…", …}}]}
+                            "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
-have their "changes". If corpora join, an entry has the identity of all corpora so far. A followed
-plan, of corpora that grow, has the entry of a stage that begins with a chapter, with the "places"
-where chapters begin and the ends of the windows that have begun, each with a digest of all earlier
-parts. `"positions": "restart"` is there if batches are built with that option, and `"order"` if
-Grain slices, shuffles or stacks them: steps are then counted after that.
+have their "changes". If corpora join, an entry has the identity of all corpora so far. Entries of
+corpora that grow say where their windows begin. `"positions": "restart"` is there if batches are
+built with that option, and `"order"` if Grain slices or shuffles them: steps are then counted after
+that. The digest is that of the entries.
 """
 
 import itertools
@@ -20,10 +19,11 @@ from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
+
+DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
 
 
 class StateKey(NamedTuple):
@@ -51,13 +51,11 @@ class StateKey(NamedTuple):
                 whole = count == len(self.corpus)
                 known = self.corpus if whole else take_first(self.corpus, count)
                 entry["corpus"] = known.identity
-        state: dict[str, Any] = {"step": int(step), "plans": entries}
-        if self.positions != "continue":
-            state["positions"] = self.positions
-        return {**state, "order": [*self.order]} if self.order else state
+        state = {"step": int(step), "plans": entries, "digest": fingerprint_of(entries)}
+        return state | {name: value for name, value in self._options if value != DEFAULTS[name]}
 
-    def step(self, state: Any) -> int:
-        """The step of `state`.
+    def resume(self, state: Any) -> int:
+        """Makes the plan ready to continue from `state`; returns its step.
 
         Raises:
             ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
@@ -65,7 +63,7 @@ class StateKey(NamedTuple):
         """
         if not _is_state(state):
             raise InvalidValue(
-                f"{str(state)[:200]!r} is not a data state; one looks like "
+                f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
                 f"{StateKey(self.plan).state(0)}, and comes from get_state() or a checkpoint's "
                 "'data' item"
             )
@@ -75,40 +73,36 @@ class StateKey(NamedTuple):
         if self.corpus is not None and "corpus" not in then[0]:
             raise InvalidValue(
                 f"the state of step {step:,} has no corpus to compare with; restore it with the "
-                "plan alone, StateKey(plan).step(state)"
+                "plan alone, StateKey(plan).resume(state)"
             )
-        if (saved := state.get("positions", "continue")) != self.positions:
-            raise InvalidValue(
-                f"the state of step {step:,} was saved with positions={saved!r} and is restored "
-                f"with positions={self.positions!r}; load with positions={saved!r} to resume, or "
-                "start a new run"
-            )
-        if (saved := state.get("order", [])) != [*self.order]:
-            raise InvalidValue(
-                f"the state of step {step:,} counts steps after {saved or 'no slice or the like'}, "
-                f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
-                "it was saved"
-            )
-        changes = []
-        if isinstance(self.plan, FollowedPlan):
+        saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
+        changes = differences(saved, dict(self._options))
+        if self.plan.follows and not changes:
             if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
                     f"the state of step {step:,} belongs to a corpus that was planned as a whole, "
                     "or to other corpora; load those, without follow=True if they were planned as "
                     "a whole"
                 )
-            own = self.plan.last_stage(then[0]["from"]).identity
-            changes = differences(then[0]["identity"], own)
+            changes = [
+                change
+                for entry, stage in self.plan.match(then)
+                for change in differences(entry["identity"], stage.identity)
+            ]
             if not changes:
                 self.plan.resume(then)
         if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
-                f"{'; '.join(changes)}. Restore it with the plan and corpus that it was saved "
-                "with, change that plan from a later step on (plan.after), or start a new run in "
-                "another directory"
+                f"{'; '.join(changes)}. Restore it with the plan, corpus and options that it was "
+                "saved with, change that plan from a later step on (plan.after), or start a new "
+                "run in another directory"
             )
         return step
+
+    @property
+    def _options(self) -> list[tuple[str, Any]]:
+        return [("positions", self.positions), ("order", [*self.order])]
 
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
@@ -117,44 +111,10 @@ class StateKey(NamedTuple):
 
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
-    plans = state.get("plans") if isinstance(state, dict) and "step" in state else None
-    if not isinstance(plans, list | tuple) or not all(isinstance(each, dict) for each in plans):
-        return False
-    starts = [entry.get("from") for entry in plans]
-    known = all(
-        isinstance(entry.get("identity"), dict)
-        and entry.get("fingerprint") == fingerprint_of(entry["identity"])
-        and isinstance(entry.get("corpus", {}), dict)
-        for entry in plans
-    )
-    if not known or not all(type(start) is int for start in starts):
-        return False
-    begins = starts[:1] == [0] or any(map(_is_followed, plans[:1]))
-    return begins and starts == sorted(starts)
-
-
-def _is_followed(entry: dict) -> bool:
-    """Whether an entry has the form of those of a followed plan."""
-    places, rows, owed = (entry.get(name) for name in ("places", "rows", "owed"))
-    if not isinstance(places, dict) or not isinstance(rows, list) or not isinstance(owed, list):
-        return False
-    known = all(_are_numbers(line) and len(line) == len(places) for line in (*rows, *owed))
-    return known and all(place is None or _is_place(place) for place in places.values())
-
-
-def _is_place(place: Any) -> bool:
-    """Whether JSON has the form of a `Place`, the windows that have begun, and their end."""
     try:
-        last, digest = place["last"]
-        numbers = [last, *(place[name] for name in ("part", "example", "pieces", "windows"))]
-        digests = isinstance(place["digest"], str) and isinstance(digest, str)
-    except (TypeError, KeyError, ValueError):
+        return state["step"] is not None and state["digest"] == fingerprint_of(state["plans"])
+    except (KeyError, TypeError, ValueError, RecursionError):
         return False
-    return len(place) == 6 and digests and _are_numbers(numbers) and min(numbers) >= 0
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(each) is int for each in values)
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:

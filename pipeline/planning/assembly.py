@@ -134,9 +134,11 @@ class Assembly:
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.spans(order)
-        epoch, epochs = self._schedule.epoch_of(step), segments[:, 0].copy()
+        epoch, epochs = self._schedule.epoch_of(step), None
+        if self._streams[0].name:
+            epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
-        if not self._streams[0].name:
+        if epochs is None:
             return PlannedBatch(shape, segments, epoch, align=self._options.align)
         numbers = rows.streams[order].repeat(times)
         tokens = np.bincount(numbers, segments[:, 3:].sum(axis=1))

@@ -60,11 +60,11 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
         of_length = np.zeros((len(stage.options.groups), 2))  # rows and real positions
         for number, stream in enumerate(stage.streams):
-            for each, start in zip(stream.passes, stream.starts, strict=True):
-                most = None if each.repeats else each.rows
-                before, after = (np.clip(at[:, number] - start, 0, most) for at in rows)
-                taken = after - before
-                real = each.layout.real.sum(axis=1) * (taken / np.maximum(each.rows, 1))
+            for leg in stream.legs:
+                most = None if leg.repeats else leg.rows
+                before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
+                taken, layout = after - before, stream.plan_of(leg).layout
+                real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))
                 found.tokens[stream.name] += float(real.sum())
                 found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
                 of_length += np.stack([taken, real], axis=1)

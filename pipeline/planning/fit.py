@@ -17,7 +17,7 @@ from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, 
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths, as_corpora
 from pipeline.planning.options import By, Weights, as_phases
-from pipeline.planning.pieces import cut
+from pipeline.planning.pieces import Pieces
 
 logger = logging.getLogger(__name__)
 
@@ -249,9 +249,8 @@ class BucketSearch:
             self._table = np.arange(len(self._counts))[:, None]
         else:
             sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
-            pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
-            self._table = pieces.positions(np.arange(pieces.longest + 1))
-            self._counts = np.bincount(pieces.sizes(0, len(pieces)), minlength=len(self._table))
+            pieces = Pieces(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
+            self._table, self._counts = pieces.table, pieces.count()
             self._scale = len(lengths) / len(sample)
 
     def _make_cells(self, lengths: np.ndarray, counts: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.patterns import Packed
+from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
 from pipeline.planning.tails import count_surplus
 
@@ -16,7 +16,7 @@ from pipeline.planning.tails import count_surplus
 # mixes pieces from all of the corpus.
 BLOCK, BLOCKS, FILE_PARTS = 4096, 512, 4
 
-# Sizes are summed for about this many pieces at a time.
+# Keys are summed for about this many pieces at a time.
 AT_ONCE = 1 << 18
 
 # The packed histograms that a layout keeps; others are packed again when they are needed.
@@ -31,7 +31,7 @@ class Layout:
 
     If there are more pieces than one window holds, they are cut into blocks: runs of consecutive
     pieces or, if the corpus has files that can be fetched one by one, files or large parts of
-    files. Blocks are sorted by the mean size of their pieces and divided into strata of as many
+    files. Blocks are sorted by the mean key of their pieces and divided into strata of as many
     blocks as there are windows. Each window gets a random block of each stratum, so all windows
     have about the same lengths. Without a key of random bits, blocks stay in order.
 
@@ -40,8 +40,10 @@ class Layout:
 
     Attributes:
         pieces: the pieces.
-        counts: int64 [longest + 1], the pieces of each size.
-        rows, real: int64 [lengths, windows], the rows of each window, and real positions in them.
+        counts: int64 [keys], the pieces of each key.
+        rows: int64 [lengths, windows], the rows of each window.
+        real: float64 [lengths, windows], the real positions in these rows. With `align`, pieces of
+            one key have different sizes: they count with the mean.
         rows_before: int64 [lengths], the rows before the first window, in the same chapter.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each length; at least 1.
@@ -75,9 +77,10 @@ class Layout:
             self.files = [np.unique(file_of_block[of_window]) for of_window in self._blocks]
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
-        self.counts = np.zeros(pieces.longest + 1, np.int64)
-        measured = np.zeros((4, len(groups), len(self)), np.int64)
-        self.rows, self.real, segments, continuations = measured
+        self.counts = np.zeros(len(pieces.table), np.int64)
+        self.rows = np.zeros((len(groups), len(self)), np.int64)
+        self.real = np.zeros(self.rows.shape)
+        most_in_row = np.zeros((2, len(groups)), np.int64)  # segments and continuations
         self.cuts = np.zeros(len(self), np.int64)
         # For a single window, `pack` finds the surplus.
         single = chapter is None and len(self) == 1
@@ -86,8 +89,12 @@ class Layout:
 
         def measure(window: int, packed: Packed) -> None:
             self.cuts[window] = packed.num_cuts
-            for length in range(len(groups)):
-                measured[:, length, window] = packed.measure(length, pieces.most_continuations)
+            for length, patterns in enumerate(packed.patterns):
+                rows, real, *most = packed.measure(length, pieces.most_continuations)
+                if pieces.align > 1:
+                    real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
+                self.rows[length, window], self.real[length, window] = rows, real
+                most_in_row[:, length] = np.maximum(most_in_row[:, length], most)
 
         for window in range(len(self)):
             counts = self._count(window)
@@ -103,8 +110,7 @@ class Layout:
                     self._surplus[window] = tuple(surplus)
                     self._packed.pop(window, None)
                     measure(window, self.packed(window))
-        self.most_segments = segments.max(axis=1).tolist()
-        self.most_continuations = continuations.max(axis=1).tolist()
+        self.most_segments, self.most_continuations = most_in_row.tolist()
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -119,9 +125,9 @@ class Layout:
         sums = np.empty(blocks, np.int64)
         chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
         for begin, end in itertools.pairwise([*chunks.tolist(), blocks]):
-            sizes = self.pieces.sizes(int(edges[begin]), int(edges[end]))
+            keys = self.pieces.keys(int(edges[begin]), int(edges[end]))
             within = edges[begin:end] - edges[begin]
-            sums[begin:end] = np.add.reduceat(sizes, within, dtype=np.int64)
+            sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
         strata = -(-blocks // number)
         bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
         place = np.empty(blocks, np.int64)
@@ -130,11 +136,11 @@ class Layout:
         )[:blocks]
         return place
 
-    def sizes(self, window: int) -> np.ndarray:
-        """The sizes of the pieces of a window."""
+    def keys(self, window: int) -> np.ndarray:
+        """The keys of the pieces of a window."""
         blocks = self._blocks[window]
         bounds = zip(self._edges[blocks].tolist(), self._edges[blocks + 1].tolist(), strict=True)
-        found = [self.pieces.sizes(begin, end) for begin, end in bounds]
+        found = [self.pieces.keys(begin, end) for begin, end in bounds]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def numbers(self, window: int) -> np.ndarray:
@@ -142,8 +148,12 @@ class Layout:
         begin, end = self._edges[self._blocks[window]], self._edges[self._blocks[window] + 1]
         return ranges(begin, end - begin)
 
+    def pieces_in(self, window: int) -> np.ndarray:
+        """The numbers of the pieces of a window that are in a row: int64."""
+        return self.numbers(window)[self.keys(window) > 0]
+
     def _count(self, window: int) -> np.ndarray:
-        return np.bincount(self.sizes(window), minlength=self.pieces.longest + 1)
+        return np.bincount(self.keys(window), minlength=len(self.pieces.table))
 
     def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
         """The packed histogram of a window; `counts` is the histogram, if known."""
@@ -173,10 +183,18 @@ def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
     >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
     [0, 2, 5, 0, 5]
     """
-    begins = np.ones(len(row), bool)  # whether each one is the first of its row
-    np.not_equal(row[1:], row[:-1], out=begins[1:])
     before = count.cumsum(axis=0) - count
-    return before - before[begins][begins.cumsum() - 1]
+    return before - before[row_starts(row)]
+
+
+def row_starts(row: np.ndarray) -> np.ndarray:
+    """The number of the first one in each one's row: int64, shaped as `row`; rows ascend.
+
+    >>> row_starts(np.array([0, 0, 0, 4, 4])).tolist()
+    [0, 0, 0, 3, 3]
+    """
+    in_row = np.bincount(row)
+    return (in_row.cumsum() - in_row)[row]
 
 
 def _cut_blocks(
@@ -199,93 +217,58 @@ def _cut_blocks(
     return edges, file, -(-count // window)
 
 
-class Slots:
-    """The slots of one length of a packed histogram, as arrays: rows → patterns → slots.
+def lay_out(
+    packed: Packed,
+    pieces: np.ndarray,
+    every: Pieces,
+    order_rows: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
+) -> "list[WindowRows]":
+    """The rows of each length in a window.
 
-    A slot is a place for one piece in a row. Row `r` is copy `r − row_start[p]` of its pattern `p`;
-    patterns ascend by their number of segments. The pieces of a window are sorted by size. The slot
-    of the first copy takes piece number `piece` in that order, the slot of the next copy the next
-    piece. With packing="fill", a slot may take a part of its piece, from position `begin` on. Both
-    parts of a piece have a slot; the last pieces of each size are those that are cut.
-
-    Attributes:
-        pattern: int32 [rows], the pattern of each row.
-        cost: for each pattern, the cost of attention in a row.
+    Args:
+        packed: the packed histogram of the window.
+        pieces: the numbers of its pieces in `every`, sorted by key, without those of key 0.
+        every: the pieces of the layout.
+        order_rows: called with the number of a length, and the number of segments and the first
+            piece of each of its rows, ascending by segments, it returns the rows in order.
     """
-
-    def __init__(
-        self,
-        rows: np.ndarray,
-        segments: np.ndarray,
-        piece: np.ndarray,
-        size: np.ndarray,
-        begin: np.ndarray | None,
-        pieces: Pieces,
-    ):
-        """`rows` and `segments` are for each pattern; `piece`, `size`, `begin`, for each slot."""
-        self._segments, self._piece, self._size, self._begin = segments, piece, size, begin
-        self._row_start, self._slot_start = (np.cumsum(n) - n for n in (rows, segments))
-        self._rows = rows
-        self.pattern = np.arange(len(rows), dtype=np.int32).repeat(rows)
-        self.cost = size
-        if len(size):
-            self.cost = np.add.reduceat(pieces.costs(size), self._slot_start)
-
-    def segments(self) -> np.ndarray:
-        """The number of segments of each row, ascending: int32 [rows]."""
-        return self._segments.astype(np.int32)[self.pattern]
-
-    def first_piece(self) -> np.ndarray:
-        """The piece in the first slot of every row."""
-        return ranges(self._piece[self._slot_start], self._rows)
-
-    def of_rows(
-        self, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """The number of slots of each of `rows`; the piece, size and begin of each slot."""
-        pattern = self.pattern[rows]
-        times = self._segments[pattern]
-        slot = ranges(self._slot_start[pattern], times)
-        copy = (rows - self._row_start[pattern]).repeat(times)
-        begin = None if self._begin is None else self._begin[slot]
-        return times, self._piece[slot] + copy, self._size[slot], begin
-
-
-def make_slots(packed: Packed, pieces: Pieces) -> list[Slots]:
-    """The slots of each length."""
-    every = [pattern for patterns in packed.patterns for pattern in patterns]
-    flat = itertools.chain.from_iterable(pattern.pieces for pattern in every)
-    size, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
-    entries = np.array([len(pattern.pieces) for pattern in every], np.int64)
-    rows = np.array([pattern.rows for pattern in every], np.int64)
-    segments = np.array([pattern.segments for pattern in every], np.int64)
+    patterns = [pattern for of_length in packed.patterns for pattern in of_length]
+    flat = itertools.chain.from_iterable(pattern.pieces for pattern in patterns)
+    key, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
+    entries = np.array([len(pattern.pieces) for pattern in patterns], np.int64)
+    rows = np.array([pattern.rows for pattern in patterns], np.int64)
+    segments = np.array([pattern.segments for pattern in patterns], np.int64)
+    # An entry, a key of a pattern, takes `times * rows` pieces from `first` on.
     of_entry = rows.repeat(entries)
-    # An entry takes `times * rows` pieces of its size, in the order of the entries.
-    order, used = size.argsort(kind="stable"), times * of_entry
-    first = np.empty(len(size), np.int64)
+    order, used = key.argsort(kind="stable"), times * of_entry
+    first = np.empty(len(key), np.int64)
     first[order] = used[order].cumsum() - used[order]
-    begin = None
+    parts = None
     if len(packed.cuts):
-        begin, size, first = _cut_entries(packed, size, used, first)
-        begin = begin.repeat(times)
+        parts, first = _cut_entries(packed, key, used, first)
+        parts = parts.repeat(times, axis=1)
+    # The piece of each segment of a pattern, in its first row; the next row takes the next piece.
     piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
-    size = size.repeat(times).astype(np.int32)
-    slot = segments.cumsum() - segments  # the first slot of each pattern
-    ends = np.cumsum([len(patterns) for patterns in packed.patterns])
+    start = segments.cumsum() - segments  # the first segment of each pattern
+    ends = np.cumsum([len(of_length) for of_length in packed.patterns])
     found = []
-    for low, high in itertools.pairwise([0, *ends.tolist()]):
-        by_segments = low + segments[low:high].argsort(kind="stable")
-        slots = ranges(slot[by_segments], segments[by_segments])
-        cut_at = None if begin is None else begin[slots]
-        of_length = rows[by_segments], segments[by_segments], piece[slots], size[slots], cut_at
-        found.append(Slots(*of_length, pieces))
+    for length, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        pattern = low + segments[low:high].argsort(kind="stable")
+        copy = ranges(0 * pattern, rows[pattern])  # the number of each row in its pattern
+        pattern = pattern.repeat(rows[pattern])
+        at = order_rows(length, segments[pattern], pieces[piece[start[pattern]] + copy])
+        pattern, copy = pattern[at], copy[at]
+        number = segments[pattern]
+        which = ranges(start[pattern], number)
+        taken = pieces[piece[which] + copy.repeat(number)]
+        found.append(WindowRows(number, taken, None if parts is None else parts[:, which], every))
     return found
 
 
 def _cut_entries(
     packed: Packed, size: np.ndarray, used: np.ndarray, first: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The begin, the size and the first piece of each entry, where some pieces are cut.
+) -> tuple[np.ndarray, np.ndarray]:
+    """The begin and the size of each entry, [2, entries], and its first piece, with packing="fill".
 
     In `size` and `first`, both parts of a piece count as pieces of sizes of their own; see `Cuts`.
     """
@@ -304,49 +287,43 @@ def _cut_entries(
     base[order] = counted[order].cumsum() - counted[order]
     base[sizes + 1 :: 2] = base[sizes::2]
     base -= number.cumsum() - number
-    return begins[size], lengths[size], first + base[size]
+    return np.stack([begins[size], lengths[size]]), first + base[size]
 
 
 class WindowRows:
     """The rows of a length in a window, in the order in which batches take them.
 
-    `order` has the numbers of the rows in `slots`; `pieces` has the numbers in `every` of the
-    window's pieces, sorted by size. With `flat`, for plans that take any number of rows at a time,
-    all slots are looked up at once.
+    Args:
+        times: the number of segments of each row.
+        pieces: the piece of each segment, row by row: numbers in `every`.
+        parts: int64 [2, segments], the first position of each segment in its piece, and the number
+            of its positions, if some pieces are cut to fill rows; None: segments are whole pieces.
+        every: the pieces of the layout.
+
+    Attributes:
+        costs: int64 [rows], the cost of attention in each row.
     """
 
     def __init__(
-        self, slots: Slots, order: np.ndarray, pieces: np.ndarray, every: Pieces, *, flat: bool
+        self, times: np.ndarray, pieces: np.ndarray, parts: np.ndarray | None, every: Pieces
     ):
-        self._slots, self._order, self._pieces = slots, order, pieces
-        self.costs = slots.cost[slots.pattern[order]]  # int64 [rows]
-        self._flat: tuple[Any, ...] | None = None
-        if flat:
-            times, *parts = self.take(0, len(order))
-            self._flat = np.append(0, times.cumsum()), times, *parts
-        if every.trees is not None and len(order):
-            times, pieces, sizes, _ = self.take(0, len(order))
-            costs = every.costs_of(pieces, sizes)
-            self.costs = np.add.reduceat(costs, times.cumsum() - times)
+        self._times, self._pieces, self._parts = times, pieces, parts
+        self._starts = np.append(0, times.cumsum())
+        self.costs = np.zeros(0, np.int64)
+        if len(times):
+            sizes = None if parts is None else parts[1, :, None]
+            self.costs = np.add.reduceat(every.costs(pieces, sizes), self._starts[:-1])
 
     def take(
         self, begin: int, end: int, order: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """The numbers of segments of the rows `begin` to `end`; their pieces, sizes and begins.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The numbers of segments of the rows `begin` to `end`; and their pieces and parts.
 
-        A segment begins at a position of its piece; None: all begin at 0, as nothing is cut.
         `order` selects from these rows, which are numbered from 0; None takes all in order.
         """
-        if self._flat is None:
-            rows = self._order[begin:end]
-            rows = rows if order is None else rows[order]
-            times, pieces, sizes, begins = self._slots.of_rows(rows)
-            return times, self._pieces[pieces], sizes, begins
-        starts, times, pieces, sizes, begins = self._flat
-        if order is None:
-            which: Any = slice(starts[begin], starts[end])
-            times = times[begin:end]
-        else:
-            times = times[begin:end][order]
-            which = ranges(starts[begin + order], times)
-        return times, pieces[which], sizes[which], None if begins is None else begins[which]
+        which: Any = slice(self._starts[begin], self._starts[end])
+        times = self._times[begin:end]
+        if order is not None:
+            times = times[order]
+            which = ranges(self._starts[begin:end][order], times)
+        return times, self._pieces[which], None if self._parts is None else self._parts[:, which]

@@ -14,12 +14,12 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 7
+VERSION = 8
 
 WINDOW = 1 << 22
 
@@ -46,8 +46,9 @@ def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str
     return {name: options[name] for name in names if name in options}
 
 
+# The fields of `Options`, for editors and type checkers; `Plan` describes them.
 class PackingOptions(TypedDict, total=False):
-    """Options of `Plan` that do not reorder examples, for editors and type checkers."""
+    """Options of `Plan` that do not reorder examples."""
 
     packing: Packing
     overflow: Overflow | None
@@ -56,23 +57,18 @@ class PackingOptions(TypedDict, total=False):
     align: int
 
 
-class OrderOptions(PackingOptions, total=False):
-    """Options of `Plan` that may change later."""
+class PlanOptions(PackingOptions, total=False):
+    """The options of `Plan`."""
 
     seed: int
     shuffle: bool
     tiers: int
     by: By
-
-
-class PlanOptions(OrderOptions, total=False):
-    """The options of `Plan`."""
-
     ending: Ending
 
 
-class Changes(OrderOptions, total=False):
-    """The options of `Plan` that `Plan.after` changes."""
+class Changes(PlanOptions, total=False):
+    """The options that `Plan.after` changes: all but `ending`."""
 
     buckets: Iterable[Bucket]
 
@@ -140,11 +136,17 @@ class Options:
         """Whether the buckets are for pairs."""
         return len(self.buckets[-1].lengths) == 2
 
+    def cut(self, lengths: np.ndarray, trees: np.ndarray | None = None) -> Pieces:
+        """The pieces of examples of these lengths; `trees` is as for `Pieces`."""
+        room = self.buckets[-1].lengths
+        return Pieces(lengths, room, self.overflow, trees=trees, align=self.align)
+
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""
+        names = [name for name in Changes.__annotations__ if name != "ending"]
+        names += ["weights", "lengths", "exclude"]
         for name in changes:
-            if name not in Changes.__annotations__:
-                names = [*Changes.__annotations__, "weights", "lengths", "exclude"]
+            if name not in names:
                 raise InvalidValue(
                     f"a plan has no option that can change {suggest_option(name, names)}"
                 )

@@ -25,11 +25,11 @@ class Purpose(enum.IntEnum):
 
     WINDOWS = 1  # the window of each block of pieces
     ORDER = 2  # the order of windows in an epoch
-    EXAMPLES = 3  # the piece in each slot
+    EXAMPLES = 3  # the pieces of each key
     ROWS = 4  # the rows of each batch
     BUCKETS = 5  # the bucket with which an epoch begins
     TIERS = 6  # the order of batches in a block of steps
-    GROUPS = 7  # rows that a plan takes one by one, or that complete a batch
+    GROUPS = 7  # rows that a plan takes one by one
 
 
 def random_key(seed: int, *names: object) -> int:
@@ -101,13 +101,13 @@ def deal(
     others have a few long ones. In batches of random rows, the mean length of a segment then varies
     more than in batches of random segments.
 
-    The `first` rows complete a batch that an earlier window began; they are an evenly spaced sample
-    of all. The others are divided by their number of segments into as many strata as a batch has
-    rows, and each batch gets one row of each stratum. The three quarters with the fewest segments
-    are one stratum: these rows differ less in segments than in the cost of attention, and if each
-    batch had one of the costliest, every batch would take as long as the slowest. Rows of a stratum
-    are dealt at random, except in the last strata: there the batch with the fewest segments so far
-    gets the row with the most.
+    The `first` rows complete a batch that an earlier window began, and the last ones are too few
+    for a batch: both are evenly spaced samples of all. The others are divided by their number of
+    segments into as many strata as a batch has rows, and each batch gets one row of each stratum.
+    The three quarters with the fewest segments are one stratum: these rows differ less in segments
+    than in the cost of attention, and if each batch had one of the costliest, every batch would
+    take as long as the slowest. Rows of a stratum are dealt at random, except in the last strata:
+    there the batch with the fewest segments so far gets the row with the most.
 
     `segments` has the number of segments of each row, ascending. If `rows_per_batch` is None, a
     plan takes any number of rows at a time: every `GROUP` rows then count as a batch, in random
@@ -120,36 +120,26 @@ def deal(
         bits = draw(Purpose.GROUPS, whole).reshape(-1, GROUP)
         order[:whole] = shuffle(order[:whole].reshape(-1, GROUP), bits).ravel()
         return order
-    if first := min(first, len(segments)):
-        edges = np.arange(first + 1) * len(segments) // first
-        within = (draw(Purpose.GROUPS, first) >> np.uint64(33)).astype(np.int64)
-        sample = edges[:-1] + (within * np.diff(edges) >> 31)
-        others = np.setdiff1d(np.arange(len(segments)), sample, assume_unique=True)
-        return np.concatenate([sample, others[deal(segments[others], rows_per_batch, draw)]])
-    rows = len(segments)
-    full = rows // rows_per_batch  # batches
-    evening = min(EVENING, rows_per_batch // 4)  # rows of each batch
-    bits = draw(Purpose.ROWS, rows + evening * full + 1)
-    if not full or rows_per_batch == 1 or segments[0] == segments[-1]:
-        return permutation(bits[:rows])
-    # Each stratum has a row for each full batch, and some have one more for the last batch: the row
-    # with number `spare` in it.
-    high, low = divmod(int(bits[-1]), 1 << 32)
-    edges = (np.arange(rows_per_batch + 1) * rows + high % rows_per_batch) // rows_per_batch
-    more, spare = np.diff(edges) - full, low % (full + 1)
-    numbers = np.arange(full)
-    numbers = np.stack([numbers, numbers + (numbers >= spare)])[more]
-    numbers += edges[:-1, None]
-    random = bits[: full * rows_per_batch].reshape(rows_per_batch, full)
+    first = min(first, len(segments))
+    last = (len(segments) - first) % rows_per_batch
+    bits, rows, samples = draw(Purpose.ROWS, len(segments)), np.arange(len(segments)), []
+    for own in (bits[:first], bits[len(bits) - last :]):
+        edges = np.arange(len(own) + 1) * len(rows) // max(len(own), 1)
+        within = (own >> np.uint64(33)).astype(np.int64)
+        places = edges[:-1] + (within * np.diff(edges) >> 31)
+        samples.append(shuffle(rows[places], own << np.uint64(32)))
+        rows = np.delete(rows, places)
+    strata = rows.reshape(rows_per_batch, -1)
+    bits = bits[first : len(bits) - last].reshape(strata.shape)
     most = 3 * rows_per_batch // 4
-    pool = shuffle(numbers[:most].ravel(), random[:most].ravel()).reshape(most, full)
-    dealt = np.concatenate([pool, shuffle(numbers[most:], random[most:])])
-    total = segments[dealt[: rows_per_batch - evening]].sum(axis=0)
-    last = dealt[rows_per_batch - evening :]
-    for row, tie in zip(last[::-1], bits[rows:-1].reshape(-1, full), strict=True):
-        row[sort_by_group(total, tie)] = np.sort(row)[::-1]
-        total += segments[row]
-    return np.concatenate([dealt.T.ravel(), edges[:-1][more > 0] + spare])
+    pool = shuffle(strata[:most].ravel(), bits[:most].ravel()).reshape(strata[:most].shape)
+    dealt = np.concatenate([pool, shuffle(strata[most:], bits[most:])])
+    even = max(rows_per_batch - EVENING, most)
+    total = segments[dealt[:even]].sum(axis=0)
+    for number in reversed(range(even, rows_per_batch)):
+        dealt[number, sort_by_group(total, bits[number])] = strata[number, ::-1]
+        total += segments[dealt[number]]
+    return np.concatenate([samples[0], dealt.T.ravel(), samples[1]])
 
 
 class Quota:

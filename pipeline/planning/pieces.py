@@ -5,6 +5,8 @@ rule, which decides the pieces of such examples and the positions that they lose
 """
 
 import functools
+import math
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,214 +19,238 @@ OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
 
 class Pieces:
-    """The pieces of some examples, in the order of the examples; each has a size, a whole number.
+    """The pieces of some examples, in the order of the examples; none is longer than `room`.
 
-    The size of a piece is its length; for pairs it is the number of a line in a table of lengths.
-    Later parts of split examples come after their first part. Sizes of examples are not copied.
+    Each piece has a *size*: its positions, for pairs on each side; and a *key*, a whole number.
+    Packing sees only keys: pieces with the same key take the same columns of a row. For one length,
+    the key is the number of units of `align` columns; for pairs, it is the number of a line in a
+    table of units. Key 0 is for pieces that are in no row: of examples with nothing to train on.
+
+    >>> pieces = Pieces(np.array([3, 10]), (4,), "split")
+    >>> pieces.keys(0, len(pieces)).tolist()
+    [3, 4, 4, 2]
+    >>> [part.tolist() for part in pieces.locate(np.arange(4))]
+    [[0, 1, 1, 1], [0, 0, 4, 8], [[3], [4], [4], [2]]]
+    >>> pieces = Pieces(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [5, 0]]), (8, 4), "drop")
+    >>> pieces.table.tolist(), pieces.keys(0, 5).tolist()
+    ([[0, 0], [3, 1], [2, 4]], [1, 0, 2, 1, 0])
+
+    Later parts of split examples come after their first part. Lengths of examples are not copied.
 
     Args:
-        stored: the size of each example.
-        overlong: int64, the examples that the longest bucket does not hold, ascending.
-        lost: positions of these examples that are in no piece.
-        clip: `(limit, replacement)`: first pieces of examples larger than `limit` have the size
-            `replacement`. None: sizes are unchanged.
-        later: int64 [3, n], the example, the first position and the size of each later piece.
-        longest: the largest size; computed if it is not given.
-        table: for pairs int64 [longest + 1, 2], inputs and targets of each size.
-        trees: as for `lengths.Corpus`, if some examples are groups, which are never cut.
+        lengths: the lengths of each example, `[n]`, for pairs `[n, 2]`.
+        room: the lengths of the longest bucket.
+        overflow: "split" makes several pieces of an overlong example and loses nothing (not for
+            pairs), "truncate" keeps its first positions, "drop" loses it, "error" raises an error.
+            Groups are never cut: for these, the first two raise an error, too.
+        trees: as for `lengths.Corpus`, if some examples are groups.
+        align: columns in a unit; the lengths of buckets are multiples of it.
+
+    Attributes:
+        overlong: int64, the overlong examples, ascending.
+        lost: positions of these that are in no piece.
+        table: the units of each key, int64 [keys, 1], for pairs [keys, 2]; ascending by the share
+            of a row.
+        align: as given.
+        max_position: the largest position of a piece in its example; -1 if there is none.
     """
 
     def __init__(
         self,
-        stored: np.ndarray,
-        overlong: np.ndarray = lengths_lib.NO_EXAMPLES,
-        lost: int = 0,
+        lengths: np.ndarray,
+        room: tuple[int, ...],
+        overflow: Overflow | None,
         *,
-        clip: tuple[int, int] | None = None,
-        later: np.ndarray | None = None,
-        table: np.ndarray | None = None,
-        longest: int | None = None,
         trees: np.ndarray | None = None,
+        align: int = 1,
     ):
-        self._stored, self.overlong, self.lost = stored, overlong, lost
-        self._clip, self.table, self.trees = clip, table, trees
-        self._later = np.zeros((3, 0), np.int64) if later is None else later
+        self._lengths, self.trees, self.align = lengths, trees, align
+        self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
+        self._drops = overflow == "drop"
+        self.overlong = lengths_lib.NO_EXAMPLES
+        self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
+        self.lost = 0
+        longest = lengths.max(axis=0, initial=0)
+        if np.any(longest > self._room):
+            self._set_overlong(room, overflow)
         # Later piece number `j`, of example `e`, is piece number `e + j + 1`.
-        self._later_pieces = self._later[0] + np.arange(self._later.shape[1]) + 1
-        if longest is None:
-            chunks = lengths_lib.chunks(stored)
-            longest = max((int(self._clipped(chunk).max()) for chunk in chunks), default=0)
-        self.longest = longest
-        first = self.longest if table is None else int(table.max())
+        self._later_pieces = self._later[0] + np.arange(self.num_later) + 1
+        self._numbers: np.ndarray | None = None  # for pairs, the key of each example
+        if lengths.ndim == 2:
+            sizes = self._first_sizes(0, len(lengths)).astype(np.int64)
+            self._numbers, self.table = _number(-(-sizes // align), room)
+            longest = sizes.max(initial=0)
+        else:
+            longest = min(int(longest), room[0])
+            if self._drops and len(self.overlong):
+                longest = max(int(sizes.max()) for _, sizes in self._chunks())
+            self.table = np.arange(-(-longest // align) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
-            sizes = self._clipped(stored)
+            sizes = self._first_sizes(0, len(lengths))
             paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
-            first = int(paths.max(initial=0))
+            longest = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
-        last = int((self._later[1] + self._later[2]).max(initial=0))
-        self.max_position = max(first, last) - 1
+        last = (self._later[1] + self._later[2]).max(initial=0)
+        self.max_position = max(int(longest), int(last)) - 1
 
-    def _clipped(self, sizes: np.ndarray) -> np.ndarray:
-        return (
-            sizes if self._clip is None else np.where(sizes > self._clip[0], self._clip[1], sizes)
-        )
+    def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
+        lengths, trees = self._lengths, self.trees
+        found = []
+        for first in range(0, len(lengths), lengths_lib.CHUNK):
+            chunk = lengths[first : first + lengths_lib.CHUNK]
+            over = chunk > room[0]
+            if lengths.ndim == 2:  # pairs with nothing to train on are not overlong
+                over = (chunk > self._room).any(axis=1) & (chunk[:, -1] > 0)
+            found.append(np.flatnonzero(over) + first)
+        self.overlong = overlong = np.concatenate(found)
+        if not len(overlong):
+            return
+        if overflow == "error":
+            raise _overlong_error(lengths, overlong, room)
+        if trees is not None and not self._drops and (trees[overlong, 1] > 0).any():
+            raise _overlong_group_error(lengths, overlong[trees[overlong, 1] > 0], room[0])
+        sizes = lengths[overlong].astype(np.int64)
+        if overflow != "split":
+            kept = np.minimum(sizes, room) * (not self._drops)
+            self.lost = int((sizes - kept).sum())
+            return
+        times = -(-sizes // room[0]) - 1
+        number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
+        start = number * room[0]
+        size = np.minimum(np.repeat(sizes, times) - start, room[0])
+        self._later = np.stack([np.repeat(overlong, times), start, size])
 
     def __len__(self) -> int:
-        return len(self._stored) + self.num_later
+        return len(self._lengths) + self.num_later
 
     @property
     def num_later(self) -> int:
         """The number of later pieces of split examples."""
-        return len(self._later_pieces)
+        return self._later.shape[1]
 
-    def sizes(self, begin: int, end: int) -> np.ndarray:
-        """The sizes of the pieces `begin` to `end`; may share memory with the examples' sizes."""
+    def _first_sizes(self, begin: int, end: int) -> np.ndarray:
+        """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
+
+        A size is 0 if the example is in no batch: if it is dropped, or a pair without targets.
+        """
+        sizes = self._lengths[begin:end]
+        first, last = self.overlong.searchsorted((begin, end)).tolist()
+        if first < last:
+            sizes = np.minimum(sizes, self._room)
+            if self._drops:
+                sizes[self.overlong[first:last] - begin] = 0
+        return sizes if sizes.ndim == 1 else np.where(sizes[:, -1:] > 0, sizes, 0)
+
+    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The keys and the sizes of the first pieces of all examples, chunk by chunk."""
+        for begin in range(0, len(self._lengths), lengths_lib.CHUNK):
+            end = begin + lengths_lib.CHUNK
+            yield self._first_keys(begin, end), self._first_sizes(begin, end)
+
+    def _first_keys(self, begin: int, end: int) -> np.ndarray:
+        """The keys of the first pieces of the examples `begin` to `end`."""
+        if self._numbers is not None:
+            return self._numbers[begin:end]
+        return self._units(self._first_sizes(begin, end))
+
+    def _units(self, sizes: np.ndarray) -> np.ndarray:
+        return sizes if self.align == 1 else -(-sizes.astype(np.int64) // self.align)
+
+    def keys(self, begin: int, end: int) -> np.ndarray:
+        """The keys of the pieces `begin` to `end`; may share memory with the examples' lengths."""
         first, last = self._later_pieces.searchsorted((begin, end)).tolist()
-        sizes = self._clipped(self._stored[begin - first : end - last])
+        keys = self._first_keys(begin - first, end - last)
         if first == last:
-            return sizes
+            return keys
         found = np.empty(end - begin, np.int64)
         is_later = np.zeros(end - begin, bool)
         is_later[self._later_pieces[first:last] - begin] = True
-        found[is_later], found[~is_later] = self._later[2, first:last], sizes
+        found[is_later], found[~is_later] = self._units(self._later[2, first:last]), keys
         return found
 
     def count(self) -> np.ndarray:
-        """The number of pieces of each size: int64 [longest + 1]; 0 for size 0, never packed."""
-        counts = np.zeros(self.longest + 1, np.int64)
+        """The number of pieces of each key: int64 [keys]; 0 for key 0, which is never packed."""
+        counts = np.zeros(len(self.table), np.int64)
         for begin in range(0, len(self), lengths_lib.CHUNK):
-            sizes = self.sizes(begin, min(begin + lengths_lib.CHUNK, len(self)))
-            counts += np.bincount(sizes, minlength=len(counts))
+            keys = self.keys(begin, min(begin + lengths_lib.CHUNK, len(self)))
+            counts += np.bincount(keys, minlength=len(counts))
         counts[0] = 0
         return counts
+
+    @functools.cached_property
+    def mean_positions(self) -> np.ndarray:
+        """The mean positions of pieces of each key, for pairs on both sides: float64 [keys]."""
+        total = np.zeros(len(self.table))
+        np.add.at(total, self._units(self._later[2]), self._later[2])
+        for keys, sizes in self._chunks():
+            positions = sizes.reshape(len(keys), self.table.shape[1]).sum(axis=1)
+            total += np.bincount(keys, positions, len(self.table))
+        return total / np.maximum(self.count(), 1)
+
+    @functools.cached_property
+    def most_continuations(self) -> np.ndarray | None:
+        """The most continuations of a piece of each key: int64 [keys], or None without groups."""
+        if self.trees is None:
+            return None
+        found = np.zeros(len(self.table), np.int64)
+        np.maximum.at(found, self._first_keys(0, len(self._lengths)), self.trees[:, 1])
+        return found
 
     def first_pieces(self, examples: np.ndarray) -> np.ndarray:
         """The number of the first piece of each of `examples`: int64."""
         return examples + self._later[0].searchsorted(examples)
 
-    def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
-        """The example and the first position of each of `pieces`."""
-        if not len(self._later_pieces):
-            return pieces, 0
+    def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int, np.ndarray]:
+        """The example, the first position and the size of each of `pieces`, which are in a row.
+
+        Sizes are int64 [len(pieces), 1], for pairs [len(pieces), 2].
+        """
+        if not self.num_later:
+            return pieces, 0, self._sizes_of(pieces)
         before = self._later_pieces.searchsorted(pieces, side="right")
         example, start = pieces - before, np.zeros(len(pieces), np.int64)
         later = np.flatnonzero(self._later_pieces[np.maximum(before, 1) - 1] == pieces)
-        number = before[later] - 1
-        example[later], start[later] = self._later[0, number], self._later[1, number]
-        return example, start
+        example[later], start[later], size = self._later[:, before[later] - 1]
+        sizes = self._sizes_of(example)
+        sizes[later, 0] = size
+        return example, start, sizes
 
-    def positions(self, sizes: np.ndarray) -> np.ndarray:
-        """The positions of pieces of some sizes: int64 [len(sizes), 1], for pairs [len, 2]."""
-        return sizes[:, None] if self.table is None else self.table[sizes]
+    def _sizes_of(self, examples: np.ndarray) -> np.ndarray:
+        """The sizes of the first pieces of `examples`, none of which is dropped."""
+        sizes = self._lengths[examples]
+        if len(self.overlong):
+            sizes = np.minimum(sizes, self._room)
+        return sizes.astype(np.int64).reshape(len(examples), self.table.shape[1])
 
-    def costs(self, sizes: np.ndarray) -> np.ndarray:
-        """The cost that pieces of some sizes add to the attention of a row: int64 [len(sizes)]."""
-        return (self.positions(sizes).astype(np.int64) ** 2).sum(axis=1)
+    def costs(self, pieces: np.ndarray, parts: np.ndarray | None = None) -> np.ndarray:
+        """The cost that `pieces` add to the attention of a row: int64 [len(pieces)].
 
-    def costs_of(self, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """As `costs`, for pieces by their numbers, if some examples are groups."""
-        assert self.trees is not None, "without groups, sizes say what pieces cost"
-        _, branches, costs = self.trees[self.locate(pieces)[0]].T
-        return np.where(branches > 0, costs, self.costs(sizes))
-
-    @functools.cached_property
-    def most_continuations(self) -> np.ndarray | None:
-        """The most continuations of a piece of each size: int64 [longest + 1], or None."""
+        `parts` has their sizes, if only parts of them are in the row.
+        """
+        examples, _, sizes = self.locate(pieces)
+        costs = ((sizes if parts is None else parts) ** 2).sum(axis=1)
         if self.trees is None:
-            return None
-        found = np.zeros(self.longest + 1, np.int64)
-        np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
-        return found
-
-    def positions_of(self, pieces: np.ndarray) -> np.ndarray:
-        """The positions of some pieces, by their numbers: int64 [len(pieces), 1 or 2]."""
-        examples, starts = self.locate(pieces)
-        sizes = self._clipped(self._stored[examples]).astype(np.int64)
-        if len(self._later_pieces):
-            later = np.flatnonzero(starts)
-            sizes[later] = self._later[2, self._later_pieces.searchsorted(pieces[later])]
-        return self.positions(sizes)
+            return costs
+        _, branches, of_groups = self.trees[examples].T
+        return np.where(branches > 0, of_groups, costs)
 
     def positions_per_example(self) -> np.ndarray:
         """The positions of each example that are in a piece: int64 [examples, 1 or 2]."""
-        found = self.positions(self._clipped(self._stored).astype(np.int64))
+        found = self._first_sizes(0, len(self._lengths)).astype(np.int64)
+        found = found.reshape(len(found), self.table.shape[1])
         np.add.at(found, self._later[0], self._later[2][:, None])
         return found
 
 
-def cut(
-    lengths: np.ndarray,
-    room: tuple[int, ...],
-    overflow: Overflow | None,
-    trees: np.ndarray | None = None,
-) -> Pieces:
-    """The pieces of all examples; no piece is longer than `room`.
-
-    >>> pieces = cut(np.array([3, 10]), (4,), "split")
-    >>> pieces.sizes(0, len(pieces)).tolist()
-    [3, 4, 4, 2]
-    >>> [part.tolist() for part in pieces.locate(np.arange(4))]
-    [[0, 1, 1, 1], [0, 0, 4, 8]]
-
-    "split" makes several pieces and loses nothing (not for pairs), "truncate" keeps the first
-    positions, "drop" loses the example, "error" raises an error. Groups (see `trees`) are never
-    cut: for these the first two raise an error, too.
-    """
-    if lengths.ndim == 2:
-        return _cut_pairs(lengths, room, overflow)
-    (limit,) = room
-    longest = int(lengths.max(initial=0))
-    if longest <= limit:
-        return Pieces(lengths, longest=longest, trees=trees)
-    found = [
-        np.flatnonzero(chunk > limit) + number * lengths_lib.CHUNK
-        for number, chunk in enumerate(lengths_lib.chunks(lengths))
-    ]
-    overlong = np.concatenate(found)
-    if overflow == "error":
-        raise _overlong_error(lengths, overlong, room)
-    if trees is not None and overflow != "drop" and (trees[overlong, 1] > 0).any():
-        raise _overlong_group_error(lengths, overlong[trees[overlong, 1] > 0], limit)
-    sizes = lengths[overlong].astype(np.int64)
-    if overflow != "split":
-        replacement = limit if overflow == "truncate" else 0
-        lost = int((sizes - replacement).sum())
-        return Pieces(lengths, overlong, lost, clip=(limit, replacement), trees=trees)
-    times = -(-sizes // limit) - 1
-    example = np.repeat(overlong, times)
-    number = np.arange(len(example)) - np.repeat(np.cumsum(times) - times, times) + 1
-    start = number * limit
-    later = np.stack([example, start, np.minimum(np.repeat(sizes, times) - start, limit)])
-    return Pieces(lengths, overlong, clip=(limit, limit), later=later, trees=trees)
-
-
-def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
-    """The pieces of pairs, one for each pair.
-
-    Sizes ascend by the share of a row of the longest bucket. Size 0 is for pairs with nothing to
-    train on: pairs without targets, and pairs that are dropped.
-
-    >>> pieces = _cut_pairs(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [5, 0]]), (8, 4), "drop")
-    >>> pieces.table.tolist(), pieces.sizes(0, 5).tolist()
-    ([[0, 0], [3, 1], [2, 4]], [1, 0, 2, 1, 0])
-    """
-    empty = lengths[:, 1] == 0
-    over = (lengths > room).any(axis=1) & ~empty
-    overlong = np.flatnonzero(over)
-    if len(overlong) and overflow == "error":
-        raise _overlong_error(lengths, overlong, room)
-    clipped = np.minimum(lengths, room).astype(np.int64)
-    if overflow == "drop":
-        clipped[over] = 0
-    lost = int((lengths[over] - clipped[over]).sum()) if len(overlong) else 0
-    clipped[empty] = 0
-    share = clipped[:, 0] * room[1] + clipped[:, 1] * room[0]
-    order = np.lexsort((clipped[:, 0], share))  # share and inputs determine the targets
-    ordered = np.pad(clipped[order], ((1, 0), (0, 0)))  # size 0 always exists
+def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each line of `units`, and the lines, which ascend by their share of a row."""
+    share = units @ (math.prod(room) // np.maximum(room, 1))
+    order = np.lexsort((*units.T[-2::-1], share))  # these determine the last side
+    ordered = np.pad(units[order], ((1, 0), (0, 0)))  # key 0 always exists
     new = (ordered[1:] != ordered[:-1]).any(axis=1)
-    numbers = np.empty(len(lengths), np.uint32)
+    numbers = np.empty(len(units), np.uint32)
     numbers[order] = np.cumsum(new)
-    return Pieces(numbers, overlong, lost, table=ordered[np.append(True, new)])
+    return numbers, ordered[np.append(True, new)]
 
 
 def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, ...]) -> ValueError:

@@ -2,14 +2,15 @@
 
 import functools
 import math
-import types
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
 
 from pipeline.errors import (
+    InvalidState,
     InvalidType,
     InvalidValue,
     OutOfRange,
@@ -19,11 +20,19 @@ from pipeline.errors import (
 )
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.growing import grows, require_past
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import AnyLengths, Exclude, as_corpora, select_corpora, take_first
+from pipeline.planning.lengths import (
+    AnyLengths,
+    Exclude,
+    Lengths,
+    as_corpora,
+    select_corpora,
+    take_first,
+)
 from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as_phases
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.stage import Stage, add_phases
+from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
 from pipeline.planning.table import describe, represent
 
@@ -115,9 +124,6 @@ class Plan:
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
-    # The sealed parts of each corpus that grows, by name; see `FollowedPlan`.
-    parts: Mapping[str, Any] = types.MappingProxyType({})
-
     def __init__(
         self,
         lengths: AnyLengths,
@@ -132,12 +138,12 @@ class Plan:
                 names = [*PLANNING, "lengths", "buckets"]
                 raise InvalidType(f"Plan() has no option {suggest_option(name, names)}")
         checked = Options(buckets=as_buckets(buckets), **options)
-        if weights is None:
-            self._set([Stage.begin(lengths, checked, None, exclude)])
-            return
-        (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
+        shares: Mapping[str, Fraction] | None = None
+        later: list[tuple[int, dict[str, Fraction]]] = []
+        if weights is not None:
+            (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
         first = Stage.begin(lengths, checked, shares, exclude)
-        self._set(add_phases([first], later, lengths))
+        self._set(_add_phases([first], later, lengths))
 
     def _set(self, stages: Iterable[Stage], first: int = 0, last: int | None = None) -> None:
         self.stages, self._first, self._last = tuple(stages), first, last
@@ -223,7 +229,7 @@ class Plan:
         if last.weights is not None and not following.changes:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
-        stages = add_phases([*past, following], phases, self.stages[-1].given)
+        stages = _add_phases([*past, following], phases, self.stages[-1].given)
         return self._from_stages(stages, self._first, self._last)
 
     @classmethod
@@ -265,11 +271,13 @@ class Plan:
     def next_block(self, step: int) -> int:
         """The first step from `step` on at which the plan can change; without tiers, `step`."""
         step = require_whole("step", step, 0)
-        block = self.last_stage(step).assembly.block(step)
+        block = self.last_stage(step).block(step)
         return step if block.start == step else block.stop
 
     def between(self, first: int, last: int | None = None) -> "Plan":
         """The same plan with only the steps from `first` to `last`, and their buckets."""
+        if self.follows:  # its last step is not known
+            return self
         first = max(require_index(first), self._first)
         last = _earliest(self._last, last, self.stages[-1].end)
         return self._from_stages(self.stages, first, last)
@@ -302,26 +310,95 @@ class Plan:
             if begin < end:
                 yield stage, begin, end
 
+    def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
+        """The streams of a corpus, by its number, of the stages that begin before a step."""
+        stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
+        every = [each.streams[corpus] for each in stages if corpus < len(each.members)]
+        return list(dict.fromkeys(every))  # some stages share one
+
+    # ---- corpora that grow
+
+    @functools.cached_property
+    def parts(self) -> dict[str, Any]:
+        """The sealed parts of each corpus that grows or has grown, by name."""
+        return {name: each for name, each in self.stages[0].members.items() if grows(each)}
+
     @property
     def follows(self) -> bool:
         """Whether some of the plan's corpora grow."""
         return bool(self.parts)
 
     def parts_of(self, step: int) -> dict[str, range]:
-        """The parts of each corpus that grows, from the start of a step's chapter to the step.
+        """The parts of each corpus that grows of which a step, or one before it, may have rows.
 
-        By name; parts are numbered from 0.
+        By name; parts are numbered from 0, from the beginning of the step's chapter. An empty range
+        stands for all parts of a finished corpus.
         """
-        return {}
+        if not self.follows:
+            return {}
+        stage, found = self.stage_at(step), dict.fromkeys(self.parts, range(0))
+        for stream, leg in zip(stage.streams, stage.schedule.taken(step + 1).legs, strict=True):
+            chapter = stream.chapter(leg)
+            if stream.parts is not None and not chapter.finished:
+                begin = chapter.begin.part
+                if chapter.has_rest:
+                    begin = stage.past[0]["places"][stream.name]["part"]
+                found[stream.name] = range(begin, chapter.end.part)
+        return found
 
     def may_wait(self, step: int) -> bool:
         """Whether a step may wait for parts that the step before it did not need."""
-        return False
+        if not self.follows:
+            return False
+        schedule = self.stage_at(step).schedule
+        return step in (schedule.start, schedule.mark(step).step) or (
+            schedule.grows(step) and step == schedule.interval_around(step).start
+        )
 
-    def streams_of(self, corpus: int) -> list[Stream]:
-        """The streams of a corpus, by its number, one after another; some stages share one."""
-        every = [stage.streams[corpus] for stage in self.stages if corpus < len(stage.streams)]
-        return list(dict.fromkeys(every))
+    def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Continues a plan of corpora that grow from entries, as `entries_at` returns them.
+
+        The plan then has only the steps from the last entry on; no earlier step is planned again.
+
+        Raises:
+            ValueError: a corpus is not the one of the state, or is shorter, or the plan has not
+                changed as that of the state.
+        """
+        for entry in entries:
+            for name, place in entry["places"].items():
+                if name in self.parts:
+                    require_past(self.parts[name], place["part"], place["digest"])
+                    require_past(self.parts[name], *place["last"])
+        stage: Stage | None = None
+        past: list[Mapping[str, Any]] = []
+        matched = self.match(entries)
+        if matched[-1][1].has_mark(entries[-1]["from"]):
+            return
+        for entry, declared in matched:
+            stage = declared.resume(entry, past, stage)
+            past.append(entry)
+        assert stage is not None, "there is an entry"
+        number = self.stages.index(matched[-1][1])
+        stages = [*self.stages[:number], stage]
+        for later in self.stages[number + 1 :]:
+            stages.append(later.follow(stages[-1]))
+        self._set(stages, entries[-1]["from"], self._last)
+
+    def match(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Stage]]:
+        """The stage of each of the entries that `entries_at` returns, of corpora that grow."""
+        number = self.stages.index(self.last_stage(entries[-1]["from"]))
+        found: list[tuple[Mapping[str, Any], Stage]] = []
+        for entry in reversed(entries):
+            if number < 0:
+                raise InvalidValue(
+                    f"the plan of the state changes after step {entry['from']:,}, and this one "
+                    "does not; make the same changes before you restore it"
+                )
+            found.append((entry, self.stages[number]))
+            while not self.stages[number].replans:
+                number -= 1
+            number -= 1
+        return found[::-1]
 
     # ---- the data state and the history of a run
 
@@ -346,9 +423,20 @@ class Plan:
             for number, stage in enumerate(self.stages)
         )
 
-    def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """The entries of a data state after `step` batches: of stages that begin before `step`."""
-        return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
+    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
+        """The entries of a data state after `step` batches: of stages that begin before `step`.
+
+        If corpora grow: of the stages from whose rest the rows of `step` are planned, and of the
+        stage of `step`, from the last mark on. For each corpus, "places" has the beginning of its
+        chapter and the end of the last window that began. "rows", "owed" and "windows" are what was
+        taken since, as in `schedule.Taken`.
+        """
+        if not self.follows:
+            return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
+        stage = self.stage_at(max(step - 1, self._first))
+        if step <= self._first:
+            return stage.entries_after(stage.schedule.marks[0], {})
+        return stage.entries_after(stage.schedule.mark(step - 1), stage.ends_at(step - 1))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -401,7 +489,18 @@ class Plan:
         return self.last_stage(step).schedule.epoch_of(step)
 
     def first_step(self, epoch: int) -> int:
-        """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""
+        """The first step of an epoch. If the plan ends, epoch 1 begins after its last step.
+
+        Raises:
+            RuntimeError: a corpus grows, and the epoch is not the first.
+        """
+        if self.follows and epoch == 0:
+            return 0
+        if self.follows:
+            raise InvalidState(
+                "the corpus grows, so its number of batches is not known yet; once it is finished, "
+                "open it without follow=True"
+            )
         begun = [stage.schedule.epoch_of(stage.start) for stage in self.stages]
         number = max(bisect_left(begun, epoch) - 1, 0)
         step = self.stages[number].schedule.first_step(epoch)
@@ -411,6 +510,7 @@ class Plan:
     def first_whole_epoch(self) -> int:
         """The first epoch that begins in the last stage."""
         stage = self.stages[-1]
+        self.first_step(int(self.follows))  # an error if it is not known
         epoch = stage.schedule.epoch_of(stage.start)
         return epoch + (self.first_step(epoch) < stage.start)
 
@@ -432,7 +532,7 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the corpora of the last stage, in order; `("",)` for one corpus."""
-        return tuple(stream.name for stream in self.stages[-1].streams)
+        return tuple(self.stages[-1].members)
 
     @property
     def num_examples(self) -> int:
@@ -442,7 +542,7 @@ class Plan:
     @functools.cached_property
     def trees(self) -> np.ndarray | None:
         """`trees` of all examples, as for `lengths.Corpus`, if some are groups; else None."""
-        every = [stream.lengths for stream in self.stages[-1].streams]
+        every = [each for each in self.stages[-1].members.values() if isinstance(each, Lengths)]
         if all(each.trees is None for each in every):
             return None
         lengths = [each.array.astype(np.int64) for each in every]
@@ -454,7 +554,7 @@ class Plan:
     @property
     def max_position(self) -> int:
         """The largest position in any batch, from 0; a position table needs one entry more."""
-        return max(stream.max_position for stage in self.stages for stream in stage.streams)
+        return max(stage.max_position for stage in self.stages)
 
     def batches(self, first: int, last: int) -> dict[Bucket, int]:
         """Batches of each bucket in the steps `first` to `last`."""
@@ -482,8 +582,11 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. After `between` with an end: in its steps.
+        and 1 for a bucket that only later steps have. After `between` with an end: in its steps. If
+        a corpus grows, 1 for each bucket, as the number is not known.
         """
+        if self.follows:
+            return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
         counts = self.batches(self._first, end if self._last is None else self._last)
@@ -495,8 +598,10 @@ class Plan:
 
         Of equal lengths, those with more rows come first.
         """
-        every = set(self.stages[0].options.buckets)
-        if self._first or self._last is not None or len(self.stages) > 1:
+        every = {bucket for stage in self.stages for bucket in stage.options.buckets}
+        if self.follows:
+            pass
+        elif self._first or self._last is not None or len(self.stages) > 1:
             every = self._used
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
@@ -515,7 +620,14 @@ class Plan:
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for found in (found for stream in stage.streams for found in stream.passes):
+            if stage.grows:  # one for each `align` columns
+                for bucket in stage.options.buckets:
+                    room = bucket.lengths[-1] // stage.options.align
+                    room = min(room, stage.options.max_segments or room)
+                    most[bucket] = max(most[bucket], room)
+                continue
+            for found in (leg.planned for stream in stage.streams for leg in stream.legs):
+                assert found is not None, "only streams that grow have windows"
                 numbers = getattr(found.layout, name)
                 for group, number in zip(stage.options.groups, numbers, strict=True):
                     most |= {bucket: max(most[bucket], number) for bucket in group}
@@ -550,10 +662,28 @@ class Plan:
         return int(sum(stream.whole.layout.cuts.sum() for stream in self.stages[-1].streams))
 
     def __repr__(self) -> str:
+        if self.follows:
+            return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
         return represent(self)
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def _add_phases(
+    stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
+) -> list[Stage]:
+    """Adds to `stages` a stage for each phase of weights, up to the end of the plan.
+
+    `given` are all corpora, with those that join at a phase.
+    """
+    for start, shares in phases:
+        last = stages[-1]
+        if last.end is not None and last.end <= start:
+            break
+        joined = select_corpora(given, shares) if len(shares) > len(last.members) else None
+        stages.append(last.change(start, lengths=joined, weights=shares))
+    return stages
 
 
 def check_first(step: int, first: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import count_before
+from pipeline.planning.layout import row_starts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,9 +40,14 @@ class PlannedBatch:
         return int(self.segments[:, 3:].sum())
 
     @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """The number of the first segment in each segment's row: int64 [n]."""
+        return row_starts(self.segments[:, 0])
+
+    @functools.cached_property
     def numbers(self) -> np.ndarray:
         """The number of each segment in its row, from 0: int64 [n]."""
-        return count_before(self.segments[:, 0], np.ones(len(self.segments), np.int64))
+        return np.arange(len(self.segments)) - self._starts
 
     @functools.cached_property
     def columns(self) -> np.ndarray:
@@ -53,7 +58,8 @@ class PlannedBatch:
         places = self.segments[:, 3] if self.segments.shape[1] == 4 else self.segments[:, 3:]
         if self.align > 1:
             places = -(-places // self.align) * self.align
-        return count_before(self.segments[:, 0], places)
+        before = places.cumsum(axis=0) - places
+        return before - before[self._starts]
 
     @property
     def epoch_of_segments(self) -> np.ndarray:

@@ -1,10 +1,13 @@
 """Schedules: the bucket of each step, and the rows it takes from each stream.
 
 A schedule is a list of intervals, made in order when their steps are needed. Shares are constant in
-an interval, so a quota gives any step without the steps before it. With one stream, a pass is one
+an interval, so a quota gives any step without the steps before it. With one stream, a leg is one
 interval of full batches, then one for each tail; the last batches may be short. With several
 streams, an interval ends where one of them ends the rest of an epoch. If a corpus grows, an
 interval ends before the first step that needs a further window.
+
+A mark is what was taken where a chapter of a stream ends. The intervals from a mark on depend on
+nothing before it, so a run resumes from a mark, and only intervals after a few marks are kept.
 
 An interval is a pure function of the rows taken before it, so any number of threads may make it.
 """
@@ -21,10 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.planning.growing import Chapter, Window
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
-from pipeline.planning.stream import Pass, Stream
+from pipeline.planning.stream import Stream
 from pipeline.planning.tails import count_batches
 
 # The epoch of a step is kept for this many steps, if the last of them has the same epoch.
@@ -36,6 +38,9 @@ UNIT, PACE = 1 << 64, 1 << 160
 # More rows than are ever taken.
 NEVER = 1 << 62
 
+# The marks whose intervals are kept: readers are in a few chapters at a time.
+RUNS = 8
+
 
 class Taken(NamedTuple):
     """The batches and rows taken before a step.
@@ -45,15 +50,14 @@ class Taken(NamedTuple):
         batches: int64 [buckets], the batches of each bucket.
         rows: int64 [lengths, streams], the rows of each stream.
         owed: for each length, the rows owed to each of several streams, times `UNIT`.
-        windows: for each stream that grows, the number of *available* windows, from which rows may
-            have been taken; 0 for other streams.
+        legs: for each stream, the number of the last leg of which rows may have been taken.
     """
 
     step: int
     batches: np.ndarray
     rows: np.ndarray
     owed: Sequence[Sequence[int]]
-    windows: Sequence[int]
+    legs: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Interval:
     """Consecutive steps with constant shares.
 
     Attributes:
-        begin: what was taken before it; the same windows are available to all its steps.
+        begin: what was taken before it; all its steps have the same `legs`.
         buckets: int64 [lengths], the number of the bucket of each length; at the end of a pass,
             that of a tail.
         rows_per_batch: int64 [lengths], the rows of these buckets.
@@ -129,7 +133,7 @@ class Interval:
                 ]
                 for of_length in zip(owed, self.shares, taken, strict=True)
             ]
-        return Taken(step, batches, rows, owed, self.begin.windows)
+        return Taken(step, batches, rows, owed, self.begin.legs)
 
 
 class Schedule:
@@ -139,14 +143,12 @@ class Schedule:
     of the epochs of all streams with a weight; a stream that gets a weight later counts its epochs
     from the epoch of that step.
 
-    If a corpus grows, the schedule ends with a chapter, whose last batches may be short.
-
     Attributes:
         start: the first step.
-        end: one past the last step; None if steps never end, or while their end is not known.
+        end: one past the last step; None if steps never end.
         offsets: for each stream, the number to add to its epochs for those of the plan; None if it
             has no weight.
-        ended: the number of the stream whose chapter ends the schedule, and what was taken by then.
+        marks: what was taken at the start and where chapters end, as far as it is known.
     """
 
     def __init__(
@@ -158,71 +160,64 @@ class Schedule:
         before: "Schedule | None" = None,
         *,
         taken: Taken | None = None,
-        until: int | None = None,
+        offsets: Sequence[int | None] | None = None,
     ):
         """`before` is the schedule of the steps before `start`.
 
-        `taken` is what was taken before `start`, if streams began earlier. The chapter of a single
-        corpus ends at step `until`, or at the end of the window of the step before it.
+        `taken` is what was taken before `start`, if streams began earlier; `offsets` are known if
+        `start` is a mark of such a schedule.
         """
-        self.start, self._streams, self._options, self._until = start, streams, options, until
+        self.start, self._streams, self._options = start, streams, options
         self._groups = options.groups
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # the first of each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
-        self._intervals: tuple[Interval, ...] = ()
-        # With one stream, what is taken before whole epochs; and the intervals of the latest pass.
-        self._before_epochs: Taken | None = None
-        self._intervals_of_pass: list[Interval] = []
+        self._runs: dict[int, tuple[Interval, ...]] = {}
+        self._intervals_of_epoch: list[Interval] = []  # of the latest whole epoch of one stream
         self.end: int | None = None
         self._latest_epoch = 0, range(0)  # and some steps in it
         self._around = range(0)
+        self._latest_edges: tuple[int, Any] = (-1, None)
         self.offsets: tuple[int | None, ...] = (0,)
-        # For each stream, the rows before whole epochs and in one of them, or NEVER if it grows and
-        # so is in its first epoch. Then the epoch of its first row, and the first whole epoch.
-        rows = np.zeros((len(self._groups), len(streams)), np.int64)
-        self._rest, self._whole = rows.copy(), np.full_like(rows, NEVER)
-        self._first_epochs = np.zeros((2, len(streams)), np.int64)
-        for number, stream in enumerate(streams):
-            if stream.passes:
-                self._rest[:, number], self._whole[:, number] = stream.starts[-1], stream.whole.rows
-                self._first_epochs[:, number] = stream.passes[0].first_epoch, stream.epoch
-        owed, windows = [[0] * len(streams) for _ in rows], [0] * len(streams)
-        if taken is not None and weights is not None:
-            joined = len(streams) - len(taken.windows)
+        number = len(streams)
+        if taken is None:
+            rows = np.zeros((len(self._groups), number), np.int64)
+            taken = Taken(start, 0 * self._rows, rows, [[0] * number for _ in rows], [0] * number)
+        else:
+            joined = number - len(taken.legs)
             rows = np.pad(taken.rows, ((0, 0), (0, joined)))
             owed = [[*each, *[0] * joined] for each in taken.owed]
-            windows = [*taken.windows, *[0] * joined]
-        self._begin = Taken(start, 0 * self._rows, rows, owed, windows)
-        self.ended = 0, self._begin
+            taken = Taken(start, 0 * self._rows, rows, owed, [*taken.legs, *[0] * joined])
         self._weights = [Fraction(1) if weights is None else weights[each.name] for each in streams]
-        self._growing = {
-            number: stream
-            for number, (stream, weight) in enumerate(zip(streams, self._weights, strict=True))
-            if weight and isinstance(stream, Chapter)
-        }
+        # A corpus that grows and has no weight has no rows, and so is owed none.
+        owes = [bool(w) or one.parts is None for w, one in zip(self._weights, streams, strict=True)]
+        owed = [[due * n for due, n in zip(each, owes, strict=True)] for each in taken.owed]
+        self.marks: tuple[Taken, ...] = (taken._replace(owed=owed),)
+        self._one = weights is None
         if weights is None:
-            if not self._growing:
-                batches = self._count_batches(self._rest[:, 0])
-                step = start + int(batches.sum())
-                self._before_epochs = Taken(step, batches, self._rest, owed, windows)
             return
-        nothing = (0,) * len(streams)
-        epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, nothing)
-        each = zip(self._weights, self._epochs_after(rows), strict=True)
-        self.offsets = tuple(
-            (epoch - begun if had is None else had) if weight else None
-            for (weight, begun), had in itertools.zip_longest(each, offsets)
-        )
+        if offsets is None:
+            offsets = self._find_offsets(before)
+        self.offsets = tuple(offsets)
         if options.ending == "stop":
             # A stream ends with its epoch in progress; one without any, with its first epoch.
-            stock = np.stack(
-                [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
-            )
+            whole = [each.leg(len(each.legs) - 1) for each in streams]
+            stock = np.stack([leg.start + leg.rows * (leg.epoch == 0) for leg in whole], axis=1)
             too_many = find_first(lambda at: bool((self.taken(at).rows > stock).any()), start)
             self.end = too_many - 1
 
-    # ---- one stream: intervals of each pass, and of each whole epoch
+    def _find_offsets(self, before: "Schedule | None") -> list[int | None]:
+        """`offsets`, where streams that had a weight before keep theirs."""
+        if before is None:
+            return [0 if weight else None for weight in self._weights]
+        begun = self._epochs_after(0, self.marks[0].rows)
+        epoch, offsets = before.epoch_of(self.start), before.offsets
+        each = itertools.zip_longest(self._weights, begun, offsets)
+        return [
+            (epoch - own if had is None else had) if weight else None for weight, own, had in each
+        ]
+
+    # ---- intervals
 
     def _count_batches(self, rows: np.ndarray) -> np.ndarray:
         """The batches of each bucket that hold `rows` of each length: int64 [buckets]."""
@@ -278,62 +273,92 @@ class Schedule:
                 yield interval
                 taken = interval.taken(end)
 
-    def _interval_of_pass(self, step: int) -> Interval:
-        """The interval of a step of the only stream."""
-        latest, before = self._intervals_of_pass, self._before_epochs
-        assert before is not None, "there is one stream"
+    # ---- one stream
+
+    def _interval_of_epoch(self, mark: Taken, step: int) -> Interval:
+        """The interval of a step of the only stream, whose whole epochs begin at a mark."""
+        latest = self._intervals_of_epoch
         if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            (stream,) = self._streams
-            whole = step >= before.step
-            found, begin = (stream.whole, before) if whole else (stream.passes[0], self._begin)
-            counts, rows = self._count_batches(found.rows), found.rows[:, None]
+            leg = self._streams[0].legs[mark.legs[0]]
+            counts, rows = self._count_batches(leg.rows), leg.rows[:, None]
             steps = int(counts.sum())
-            times = (step - begin.step) // steps  # passes that are over
-            begin = begin._replace(
-                step=begin.step + times * steps,
-                batches=begin.batches + times * counts,
-                rows=begin.rows + times * rows,
+            times = (step - mark.step) // steps  # epochs that are over
+            begin = mark._replace(
+                step=mark.step + times * steps,
+                batches=mark.batches + times * counts,
+                rows=mark.rows + times * rows,
             )
-            epoch = found.first_epoch + times
-            latest = [*self._cut(counts, begin, begin.rows + rows, found.repeats, epoch)]
-            self._intervals_of_pass = latest
+            epoch = leg.epoch + times
+            latest = [*self._cut(counts, begin, begin.rows + rows, True, epoch)]
+            self._intervals_of_epoch = latest
         return _at(latest, step)
+
+    def _continue_one(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
+        """The next intervals of the only stream; if there are none, a mark."""
+        (stream,), (number,) = self._streams, taken.legs
+        while True:
+            leg = stream.leg(number)
+            left = leg.end - taken.rows[:, 0]
+            counts = self._count_batches(left)
+            if not leg.ends:
+                full = 0 * counts
+                full[self._bucket_of] = left // self._rows[self._bucket_of]
+                # The last window is the last only if no parts follow.
+                if full.any() or not stream.leg(number + 1).repeats:
+                    counts = full
+            if counts.any():
+                names = (False, leg.epoch) if stream.parts is None else ("windows", taken.step)
+                begin = taken._replace(legs=[number])
+                return tuple(self._cut(counts, begin, leg.end[:, None], *names)), taken
+            number += 1
+            if leg.ends or stream.leg(number).repeats:
+                return (), taken._replace(legs=[number])
 
     # ---- several streams
 
-    def _find_shares(
-        self, taken: Taken, windows: Sequence[int]
-    ) -> tuple[list[list[int]], dict[int, np.ndarray]]:
-        """For each length, the rows of each stream in a unit of time; and where shares change.
+    def _find_shares(self, legs: Sequence[int]) -> list[list[int]]:
+        """For each length, the rows of each stream in a unit of time.
 
-        The weight of a stream gives the pace of its present pass, and the pace gives the rows of
-        each length. The present pass of a corpus that grows is the last of its available `windows`.
-        Shares change when a stream has taken the rows of a pass that does not repeat; these rows
-        are returned by the number of the stream.
+        The weight of a stream gives the pace of its leg, and the pace gives the rows of each
+        length.
         """
         shares: list[list[int]] = [[] for _ in self._groups]
-        waiting = {}
-        begun = np.all(taken.rows >= self._rest, axis=0).tolist()  # whole epochs
-        for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
-            found: Pass | Window
-            if isinstance(stream, Chapter):
-                found = stream.last(windows[number])
-            else:
-                found = stream.whole if begun[number] else stream.passes[0]
-                if weight and not begun[number]:
-                    waiting[number] = stream.starts[-1]
-            pace = self._unit * weight.numerator // (weight.denominator * found.size)
-            for of_length, count in zip(shares, found.rows.tolist(), strict=True):
+        for stream, weight, number in zip(self._streams, self._weights, legs, strict=True):
+            if not weight:
+                for of_length in shares:
+                    of_length.append(0)
+                continue
+            leg = stream.leg(number)
+            pace = self._unit * weight.numerator // (weight.denominator * leg.size)
+            for of_length, count in zip(shares, leg.rows.tolist(), strict=True):
                 of_length.append(pace * count)
-        return shares, waiting
+        return shares
 
-    def _interval_in_shares(self, taken: Taken) -> Interval:
-        """The interval in which the present passes of all streams continue.
+    def _continue_several(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
+        """The next intervals of several streams; if there are none, a mark."""
+        legs, waiting, growing = [*taken.legs], dict[int, np.ndarray](), list[int]()
+        for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
+            if not weight or (leg := stream.leg(legs[number])).repeats:
+                continue
+            if stream.parts is not None:
+                growing.append(number)
+            elif (taken.rows[:, number] >= leg.end).all():
+                legs[number] += 1
+            else:
+                waiting[number] = leg.end
+        taken = taken._replace(legs=legs)
+        if growing:
+            return self._intervals_in_hand(taken, growing)
+        return (self._interval_in_shares(taken, waiting),), taken
 
-        Rows owed to streams are carried over to the next interval: otherwise, a small share would
-        never have a row in short intervals.
+    def _interval_in_shares(self, taken: Taken, waiting: Mapping[int, np.ndarray]) -> Interval:
+        """The interval in which the legs of all streams continue.
+
+        It ends when a stream has taken its rows in `waiting`, which do not repeat. Rows owed to
+        streams are carried over to the next interval: otherwise, a small share would never have a
+        row in short intervals.
         """
-        shares, waiting = self._find_shares(taken, taken.windows)
+        shares = self._find_shares(taken.legs)
         in_batches = [
             [sum(each) // n for each, n in zip(of_rows, self._rows.tolist(), strict=True)]
             for of_rows in (shares, taken.owed)
@@ -350,18 +375,18 @@ class Schedule:
         )
         return dataclasses.replace(interval, end=_find_end(interval, waiting))
 
-    # ---- corpora that grow
-
-    def _run_out(self, taken: Taken, windows: Sequence[int]) -> tuple[int, list[list[int]]]:
-        """The stream that runs out of available rows first; and the rows due to all streams then.
+    def _run_out(
+        self, taken: Taken, legs: Sequence[int], growing: Sequence[int]
+    ) -> tuple[int, list[list[int]]]:
+        """The stream that runs out of rows of its leg first; and the rows due to all streams then.
 
         If several do, the first by name. The rows due are for each length, times `UNIT`.
         """
-        shares, _ = self._find_shares(taken, windows)
+        shares = self._find_shares(legs)
         left, times = {}, {}
-        for number, chapter in self._growing.items():
-            known = chapter.last(windows[number]).rows_after
-            left[number] = (known - taken.rows[:, number]).tolist()
+        for number in growing:
+            leg = self._streams[number].leg(legs[number])
+            left[number] = (leg.end - taken.rows[:, number]).tolist()
             each = zip(left[number], taken.owed, shares, strict=True)
             until = [
                 (count * UNIT - owed[number]) * self._unit // share[number]
@@ -380,32 +405,41 @@ class Schedule:
                     of_length[number] = count * UNIT
         return first, due
 
-    def _intervals_in_hand(self, taken: Taken) -> Iterator[Interval]:
-        """The intervals until a corpus that grows runs out of available rows.
+    def _intervals_in_hand(
+        self, taken: Taken, growing: Sequence[int]
+    ) -> tuple[tuple[Interval, ...], Taken]:
+        """The intervals until a corpus that grows runs out of the rows of its leg.
 
-        They have full batches. If the rows do not fill one, the corpus gains a window. At the end
-        of its chapter, they have its last rows, with rows due to other streams, and may be short.
+        They have full batches. If the rows do not fill one, the corpus goes on to its next leg. At
+        the end of its chapter, they have its last rows, with rows due to other streams, and may be
+        short.
         """
-        windows, per_batch = [*taken.windows], self._rows[self._bucket_of].tolist()
-        stops = self._until is not None and taken.step >= self._until
-        batches = 0 * self._rows
+        legs, per_batch = [*taken.legs], self._rows[self._bucket_of].tolist()
+        batches, flushes = 0 * self._rows, False
         while True:
-            first, due = self._run_out(taken, windows)
+            first, due = self._run_out(taken, legs, growing)
             rows = [[max(each, 0) for each in of_length] for of_length in due]
             sums = zip(map(sum, rows), per_batch, strict=True)
             batches[self._bucket_of] = [total // (UNIT * count) for total, count in sums]
-            if batches.any() or stops or self._growing[first].window(windows[first]) is None:
+            if batches.any():
                 break
-            windows[first] += 1
+            leg, stream = self._streams[first].leg(legs[first]), self._streams[first]
+            if flushes := leg.ends or stream.leg(legs[first] + 1).repeats:
+                break
+            legs[first] += 1
         most = np.full_like(taken.rows, NEVER)
-        if batches.any():
+        if not flushes:
             numbers = (batches[self._bucket_of] * per_batch).tolist()
             places = [_share_out(each, number) for each, number in zip(rows, numbers, strict=True)]
         else:
-            most[:, first] = self._growing[first].last(windows[first]).rows_after
+            most[:, first] = leg.end
             batches = self._count_batches(most[:, first] - taken.rows[:, first])
             if not batches.any():
-                self.ended = first, taken._replace(windows=windows)
+                legs[first] += 1
+                owed = [[*of_length] for of_length in taken.owed]
+                for of_length in owed:
+                    of_length[first] = 0
+                return (), taken._replace(legs=legs, owed=owed)
             places = [[each // UNIT for each in of_length] for of_length in rows]
             for of_length, count in zip(places, per_batch, strict=True):
                 of_length[first] += count - sum(of_length)  # places that stay empty
@@ -413,40 +447,48 @@ class Schedule:
             [end - had for end, had in zip(*each, strict=True)]
             for each in zip(due, taken.owed, strict=True)
         ]
-        before, quotas = taken._replace(windows=windows), [Quota(each) for each in places]
-        return self._cut(batches, before, most, "windows", taken.step, quotas=quotas, due=newly)
+        before, quotas = taken._replace(legs=legs), [Quota(each) for each in places]
+        intervals = self._cut(
+            batches, before, most, "windows", taken.step, quotas=quotas, due=newly
+        )
+        return tuple(intervals), taken
 
     # ---- all steps
 
-    def _reach(self, step: int) -> tuple[Interval, ...]:
-        """The intervals up to that of a step, or to the end of the chapter."""
-        intervals = self._intervals
-        while (end := intervals[-1].end if intervals else self.start) is not None and step >= end:
-            taken = intervals[-1].taken(end) if intervals else self._begin
-            if self._growing:
-                following = tuple(self._intervals_in_hand(taken))
-            else:
-                following = (self._interval_in_shares(taken),)
-            if not following:  # the chapter ends
-                self.end = taken.step
-                break
-            self._intervals = intervals = intervals + following
-        return intervals
-
-    def has(self, step: int) -> bool:
-        """Whether there is a step from `start` on; waits until that is known."""
-        if self._growing and self.end is None:
-            self._reach(step)
-        return self.end is None or step < self.end
+    def _reach(self, step: int) -> tuple[int, Interval]:
+        """The interval of a step, and the number of the last mark before it."""
+        number = bisect.bisect_right(self.marks, step, key=lambda mark: mark.step) - 1
+        extend = self._continue_one if self._one else self._continue_several
+        while True:
+            mark = self.marks[number]
+            if self._one and self._streams[0].leg(mark.legs[0]).repeats:
+                return number, self._interval_of_epoch(mark, step)
+            run = self._runs.pop(number, ())
+            while (end := run[-1].end if run else mark.step) is not None and step >= end:
+                more, following = extend(run[-1].taken(end) if run else mark)
+                if not more:
+                    break
+                run += more
+            self._runs[number] = run  # the latest one
+            for oldest in list(self._runs)[:-RUNS]:
+                self._runs.pop(oldest, None)
+            if end is None or step < end:
+                return number, _at(run, step)
+            number += 1
+            if number == len(marks := self.marks):
+                self.marks = (*marks, following)
 
     def _interval(self, step: int) -> Interval:
-        if self._before_epochs is not None:
-            return self._interval_of_pass(step)
-        return _at(self._reach(step), step)
+        return self._reach(step)[1]
+
+    def mark(self, step: int) -> Taken:
+        """The last mark before a step, which has been taken."""
+        number, _ = self._reach(step)  # which may add marks
+        return self.marks[number]
 
     def taken(self, step: int) -> Taken:
         """The batches and rows taken before a step."""
-        return self._begin if step == self.start else self._interval(step - 1).taken(step)
+        return self.marks[0] if step == self.start else self._interval(step - 1).taken(step)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
@@ -459,9 +501,9 @@ class Schedule:
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
 
-        While a corpus grows, all buckets, as later steps are not known.
+        If a corpus grows, all buckets, as later steps are not known.
         """
-        if self._growing:
+        if any(stream.parts is not None for stream in self._streams):
             return np.ones(len(self._rows), bool)
         last = self.end if last is None else last
         if last is not None:
@@ -470,8 +512,11 @@ class Schedule:
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
         found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
-        if self._before_epochs is not None and first < self._before_epochs.step:
-            found |= self._before_epochs.batches > self.taken(first).batches
+        if len(self._streams) == 1:
+            rest = self._streams[0].legs[-1].start
+            over = self.start + int(self._count_batches(rest).sum())
+            if first < over:
+                found |= self.taken(over).batches > self.taken(first).batches
         return found
 
     def epoch_of(self, step: int) -> int:
@@ -483,10 +528,20 @@ class Schedule:
         end = step + 1
         if interval.end is not None and not interval.shares:
             step, end = interval.start, interval.end
-        elif epoch == self._epoch_at(later := min(step + KEEPS, interval.end or step + KEEPS)):
-            end = later
+        else:
+            later = min(step + KEEPS, interval.end or step + KEEPS)
+            end = later if epoch == self._epoch_at(later, step) else end
         self._latest_epoch = epoch, range(step, end)
         return epoch
+
+    def grows(self, step: int) -> bool:
+        """Whether a step has rows of a corpus that still grows."""
+        legs = self.mark(step).legs
+        each = zip(self._streams, self._weights, legs, strict=True)
+        return any(
+            stream.parts is not None and weight and not stream.leg(leg).repeats
+            for stream, weight, leg in each
+        )
 
     def interval_around(self, step: int) -> range:
         """The steps of the interval of a step, within the schedule."""
@@ -499,7 +554,7 @@ class Schedule:
 
         While a corpus grows, those of the interval: rows of later steps may not be sealed yet.
         """
-        if self._growing:
+        if self.grows(step):
             return self.interval_around(step)
         around = self._around
         if step not in around:
@@ -508,21 +563,48 @@ class Schedule:
         return around
 
     def epochs(self, step: int) -> list[int]:
-        """The least epoch of each stream that is not over before a step."""
-        _, rows = self._interval(max(step - 1, self.start)).before(step)  # faster than `taken`
-        return self._epochs_after(rows)
+        """The least epoch of each stream that is not over before a step, as far as known then."""
+        return self._epochs_at(step, max(step - 1, self.start))
 
-    def _epochs_after(self, rows: np.ndarray) -> list[int]:
-        """The least epoch of each stream that is not over after some rows."""
-        times = (rows - self._rest) // np.maximum(self._whole, 1)
-        times = times.min(axis=0, initial=NEVER, where=self._whole > 0)
-        first, whole = self._first_epochs
-        return np.where((rows >= self._rest).all(axis=0), whole + times, first).tolist()
+    def _epochs_at(self, step: int, known: int) -> list[int]:
+        """The least epoch of each stream that is not over before a step, known from `known`."""
+        mark, interval = self._reach(known)
+        _, rows = interval.before(step)  # faster than `taken`
+        return self._epochs_after(mark, rows)
 
-    def _epoch_at(self, step: int) -> int:
-        if self.end is not None or self._growing:  # there is only one epoch
+    def _epochs_after(self, mark: int, rows: np.ndarray) -> list[int]:
+        """The least epoch of each stream that is not over after some rows, which follow a mark."""
+        if self._latest_edges[0] != mark:
+            self._latest_edges = mark, self._find_edges(mark)
+        rest, whole, first_epoch, whole_epoch = self._latest_edges[1]
+        times = (rows - rest) // np.maximum(whole, 1)
+        times = times.min(axis=0, initial=NEVER, where=whole > 0)
+        return np.where((rows >= rest).all(axis=0), whole_epoch + times, first_epoch).tolist()
+
+    def _find_edges(self, mark: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """For each stream, its rows before whole epochs and in one, from a mark on: [lengths, …].
+
+        Also the epoch of its first row, and its first whole epoch. Of a stream that grows, whole
+        epochs do not begin before another mark.
+        """
+        rest = np.full_like(self.marks[0].rows, NEVER)
+        whole, epochs = 0 * rest, np.zeros((2, rest.shape[1]), np.int64)
+        each = zip(self._streams, self._weights, self.marks[mark].legs, strict=True)
+        for number, (stream, weight, leg) in enumerate(each):
+            if stream.parts is not None and not weight:
+                continue
+            epochs[:, number] = stream.leg(0).epoch
+            if (last := stream.leg(leg) if stream.parts is not None else stream.legs[-1]).repeats:
+                rest[:, number], whole[:, number] = last.start, last.rows
+                epochs[1, number] = last.epoch
+        return rest, whole, epochs[0], epochs[1]
+
+    def _epoch_at(self, step: int, known: int | None = None) -> int:
+        """The epoch of a step, as far as is known from the interval of the step `known`."""
+        if self.end is not None:  # there is only one epoch
             return 0
-        pairs = zip(self.epochs(step), self.offsets, strict=True)
+        epochs = self._epochs_at(step, step if known is None else known)
+        pairs = zip(epochs, self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in pairs if offset is not None)
 
     def first_step(self, epoch: int) -> int:

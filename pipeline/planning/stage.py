@@ -1,26 +1,29 @@
 """Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
 
 from pipeline.errors import DoesNotFit, InvalidValue, counted
+from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
+from pipeline.planning.growing import APART, Place, grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
+    NO_EXAMPLES,
     Exclude,
     Lengths,
     as_corpora,
     select,
-    select_corpora,
     take_first,
 )
 from pipeline.planning.options import (
@@ -30,70 +33,148 @@ from pipeline.planning.options import (
     Options,
     as_phases,
 )
-from pipeline.planning.schedule import Schedule
+from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stream import Stream
 
-# The cache holds windows with this many pieces, and as many slots; more if needed at a time.
-CACHED = 1 << 22
+# The cache holds windows with this many pieces; more if needed at a time. If a corpus grows, it
+# holds fewer, as windows are smaller.
+CACHED, HELD = 1 << 22, 1 << 18
 
 # The data state lists up to this many examples that are left out; of more, it has a digest.
 MAX_NAMED = 32
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-    """The options, streams and schedule of a plan from a step on."""
+class Stage(Handles):
+    """The options of a plan from a step on, and the streams and the schedule that they give.
 
-    options: Options
-    streams: tuple[Stream, ...]  # one for each corpus, in order
-    schedule: Schedule
-    weights: Mapping[str, Fraction] | None  # the share of each of several corpora
-    given: Any  # the lengths or corpora of the plan, with corpora that have joined
-    # The changes of this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
-    # examples from here on) instead of `lengths`. In the first stage, all options.
-    changes: Mapping[str, Any]
+    A stage of finished corpora has its streams at once. A stage of corpora that grow has them when
+    one of its steps is needed, since what the stage before it leaves is not known earlier.
 
-    def __post_init__(self) -> None:
-        needed = sum(found.needs for stream in self.streams for found in stream.passes)
-        if not self.grows:
-            needed = max(needed, 2 * CACHED)  # chapters raise it themselves
-        cache = self.streams[0].cache  # shared by all stages of a plan
-        cache.capacity = max(cache.capacity, needed)
+    Attributes:
+        start: the first step.
+        options: the options.
+        weights: the share of each of several corpora, by name; None for one corpus.
+        given: the lengths or corpora of the plan, with corpora that have joined.
+        members: the lengths of each corpus by name, or the parts of one that grows.
+        firsts: the number of the first example of each corpus.
+        changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
+            (the number of examples from here on) instead of `lengths`. In the first stage, all
+            options.
+        replans: whether what the stage before it leaves of epochs is planned again.
+        number: the number of such stages before it, and with it.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        options: Options,
+        members: Mapping[str, Any],
+        weights: Mapping[str, Fraction] | None,
+        given: Any,
+        changes: Mapping[str, Any],
+        *,
+        before: "Stage | None" = None,
+        replan: bool = True,
+    ):
+        self.start, self.options, self.weights, self.given = start, options, weights, given
+        self.members, self.changes = members, changes
+        sizes = [0 if grows(each) else len(each) for each in members.values()]
+        self.grows = any(map(grows, members.values()))
+        self.firsts = [n * APART if self.grows else sum(sizes[:n]) for n in range(len(sizes))]
+        self._before, self.replans = before, replan
+        self._past: tuple[Mapping[str, Any], ...] | None = None
+        self.number: int = 0 if before is None else before.number + replan
+        self._made: tuple[tuple[Stream, ...], Schedule] | None = None
+        self._assembly: Assembly | None = None
+        self.__setstate__({})
+        if before is None or not self.grows:
+            self._make()
+
+    def _make(self) -> tuple[tuple[Stream, ...], Schedule]:
+        """The streams and the schedule; waits until the steps before `start` are known."""
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = self._plan()
+        return self._made
+
+    def _plan(self) -> tuple[tuple[Stream, ...], Schedule]:
+        taken, earlier = None, tuple[Stream, ...]()
+        before = self._before
+        if before is not None:
+            taken, earlier = before.schedule.taken(self.start), before.streams
+        streams = _make_streams(self, earlier, taken if self.replans else None)
+        schedule = Schedule(
+            self.start,
+            streams,
+            self.options,
+            self.weights,
+            None if before is None else before.schedule,
+            taken=None if self.replans else taken,
+        )
+        self._reserve(streams)
+        return streams, schedule
+
+    @staticmethod
+    def _reserve(streams: Sequence[Stream]) -> None:
+        """Gives the cache room for the windows of all passes."""
+        cache = streams[0].cache  # shared by all stages of a plan
+        passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
+        least = 0 if any(stream.parts for stream in streams) else CACHED
+        cache.capacity = max(cache.capacity, least, sum(each.needs for each in passes))
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """One for each corpus, in order; see `_make`."""
+        return self._make()[0]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The bucket and the rows of each step; see `_make`."""
+        return self._make()[1]
 
     @property
     def num_examples(self) -> int:
-        """Examples of all corpora, including those left out."""
-        return self.streams[-1].first + len(self.streams[-1].lengths)
+        """Examples of all corpora, including those left out; those of growing ones do not count."""
+        last = [*self.members.values()][-1]
+        return self.firsts[-1] + (0 if grows(last) else len(last))
 
     @property
     def excluded(self) -> np.ndarray:
         """The examples that are left out, numbered over all corpora: int64, ascending."""
-        return np.concatenate([each.lengths.excluded + each.first for each in self.streams])
-
-    @property
-    def start(self) -> int:
-        """The first step."""
-        return self.schedule.start
+        each = zip(self.members.values(), self.firsts, strict=True)
+        found = [one.excluded + first for one, first in each if isinstance(one, Lengths)]
+        return np.concatenate([NO_EXAMPLES, *found])
 
     @property
     def end(self) -> int | None:
         """One past the last step of the schedule; None if it never ends."""
-        return self.schedule.end
+        return None if self.grows else self.schedule.end
 
     @property
-    def grows(self) -> bool:
-        """Whether it has chapters of corpora that grow."""
-        return not all(stream.passes for stream in self.streams)
+    def max_position(self) -> int:
+        """The largest position in any row, from 0; where a corpus grows, an upper bound."""
+        if not self.grows:
+            return max(stream.max_position for stream in self.streams)
+        if self.options.overflow == "split":  # examples have no limit but that of int32
+            return (1 << 31) - 1
+        return max(max(bucket.lengths) for bucket in self.options.buckets) - 1
+
+    def has_mark(self, step: int) -> bool:
+        """Whether a step is known to be one at which a state may begin; it does not wait."""
+        return self._made is not None and step in [mark.step for mark in self.schedule.marks]
 
     @property
     def is_phase(self) -> bool:
         """Whether it has other weights than the stage before, and perhaps more corpora."""
         return {"weights"} <= {*self.changes} <= {"weights", "examples"}
 
-    @functools.cached_property
+    @property
     def assembly(self) -> Assembly:
         """The batches of each step."""
-        return Assembly(self.streams, self.schedule, self.options)
+        if (found := self._assembly) is None:
+            found = self._assembly = Assembly(self.streams, self.schedule, self.options)
+        return found
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -103,14 +184,22 @@ class Stage:
         del found["window"]  # each stream has its own
         if self.options.align == 1:  # it has no effect
             del found["align"]
+        own = self._identities()
         if self.weights is None:
             del found["by"], found["ending"]
-            return found | self.streams[0].identity
-        corpora = {
-            stream.name: {**stream.identity, "weight": f"{self.weights[stream.name]}"}
-            for stream in self.streams
-        }
+            return found | own[""]
+        corpora = {name: {**own[name], "weight": f"{self.weights[name]}"} for name in own}
         return found | {"corpora": corpora}
+
+    def _identities(self) -> dict[str, dict[str, Any]]:
+        """What the rows of each corpus depend on, by name. Where one grows, it never waits."""
+        if not self.grows:
+            return {stream.name: stream.identity for stream in self.streams}
+        window = options_of_streams(self.options, self.members).window
+        return {
+            name: {"window": window} | ({} if grows(each) else {"lengths": each.digest})
+            for name, each in self.members.items()
+        }
 
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:
@@ -127,6 +216,100 @@ class Stage:
             "changes": changes,
         }
 
+    # ---- the data state, while corpora grow
+
+    def ends_at(self, step: int) -> dict[str, Place]:
+        """The end of the last window that a step may have rows of, of each corpus that grows."""
+        _, _, rows, _, legs = self.schedule.taken(step + 1)
+        found = dict[str, Place]()
+        for number, (stream, leg) in enumerate(zip(self.streams, legs, strict=True)):
+            chapter, weight = stream.chapter(leg), self.weights is None or self.weights[stream.name]
+            begun = leg > chapter.number or (rows[:, number] > chapter.rows).any()
+            found[stream.name] = chapter.end if begun or weight else chapter.begin
+        return found
+
+    def entries_after(
+        self, taken: Taken, ends: Mapping[str, Place]
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Entries of a data state, from which the streams and what was taken can be made again.
+
+        `taken` is a mark, or what was taken before the next stage; `ends` is as of `ends_at`. A
+        stream whose chapter begins with the rest of an earlier stage needs the entry of that one.
+        """
+        rows, legs, places = taken.rows.copy(), [*taken.legs], dict[str, Any]()
+        for number, stream in enumerate(self.streams):
+            chapter = stream.chapter(legs[number])
+            rows[:, number] -= chapter.rows
+            place: dict[str, Any] = {"rest": True} if chapter.has_rest else {}
+            grew = grows(self.members[stream.name])
+            place |= {"epoch": stream.epoch} if stream.epoch > grew else {}
+            if grew:
+                end = ends.get(stream.name, chapter.begin)
+                place |= dataclasses.asdict(chapter.begin) | {"last": [end.part, end.digest]}
+            legs[number] -= chapter.number
+            places[stream.name] = place
+        entry = {name: value for name, value in self.entry.items() if name != "changes"}
+        entry |= {"from": taken.step, "places": places, "rows": rows.tolist()}
+        entry |= {"owed": [[*each] for each in taken.owed], "windows": legs}
+        if any(self.schedule.offsets):
+            entry["offsets"] = [*self.schedule.offsets]
+        rests = any("rest" in place for place in places.values())
+        return (*(self.past if rests else ()), entry)
+
+    @property
+    def past(self) -> tuple[Mapping[str, Any], ...]:
+        """The entries of the earlier stages whose rest its streams begin with."""
+        if self._past is None:
+            before = self._before
+            assert before is not None, "the first stage has no rest"
+            if self.replans:
+                ends = before.ends_at(self.start - 1) if self.start > before.schedule.start else {}
+                *others, last = before.entries_after(before.schedule.taken(self.start), ends)
+                self._past = (*others, {**last, "from": before.start})
+            else:
+                self._past = before.past
+        return self._past
+
+    def resume(
+        self, entry: Mapping[str, Any], past: "Sequence[Mapping[str, Any]]", before: "Stage | None"
+    ) -> "Stage":
+        """The stage as it was when `entry` was made of it, with the entries before it.
+
+        `before` is the earlier stage that the last of these entries is resumed to, if there is one.
+        """
+        resumed = copy.copy(self)
+        resumed._before, resumed._past, resumed._assembly = None, tuple(past), None
+        own, streams = options_of_streams(self.options, self.members), list[Stream]()
+        cache = before.streams[0].cache if before else WindowCache(HELD)
+        for number, (name, place) in enumerate(entry["places"].items()):
+            corpus = self.members[name]
+            if place.get("rest"):
+                assert before is not None, "an entry with a rest has another before it"
+                rows, leg = np.array(past[-1]["rows"], np.int64), past[-1]["windows"][number]
+                streams.append(before.streams[number].after(rows[:, number], leg, corpus, own))
+                continue
+            begin = Place.of(place) if grows(corpus) else None
+            epoch = place.get("epoch", int(grows(corpus)))
+            more: Any = {"name": name, "first": self.firsts[number], "number": self.number}
+            streams.append(Stream(corpus, own, cache, epoch=epoch, begin=begin, **more))
+        rows = np.array(entry["rows"], np.int64)
+        for stream, leg, taken_of in zip(streams, entry["windows"], rows.T, strict=True):
+            if leg or taken_of.any():
+                stream.leg(leg)  # its parts are sealed
+        taken = Taken(entry["from"], rows[:0, 0], rows, entry["owed"], entry["windows"])
+        made: Any = {"taken": taken, "offsets": entry.get("offsets")}
+        schedule = Schedule(entry["from"], streams, self.options, self.weights, **made)
+        resumed._made = tuple(streams), schedule
+        self._reserve(streams)
+        return resumed
+
+    def follow(self, before: "Stage") -> "Stage":
+        """The same stage after another one, whose steps are the same."""
+        later = copy.copy(self)
+        later._before, later._past = before, None
+        later._made, later._assembly = None, None
+        return later
+
     @classmethod
     def begin(
         cls,
@@ -136,16 +319,15 @@ class Stage:
         exclude: Exclude,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
-        check_options(options, several=weights is not None)
         given = {"": lengths} if weights is None else as_corpora(lengths)
-        members = {name: Lengths.of(given[name]) for name in weights or given}
+        found = {name: given[name] for name in weights or given}
+        growing = any(map(grows, found.values()))
+        check_options(options, several=weights is not None, growing=growing)
+        members = {n: each if grows(each) else Lengths.of(each) for n, each in found.items()}
         changes = options_as_json(options, weights)
-        count = sum(map(len, members.values()))
-        excluded = select(exclude, take_first(lengths, count), count)
+        excluded = _select(exclude, lengths, members)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
-        streams = _make_streams(members, options, excluded)
-        schedule = Schedule(0, streams, options, weights)
-        return cls(options, streams, schedule, weights, lengths, changes)
+        return cls(0, options, _exclude(members, excluded), weights, lengths, changes)
 
     def change(
         self,
@@ -158,42 +340,47 @@ class Stage:
     ) -> "Stage":
         """The stage that takes over at `step`; arguments and errors as for `Plan.after`."""
         options = self.options.change(**changes)
-        block = self.assembly.block(step)
+        block = self.block(step)
         if block.start != step:
             raise InvalidValue(
                 f"step is {step:,}, in the middle of the steps {block.start:,} to "
                 f"{block.stop - 1:,}, whose rows are dealt together (tiers="
                 f"{self.options.tiers}); change the plan at step {block.stop:,}"
             )
-        check_options(options, several=self.weights is not None)
-        given = self.given if lengths is None else lengths
-        members = {stream.name: stream.lengths for stream in self.streams}
+        check_options(options, several=self.weights is not None, growing=self.grows)
+        given, members = self.given if lengths is None else lengths, self.members
+        if lengths is not None and self.grows:
+            raise InvalidValue(
+                "lengths cannot be given while a corpus grows, which gains examples by itself"
+            )
         if lengths is not None:
             members = self._extend(lengths, weights)
         shares = self.weights if weights is None else _as_shares(weights, members)
-        count = sum(map(len, members.values()))
-        more = select(exclude, take_first(given, count), count)
-        more = np.setdiff1d(more, self.excluded)
+        more = np.setdiff1d(_select(exclude, given, members), self.excluded)
         new = options.as_json(changes)
         new |= {"exclude": more.tolist()} if len(more) else {}
         # If only weights and corpora are new, the present streams continue.
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
-        new |= {"examples": count} if count > self.num_examples else {}
-        taken = self.schedule.taken(step)
-        rows = taken.rows if replan else None
-        streams = _make_streams(members, options, more, self.streams, rows)
-        goes_on = None if replan else taken
-        schedule = Schedule(step, streams, options, shares, self.schedule, taken=goes_on)
-        return Stage(options, streams, schedule, shares, given, new)
+        count = sum(len(each) for each in members.values() if not grows(each))
+        new |= {"examples": count} if not self.grows and count > self.num_examples else {}
+        members = _exclude(members, more)
+        return Stage(step, options, members, shares, given, new, before=self, replan=replan)
 
-    def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
+    def block(self, step: int) -> range:
+        """The steps around a step between which the plan cannot change."""
+        if not self.grows:
+            return self.assembly.block(step)
+        first = step // self.options.tiers * self.options.tiers
+        return range(first, first + self.options.tiers)  # blocks end there, and wherever parts say
+
+    def _extend(self, given: Any, weights: Any) -> dict[str, Any]:
         """The lengths of all corpora, with new examples (of one corpus) or new corpora."""
         if self.weights is None:
-            return {"": self.streams[0].lengths.extend(given)}
+            return {"": self.members[""].extend(given)}
         if weights is None:
             raise InvalidValue("lengths are given without weights; give a weight for each corpus")
-        every, present = as_corpora(given), {each.name: each.lengths for each in self.streams}
+        every, present = as_corpora(given), self.members
         if list(every)[: len(present)] != [*present]:
             raise InvalidValue(
                 f"the corpora are {', '.join(every)}, and the plan has {', '.join(present)}; put "
@@ -208,20 +395,28 @@ class Stage:
         return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
 
 
-def add_phases(
-    stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
-) -> list[Stage]:
-    """Adds to `stages` a stage for each phase of weights, up to the end of the plan.
+def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndarray:
+    """The examples to leave out, numbered over all corpora; none where a corpus grows."""
+    if any(map(grows, members.values())):
+        if callable(exclude) or np.size(np.asarray(exclude)):
+            raise InvalidValue(
+                "exclude cannot be given while a corpus grows; corpus.split() holds out a share"
+            )
+        return NO_EXAMPLES
+    count = sum(map(len, members.values()))
+    return select(exclude, take_first(given, count), count)
 
-    `given` are all corpora, with those that join at a phase.
-    """
-    for start, shares in phases:
-        last = stages[-1]
-        if last.end is not None and last.end <= start:
-            break
-        joined = select_corpora(given, shares) if len(shares) > len(last.streams) else None
-        stages.append(last.change(start, lengths=joined, weights=shares))
-    return stages
+
+def _exclude(members: Mapping[str, Any], excluded: np.ndarray) -> dict[str, Any]:
+    """The corpora without some examples, which are numbered over all corpora."""
+    first, found = 0, {}
+    for name, lengths in members.items():
+        found[name] = lengths
+        if not grows(lengths):
+            mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
+            found[name] = lengths.exclude(mine)
+            first += len(lengths)
+    return found
 
 
 @contextlib.contextmanager
@@ -238,47 +433,39 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @_no_garbage_collection()
 def _make_streams(
-    members: Mapping[str, Lengths],
-    options: Options,
-    excluded: np.ndarray,
-    before: Sequence[Stream] = (),
-    rows: np.ndarray | None = None,
+    stage: Stage, before: Sequence[Stream], taken: Taken | None
 ) -> tuple[Stream, ...]:
-    """The stream of each corpus.
+    """The stream of each corpus of a stage.
 
     Args:
-        members: the lengths of each corpus.
-        options: the options of the plan.
-        excluded: the examples to leave out in addition, numbered over all corpora.
+        stage: the stage.
         before: the streams of the first corpora, which continue.
-        rows: int64 [lengths, streams], the rows taken from `before`, to plan the rest of their
-            epochs again; None: these streams do not change.
+        taken: what was taken from `before`, to plan the rest of their epochs again; None: these
+            streams do not change.
     """
-    own = options_of_streams(options, members)
-    cache = before[0].cache if before else WindowCache(CACHED)
+    own = options_of_streams(stage.options, stage.members)
+    cache = before[0].cache if before else WindowCache(HELD if stage.grows else CACHED)
     streams: list[Stream] = []
-    first = 0
-    for number, (name, lengths) in enumerate(members.items()):
-        mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
+    for number, (name, corpus) in enumerate(stage.members.items()):
         try:
             if number >= len(before):
-                without = lengths.exclude(mine)
-                stream = Stream(without, own, cache, name=name, first=first)
-            elif rows is None:
+                epoch, first = int(grows(corpus)), stage.firsts[number]
+                stream = Stream(corpus, own, cache, name=name, first=first, epoch=epoch)
+            elif taken is None:
                 stream = before[number]
             else:
-                stream = before[number].after(rows[:, number], lengths.exclude(mine), own)
+                rows, leg = taken.rows[:, number], taken.legs[number]
+                stream = before[number].after(rows, leg, corpus, own)
         except ValueError as error:
             raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         except MemoryError as error:
-            positions = int(lengths.array.sum(dtype=np.int64))
+            positions = int(corpus.array.sum(dtype=np.int64))
             raise DoesNotFit(
-                f"planning {counted(len(lengths), 'example')} of {positions:,} positions takes "
+                f"planning {counted(len(corpus), 'example')} of {positions:,} positions takes "
                 "more memory than there is; give longer buckets, so that fewer pieces are made of "
                 "long examples, or overflow='truncate' or 'drop'"
             ) from error
         streams.append(stream)
-        first += len(lengths)
     return tuple(streams)
 
 
@@ -291,20 +478,40 @@ def options_of_streams(options: Options, names: Collection[str]) -> Options:
     return dataclasses.replace(options, window=window, buckets=buckets)
 
 
-def check_options(options: Options, *, several: bool) -> None:
-    """Raises an error for options that a plan of one corpus, or of several, does not have."""
+def check_options(options: Options, *, several: bool, growing: bool) -> None:
+    """Raises an error for options that a plan of one corpus, of several or growing ones lacks."""
     if several and len(options.groups) < len(options.buckets):
         raise InvalidValue(
             f"buckets are {', '.join(map(str, options.buckets))}; a second one of a length is for "
             "the last batches of an epoch, which a plan with weights does not have; give one "
             "bucket of each length"
         )
+    if growing:
+        _check_growing(options)
     if several:
         return
     if options.ending != "repeat" or options.by != "tokens":
         raise InvalidValue(
             f"ending={options.ending!r} and by={options.by!r} are for several corpora; give "
             "weights= as well"
+        )
+
+
+def _check_growing(options: Options) -> None:
+    if options.packing == "optimal":
+        raise InvalidValue(
+            "packing is 'optimal', which needs all lengths, and the corpus still grows; use "
+            "'best_fit', or open the corpus without follow=True once it is finished"
+        )
+    if options.overflow == "error":
+        raise InvalidValue(
+            "overflow is 'error', and the longest example of a corpus that grows is not known yet; "
+            "give overflow='split' (for pairs 'truncate') or 'drop'"
+        )
+    if options.by != "tokens" or options.ending != "repeat":
+        raise InvalidValue(
+            f"by is {options.by!r} and ending is {options.ending!r}; where a corpus grows, weights "
+            "are shares of tokens (by='tokens'), and corpora repeat (ending='repeat')"
         )
 
 

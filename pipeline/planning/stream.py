@@ -1,25 +1,29 @@
 """Streams: a stream is one corpus under given options, as endless rows of each length.
 
-A stream is a list of passes. A pass takes the rows of a layout window by window, in a seeded order:
-once for the rest of an epoch after options change, or repeatedly for whole epochs.
+A stream is a list of legs. A leg takes the rows of a pass: once for the rest of epochs in progress
+after options change, once for each window of a corpus that grows, and for ever for whole epochs,
+which are the last leg. A pass takes the rows of a layout window by window, in a seeded order.
 
 Here, `length` is the number of a length, whose bucket and tails take the same rows.
 """
 
+import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.alignment import Alignment
+from pipeline.fs.fork import Handles
+from pipeline.planning import growing
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.layout import Layout, Slots, WindowRows, make_slots
+from pipeline.planning.growing import Parts, Place, cut_parts, find_window
+from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -34,7 +38,6 @@ from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
     as_spans,
-    cut,
     file_runs,
     merge_spans,
     trainable_positions,
@@ -68,10 +71,9 @@ class Rows:
 
         `order` has numbers of rows, from 0; None takes all.
         """
-        times, pieces, sizes, begins = self.in_window.take(self.begin, self.end, order)
-        starts, positions = 0 if begins is None else begins, self.of_pass.layout.pieces.positions
-        spans = self.of_pass.as_spans(self.epoch, pieces, starts, positions(sizes))
-        spans[:, 1] += self.of_pass.first
+        times, pieces, parts = self.in_window.take(self.begin, self.end, order)
+        spans = self.of_pass.as_spans(self.epoch, pieces, parts)
+        spans[:, 1] += self.of_pass.of_plan
         return times, spans
 
 
@@ -80,9 +82,9 @@ class Pass:
 
     Attributes:
         layout: the windows and their rows.
-        first_epoch: the epoch of its first rows.
         spans: the spans that the pieces are cut from, as for `merge_spans`; None: whole examples.
-        first: the number in the plan of the first of these examples.
+        first: the number in the corpus of the first of these examples.
+        of_plan: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one repetition.
         size: the tokens, examples or positions with loss in these rows, by the unit of weights.
@@ -99,7 +101,7 @@ class Pass:
         spans: np.ndarray | None = None,
         chapter: tuple[np.ndarray, bool] | None = None,
     ):
-        """`names` select its random bits; `first` is its first example in the stream.
+        """`names` select its random bits; `first` is its first example in the corpus.
 
         `buckets` are those that may have rows, by default all; `chapter` is as for `Layout`.
         """
@@ -117,13 +119,12 @@ class Pass:
             files=files,
             chapter=chapter,
         )
-        self.spans, self.first = spans, stream.first + first
+        self.spans, self.first, self.of_plan = spans, first, stream.first
         self.repeats = spans is None and chapter is None
-        self.first_epoch = stream.epoch if spans is None else int(spans[:, 0].min())
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
-        self.rows, self.size = layout.rows.sum(axis=1), int(layout.real.sum())
+        self.rows, self.size = layout.rows.sum(axis=1), round(layout.real.sum())
         if options.by == "examples":
             self.size = int(layout.counts[1:].sum()) - pieces.num_later
         elif options.by == "loss":
@@ -136,14 +137,14 @@ class Pass:
     @functools.cached_property
     def needs(self) -> int:
         """The cache capacity, in pieces, with which no window is made twice in an epoch."""
-        _, edges = self.order(self.first_epoch)
+        _, edges = self.order(0)
         edges = edges[edges[:, -1] > 0]
         share = edges / edges[:, -1:]
         begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
         begun = np.searchsorted(np.sort(begins), ends, side="left")
         live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
-        # The windows that batches take rows from at a time, the next and the last; all with slots.
-        return 2 * (live + 2) * self.layout.most_pieces
+        # The windows that batches take rows from at a time, the next and the last.
+        return (live + 2) * self.layout.most_pieces
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows in their order in an epoch, and the rows of each length before each one.
@@ -189,31 +190,26 @@ class Pass:
         """The value that `_window` caches."""
         windows, edges = self.order(epoch)
         window, layout = int(windows[place]), self.layout
-        every: list[Slots] = self._cache.get(
-            (layout, window),
-            layout.most_pieces,
-            lambda: make_slots(layout.packed(window), layout.pieces),
-        )
         draw = functools.partial(self._bits, epoch=epoch, window=window)
-        sizes = layout.sizes(window)
-        bits = draw(Purpose.EXAMPLES, len(sizes)) if self._shuffle else None
-        pieces = sort_by_group(sizes, bits)
-        pieces = pieces[np.count_nonzero(sizes == 0) :]  # pieces of size 0 are in no batch
+        keys = layout.keys(window)
+        bits = draw(Purpose.EXAMPLES, len(keys)) if self._shuffle else None
+        pieces = sort_by_group(keys, bits)
+        pieces = pieces[np.count_nonzero(keys == 0) :]  # pieces of key 0 are in no batch
         if len(layout) > 1:
             pieces = layout.numbers(window)[pieces]
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
-        filled = []
-        for length, (slots, rows) in enumerate(zip(every, self._rows_per_batch, strict=True)):
+
+        def order_rows(length: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
             if not self._shuffle:
-                order = sort_by_group(pieces[slots.first_piece()], None)
-            else:
-                before = int(edges[length, place] + layout.rows_before[length])
-                missing = -before % rows  # in a batch that has begun
-                of_length = functools.partial(draw, bucket=length)
-                order = deal(slots.segments(), None if self._by_row else rows, of_length, missing)
-            filled.append(WindowRows(slots, order, pieces, layout.pieces, flat=self._by_row))
-        return filled
+                return sort_by_group(first_pieces, None)
+            rows = self._rows_per_batch[length]
+            before = int(edges[length, place] + layout.rows_before[length])
+            missing = -before % rows  # in a batch that has begun
+            of_length = functools.partial(draw, bucket=length)
+            return deal(segments, None if self._by_row else rows, of_length, missing)
+
+        return lay_out(layout.packed(window), pieces, layout.pieces, order_rows)
 
     def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each length.
@@ -225,36 +221,32 @@ class Pass:
         has_rows = ends > begins
         untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
         over = (~has_rows | (rows_before[:, None] >= ends)).all(axis=0)
-        found, parts = [NO_EXAMPLES], [np.zeros((3, 0), np.int64)]
+        found, spans = [NO_EXAMPLES], list[np.ndarray]()
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
-                window = int(windows[place])
-                found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
+                found.append(self.layout.pieces_in(int(windows[place])))
                 continue
             for length, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 rows = len(filled.costs)
                 first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
-                _, pieces, sizes, cut_at = filled.take(first, rows)
-                if cut_at is not None:
-                    is_part = sizes != self.layout.pieces.positions_of(pieces)[:, 0]
-                    parts.append(np.stack([pieces, cut_at, sizes])[:, is_part])
+                _, pieces, parts = filled.take(first, rows)
+                if parts is not None:
+                    is_part = parts[1] != self.layout.pieces.locate(pieces)[2][:, 0]
+                    spans.append(self.as_spans(epoch, pieces[is_part], parts[:, is_part]))
                     pieces = pieces[~is_part]
                 found.append(pieces)
-        pieces = np.sort(np.concatenate(found))
-        whole = self.as_spans(epoch, pieces, 0, self.layout.pieces.positions_of(pieces))
-        pieces, cut_at, sizes = np.concatenate(parts, axis=1)
-        if not len(pieces):
-            return whole
-        return np.concatenate([whole, self.as_spans(epoch, pieces, cut_at, sizes[:, None])])
+        whole = self.as_spans(epoch, np.sort(np.concatenate(found)))
+        return np.concatenate([whole, *spans])
 
     def as_spans(
-        self, epoch: int, pieces: np.ndarray, begins: np.ndarray | int, sizes: np.ndarray
+        self, epoch: int, pieces: np.ndarray, parts: np.ndarray | None = None
     ) -> np.ndarray:
-        """The spans of `sizes` positions of pieces, from `begins` on."""
-        numbers, starts = self.layout.pieces.locate(pieces)
-        starts = starts + begins
+        """The spans of pieces, or of `parts` of them, as for `WindowRows`."""
+        numbers, starts, sizes = self.layout.pieces.locate(pieces)
+        if parts is not None:
+            starts, sizes = starts + parts[0], parts[1, :, None]
         if self.spans is None:
-            return as_spans(epoch, numbers, starts, sizes)
+            return as_spans(epoch, numbers + self.first if self.first else numbers, starts, sizes)
         epochs, examples, first = self.spans[numbers, :3].T
         return as_spans(epochs, examples, first + starts, sizes)
 
@@ -266,26 +258,81 @@ class Pass:
         return [None if files is None else files[window] for window in windows[place:].tolist()]
 
 
-class Stream:
-    """The rows of one corpus, pass after pass, by random access.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leg:
+    """A pass as the schedule sees it: rows of a stream that are taken once, or again and again.
+
+    Attributes:
+        start: int64 [lengths], the rows of the stream before it.
+        rows: int64 [lengths], its rows; if it repeats, those of each time.
+        size: what these rows count in the unit of weights, at least 1.
+        epoch: the epoch of its first row.
+        repeats: whether it is repeated for ever, for whole epochs; the stream's last leg is.
+        ends: whether its last batches are short. Otherwise, rows of the next leg fill them.
+        chapter: the number of the first leg of its chapter.
+        window: for parts of a corpus that grows, the places before the first and after the last.
+        planned: its pass; None for a window, whose pass is made when it is needed.
+    """
+
+    start: np.ndarray
+    rows: np.ndarray
+    size: int
+    epoch: int
+    repeats: bool = False
+    ends: bool = False
+    chapter: int = 0
+    window: tuple[Place, Place] | None = None
+    planned: Pass | None = None
+
+    @property
+    def end(self) -> np.ndarray:
+        """The rows of the stream up to its end, at its first time: int64 [lengths]."""
+        return self.start + self.rows
+
+
+class Chapter(NamedTuple):
+    """The part of a stream up to a leg from which that leg can be made again.
+
+    Attributes:
+        number: the number of its first leg.
+        rows: int64 [lengths], the rows of the stream before it.
+        begin, end: for a corpus that grows, the places before its first window, and after the leg.
+        has_rest: whether it begins with the rest of epochs in progress.
+        finished: whether all parts are sealed, and whole epochs have begun.
+    """
+
+    number: int
+    rows: np.ndarray
+    begin: Place
+    end: Place
+    has_rest: bool
+    finished: bool
+
+
+class Stream(Handles):
+    """The rows of one corpus, leg after leg, by random access.
 
     A plan of several streams, which have names, takes single rows: their `options` have buckets of
     one row. Otherwise it takes full batches, and rows that fill none move to a longer bucket.
 
+    The stream of a corpus that grows gains a leg for each window, and waits for its parts. Once the
+    corpus is finished, whole epochs follow.
+
     Attributes:
+        lengths: the lengths of the corpus; of one that grows, none until it is finished.
         name: the name of the corpus; empty if it is the only one.
         first: the number of its first example in the plan.
-        whole: the pass of whole epochs.
-        passes: first the pass of the rest of epochs in progress, if any; then `whole`.
+        parts: the sealed parts of a corpus that grows; None for others.
+        begin: the place where the windows of a corpus that grows begin.
+        legs: the legs that are known by now.
         epoch: the number of the first whole epoch.
         open_epochs: the earlier epochs of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
-        starts: int64 [passes, lengths], the rows before each pass.
     """
 
     def __init__(
         self,
-        lengths: Lengths,
+        corpus: "Lengths | Parts",
         options: Options,
         cache: WindowCache,
         *,
@@ -294,39 +341,55 @@ class Stream:
         number: int = 0,
         epoch: int = 0,
         rest: np.ndarray | None = None,
+        begin: Place | None = None,
     ):
         """`number` counts earlier streams of the corpus; `rest` has spans of open epochs."""
-        self.lengths, self.options, self.cache = lengths, options, cache
-        self.name, self.first = name, first
+        self.options, self.cache, self.name, self.first = options, cache, name, first
         self._number, self.epoch = number, epoch
-        longest = options.buckets[-1]
+        self.open_epochs: tuple[int, ...] = ()
+        self.lost = np.zeros((0, 3 + len(options.buckets[-1].lengths)), np.int64)
+        self.legs: tuple[Leg, ...] = ()
+        self.parts, self.begin = None, begin or Place()
+        if isinstance(corpus, Lengths):
+            self.lengths = corpus
+            self._plan_whole()
+        else:
+            self.parts, self.lengths = corpus, Lengths(NO_EXAMPLES)
+        if rest is not None and len(rest):
+            self._plan_rest(rest)
+        self.__setstate__({})
+        if self.parts is None:
+            self.legs = (*self.legs, self._repeat_whole())
+
+    def _plan_whole(self) -> None:
+        """Makes the pass of whole epochs, `whole`."""
+        lengths, longest = self.lengths, self.options.buckets[-1]
         if lengths.array.ndim != len(longest.lengths):
             raise InvalidValue(
                 f"lengths has shape {lengths.array.shape} and the longest bucket has length "
                 f"{longest.length}; pairs need buckets with two lengths, Bucket(rows=…, "
                 "length=(inputs, targets)), and others with one"
             )
-        if options.packing == "fill":
+        if self.options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
-        pieces = cut(lengths.array, longest.lengths, options.overflow, lengths.trees)
-        if pieces.longest == 0:
+        pieces = self.options.cut(lengths.array, lengths.trees)
+        if len(pieces.table) == 1:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole = Pass(self, pieces, number, True)  # its epochs are whole
-        self.max_position = pieces.max_position
-        self.open_epochs: tuple[int, ...] = ()
-        self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
-        self.passes: tuple[Pass, ...] = (self.whole,)
-        if rest is not None and len(rest):
-            self._plan_rest(rest)
-        rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes)])
-        self.starts = rows.cumsum(axis=0)[:-1]
+        self.whole = Pass(self, pieces, self._number, True)
+
+    def _repeat_whole(self) -> Leg:
+        """The last leg: whole epochs."""
+        whole, last = self.whole, self.legs[-1] if self.legs else None
+        start = last.end if last else 0 * whole.rows
+        ends, number = not self.name, len(self.legs)
+        return Leg(start, whole.rows, whole.size, self.epoch, True, ends, number, planned=whole)
 
     def _plan_rest(self, spans: np.ndarray) -> None:
-        """Puts a pass of the rest of open epochs first, if the rest has a position."""
+        """Puts a leg for the rest of open epochs first, if the rest has a position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
@@ -339,16 +402,23 @@ class Stream:
         lost = spans.copy()
         lost[:, 3:] -= sizes
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
-        if pieces.longest:
-            planned = Pass(self, pieces, self._number, False, buckets=buckets, spans=spans)
-            self.passes = planned, self.whole
+        if len(pieces.table) == 1:
+            return
+        start = np.zeros(len(self.options.groups), np.int64)
+        # Windows follow in the chapter, and fill its last batches.
+        chapter = None if self.parts is None else (start, False)
+        planned = Pass(
+            self, pieces, self._number, False, buckets=buckets, spans=spans, chapter=chapter
+        )
+        epoch, ends = int(spans[:, 0].min()), not self.name and self.parts is None
+        self.legs = (Leg(start, planned.rows, planned.size, epoch, ends=ends, planned=planned),)
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow, trees)
-        if not self.name:
+        pieces = self.options.cut(lengths, trees)
+        if not self.name or self.parts is not None:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
         # split; a pair or a group cannot be split and is dropped.
@@ -358,15 +428,19 @@ class Stream:
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.pairs:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return cut(sizes, room, "truncate"), buckets
+            return Pieces(sizes, room, "truncate", align=self.options.align), buckets
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
-        return cut(sizes[:, 0], room, "split", trees), buckets
+        pieces = Pieces(sizes[:, 0], room, "split", trees=trees, align=self.options.align)
+        return pieces, buckets
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        several = any(len(each.layout) > 1 for each in self.passes)
+        if self.parts is not None:  # the examples are not known
+            return {"window": self.options.window, "chapter": growing.CHAPTER}
+        passes = [leg.planned for leg in self.legs if leg.planned]
+        several = any(len(each.layout) > 1 for each in passes)
         window = self.options.window if several else None
         found = {"lengths": self.lengths.digest, "window": window}
         if several and self.lengths.files is not None:
@@ -375,28 +449,104 @@ class Stream:
             found["loss"] = f"{self.lengths.loss_share}"
         if self.solution is not None:
             names = "patterns", "patterns of the rest"
-            for name, each in zip(names, reversed(self.passes), strict=False):
+            for name, each in zip(names, reversed(passes), strict=False):
                 assert each.solution is not None
                 found[name] = each.solution.digest
         return found
+
+    @property
+    def max_position(self) -> int:
+        """The largest position in whole epochs, from 0."""
+        return self.whole.layout.pieces.max_position
 
     @property
     def solution(self) -> Solution | None:
         """The patterns of whole epochs with packing="optimal"; else None."""
         return self.whole.solution
 
+    # ---- legs
+
+    def leg(self, number: int) -> Leg:
+        """A leg; waits for the parts of a window. There is none after the one that repeats."""
+        while number >= len(legs := self.legs):
+            with self._lock:
+                if legs is self.legs:  # no other thread has planned it
+                    self.legs = (*legs, self._plan_leg())
+        return self.legs[number]
+
+    def _plan_leg(self) -> Leg:
+        """The leg after those that are known: a window or, once the parts end, whole epochs."""
+        assert self.parts is not None, "other streams have all their legs"
+        number, last = len(self.legs), self.legs[-1] if self.legs else None
+        begin = last.window[1] if last and last.window else self.begin
+        end, over = find_window(self.parts, begin, self.options)
+        if end == begin:
+            self.lengths = Lengths.of(self.parts.whole())
+            self._plan_whole()
+            return self._repeat_whole()
+        start = last.end if last else np.zeros(len(self.options.groups), np.int64)
+        chapter = number if last is None or last.ends else last.chapter
+        ends = over or number - chapter == growing.CHAPTER - 1
+        found = Leg(start, 0 * start, 1, 0, False, ends, chapter, (begin, end))
+        planned = self._plan_window(found)
+        found = dataclasses.replace(found, rows=planned.rows, size=max(planned.size, 1))
+        self._get_window(found, lambda: planned)
+        return found
+
+    def _plan_window(self, leg: Leg) -> Pass:
+        assert leg.window is not None, "the leg is a window"
+        assert self.parts is not None, "the corpus grows"
+        begin, end = leg.window
+        pieces = cut_parts(self.parts, range(begin.part, end.part), self.options)
+        first = self.legs[leg.chapter] if leg.chapter < len(self.legs) else leg
+        chapter = leg.start - first.start, leg.ends
+        return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)
+
+    def _get_window(self, leg: Leg, make: Callable[[], Pass]) -> Pass:
+        """The pass of a window from the cache, made if missing."""
+        assert leg.window is not None, "the leg is a window"
+        pieces = leg.window[1].pieces - leg.window[0].pieces
+        # Room for the two windows from which batches take rows, the next one, and their passes.
+        self.cache.capacity = max(self.cache.capacity, 6 * pieces)
+        return self.cache.get(leg, pieces, make)
+
+    def chapter(self, number: int) -> Chapter:
+        """The chapter of a leg, which need not be known."""
+        leg = self.legs[number] if number < len(self.legs) else None
+        first = number if leg is None else leg.chapter
+        begins = self.legs[first] if leg else None
+        return Chapter(
+            first,
+            self.legs[first - 1].end if first else np.zeros(len(self.options.groups), np.int64),
+            begin=self._place_after(first),
+            end=self._place_after(number + 1),
+            has_rest=begins is not None and not begins.repeats and begins.window is None,
+            finished=self.epoch > 1 or (leg is not None and leg.repeats),
+        )
+
+    def _place_after(self, legs: int) -> Place:
+        """The end of the last window among the first legs; `begin` if there is none."""
+        windows = (leg.window for leg in reversed(self.legs[max(legs - 2, 0) : legs]))
+        return next((window[1] for window in windows if window), self.begin)
+
+    def plan_of(self, leg: Leg) -> Pass:
+        """The pass of a leg."""
+        return leg.planned or self._get_window(leg, lambda: self._plan_window(leg))
+
     # ---- rows
 
     def locate(self, length: int, row: int) -> tuple[Pass, int, int]:
         """The pass of a row of a length, its epoch, and the number of the row in that epoch."""
-        number = len(self.passes) - 1
-        while number and row < self.starts[number, length]:
-            number -= 1
-        found, row = self.passes[number], row - int(self.starts[number, length])
-        if not found.repeats:
-            return found, found.first_epoch, row
-        epochs, row = divmod(row, int(found.rows[length]))
-        return found, found.first_epoch + epochs, row
+        number = max(len(self.legs) - 1, 0)
+        while not (last := self.leg(number)).repeats and row >= last.end[length]:
+            number += 1
+        number = bisect.bisect_right(self.legs, row, key=lambda leg: int(leg.start[length])) - 1
+        leg = self.legs[number]
+        row -= int(leg.start[length])
+        if not leg.repeats:
+            return self.plan_of(leg), leg.epoch, row
+        epochs, row = divmod(row, int(leg.rows[length]))
+        return self.whole, leg.epoch + epochs, row
 
     def take(
         self, length: int, first: int, count: int, last_epoch: float = float("inf")
@@ -408,39 +558,59 @@ class Stream:
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """The spans that remain of open epochs after some rows, and the first epoch not begun."""
-        spans = [self.lost[:0]]
-        for found, start in zip(self.passes[:-1], self.starts, strict=False):
-            used = np.clip(rows - start, 0, found.rows)
-            spans.append(found.rest(found.first_epoch, used))
-        whole = self.whole
-        rows = np.maximum(rows - self.starts[-1], 0)
-        over, begun = self._count_times(rows)
-        for number in range(over, begun):
-            used = np.clip(rows - number * whole.rows, 0, whole.rows)
-            spans.append(whole.rest(self.epoch + number, used))
-        return merge_spans(np.concatenate(spans)), self.epoch + begun
+    def rest(self, rows: np.ndarray, leg: int) -> tuple[np.ndarray, int, Place]:
+        """What remains after some rows, none of which follow leg number `leg`.
+
+        Returns the spans that remain of epochs in progress, the first epoch not begun, and the
+        place of the first window not begun.
+        """
+        if rows.any():
+            self.leg(leg)
+        spans, epoch, place = [self.lost[:0]], self.epoch, self.begin
+        # Rows of a window may be left when others of a later window are taken already.
+        last = max([n for n, each in enumerate(self.legs) if (rows > each.start).any()], default=-1)
+        for number, each in enumerate(self.legs):
+            used = np.maximum(rows - each.start, 0)
+            if each.repeats:
+                over, begun = self._count_times(used)
+                for times in range(over, begun):
+                    of_epoch = np.clip(used - times * each.rows, 0, each.rows)
+                    spans.append(self.whole.rest(each.epoch + times, of_epoch))
+                epoch = each.epoch + begun
+            elif each.window is None or number <= last:
+                used = np.minimum(used, each.rows)
+                if (used < each.rows).any():
+                    spans.append(self.plan_of(each).rest(each.epoch, used))
+                place = each.window[1] if each.window else place
+        return merge_spans(np.concatenate(spans)), epoch, place
 
     def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
-        """The number of whole epochs that are over after some rows, and that have begun."""
+        """The number of whole epochs that are over after some rows of them, and that have begun."""
         used = self.whole.rows > 0
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(self, rows: np.ndarray, lengths: Lengths, options: Options) -> "Stream":
-        """The stream after some rows, with the rest of open epochs planned again.
+    def after(
+        self, rows: np.ndarray, leg: int, corpus: "Lengths | Parts", options: Options
+    ) -> "Stream":
+        """The stream after some rows, as for `rest`, with the rest of open epochs planned again.
 
-        `lengths` may have new examples at its end; they join the latest epoch in progress.
+        If whole epochs of a corpus that grew have begun, it is finished, like any other.
+
+        The lengths of `corpus` may have new examples at their end; they join the latest epoch in
+        progress.
         """
-        spans, epoch = self.rest(rows)
-        new = np.arange(len(self.lengths), len(lengths))
-        if len(spans) and len(new):
-            sizes = trainable_positions(lengths.array[new])
-            joining = as_spans(epoch - 1, new, 0, sizes)
-            spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
+        spans, epoch, place = self.rest(rows, leg)
+        if not isinstance(corpus, Lengths) and (self.parts is None or epoch > self.epoch):
+            corpus = self.lengths
+        if isinstance(corpus, Lengths):
+            new = np.arange(len(self.lengths), len(corpus))
+            if len(spans) and len(new):
+                sizes = trainable_positions(corpus.array[new])
+                joining = as_spans(epoch - 1, new, 0, sizes)
+                spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
         return Stream(
-            lengths,
+            corpus,
             options,
             self.cache,
             name=self.name,
@@ -448,18 +618,32 @@ class Stream:
             number=self._number + 1,
             epoch=epoch,
             rest=spans,
+            begin=place,
         )
+
+    def window_positions(self, end: Place | None) -> list[np.ndarray]:
+        """The positions of each example in the known windows before `end`, as in their rows."""
+        windows = [leg.window for leg in self.legs if leg.window]
+        return [
+            cut_parts(
+                self.parts, range(first.part, last.part), self.options
+            ).positions_per_example()
+            for first, last in windows
+            if self.parts is not None and (end is None or last.part <= end.part)
+        ]
 
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
         """The files of each window after some rows, and of each window of the next epoch."""
         assert self.lengths.files is not None, "the corpus has files"
         found = list[np.ndarray | None]()
-        for part, start in zip(self.passes[:-1], self.starts, strict=False):
-            found += part.files_from(part.first_epoch, rows - start)
-        rows = np.maximum(rows - self.starts[-1], 0)
-        over, _ = self._count_times(rows)
-        found += self.whole.files_from(self.epoch + over, rows - over * self.whole.rows)
-        found += self.whole.files_from(self.epoch + over + 1, 0 * rows)
+        for leg in self.legs:
+            used = np.maximum(rows - leg.start, 0)
+            if leg.repeats:
+                over, _ = self._count_times(used)
+                found += self.whole.files_from(leg.epoch + over, used - over * leg.rows)
+                found += self.whole.files_from(leg.epoch + over + 1, 0 * used)
+            elif leg.planned:
+                found += leg.planned.files_from(leg.epoch, used)
         every = np.arange(len(self.lengths.files))
         return [every if files is None else files for files in found]
 
@@ -471,58 +655,70 @@ def _make_packer(
 
     With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
     """
-    options = stream.options
-    solution, aligned = None, None
-    if options.align > 1:
-        aligned = Alignment(pieces.positions(np.arange(pieces.longest + 1)), options.align)
-    units = pieces.table if aligned is None else aligned.units
-    fill = options.packing == "fill"
-    search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
+    options, solution = stream.options, None
+    every, used = (_in_units(each, options.align) for each in (options.buckets, buckets))
+    search: Callable[..., Packed] = functools.partial(
+        pack, sizes=pieces.table, fill=options.packing == "fill"
+    )
     if options.packing == "optimal":
-        counts, shapes, share = pieces.count(), buckets, 1.0
-        if aligned is not None:
-            share = aligned.filled(counts)
-            counts, shapes = aligned.fold(counts), aligned.in_units(buckets)
-        solution = load_solution(stream.lengths.store, counts, shapes, options.max_segments)
-        solution.bound *= share
+        counts = pieces.count()
+        solution = load_solution(stream.lengths.store, counts, used, options.max_segments)
+        if options.align > 1:
+            columns = options.align * int((counts @ pieces.table).sum())
+            solution.bound *= float(counts @ pieces.mean_positions) / columns
         search = solution.pack
-    if aligned is not None:
-        search = functools.partial(aligned.pack, search)
-    return functools.partial(_pack_into, search, buckets, options), solution
+    most = 1 if options.packing == "none" else options.max_segments
+    return functools.partial(_pack_into, search, used, every, most), solution
+
+
+def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
+    """The buckets, with lengths in units of `align` columns."""
+    lengths = [tuple(length // align for length in bucket.lengths) for bucket in buckets]
+    return tuple(
+        Bucket(bucket.rows, length if len(length) > 1 else length[0])
+        for bucket, length in zip(buckets, lengths, strict=True)
+    )
 
 
 def _pack_into(
     search: Callable[..., Packed],
     used: tuple[Bucket, ...],
-    options: Options,
+    every: tuple[Bucket, ...],
+    max_segments: int | None,
     counts: np.ndarray,
     *,
     surplus: Sequence[int] | None,
 ) -> Packed:
-    """Packs a histogram into the buckets `used`, which are some or all; see `cascade.pack`."""
-    most = 1 if options.packing == "none" else options.max_segments
-    if used == options.buckets:
-        return search(counts, used, max_segments=most, surplus=surplus)
-    packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
+    """Packs a histogram into the buckets `used`, some or all of `every`; see `cascade.pack`."""
+    if used == every:
+        return search(counts, used, max_segments=max_segments, surplus=surplus)
+    packed = search(counts, used, max_segments=max_segments)  # single rows: none is surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
-    every = tuple(patterns.get(bucket, ()) for bucket in options.buckets)
-    return dataclasses.replace(packed, patterns=every)
+    return dataclasses.replace(packed, patterns=tuple(patterns.get(each, ()) for each in every))
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
     """The positions of each example in the batches of an epoch: int64 [examples, 1 or 2].
 
     This is the only definition of coverage. Positions lost to overflow and examples left out do not
-    count. New examples count from the epoch that they join. `streams` are those of one corpus in
-    the stages of a plan.
+    count. New examples count from the epoch that they join; those of a corpus that grows, from the
+    window that has them. `streams` are those of one corpus in the stages of a plan.
     """
     first = max([n for n, each in enumerate(streams) if epoch >= each.epoch], default=0)
-    expected = streams[first].whole.layout.pieces.positions_per_example()
-    for stream in streams[first + 1 :]:
+    if epoch >= streams[first].epoch:
+        expected = streams[first].whole.layout.pieces.positions_per_example()
+    else:
+        expected = streams[0].lost[:0, 3:]
+        first = -1
+    for number, stream in enumerate(streams[first + 1 :], first + 1):
         before = len(expected)
-        expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
-        if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
-            expected[before:] = trainable_positions(stream.lengths.array[before:])
+        if stream.parts is None:
+            expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
+            if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
+                expected[before:] = trainable_positions(stream.lengths.array[before:])
+        elif epoch == 0:
+            last = streams[number + 1].begin if number + 1 < len(streams) else None
+            expected = np.concatenate([expected, *stream.window_positions(last)])
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     return expected

@@ -32,6 +32,12 @@ def describe(plan: "Plan") -> str:
 
     Stages that differ only in weights have one table.
     """
+    if plan.follows:
+        buckets = ", ".join(map(str, plan.buckets))
+        return (
+            f"a plan of a corpus that grows, in windows of up to {plan.options.window:,} pieces; "
+            f"buckets {buckets}"
+        )
     texts: list[str] = []
     before = None
     for group in figures.phases(plan):
@@ -49,9 +55,9 @@ def heading(before: Stage, stage: Stage) -> str:
     if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
         text += f", {counted(excluded, 'example')} left out"
     stream = stage.streams[0]
-    if stage.weights is None and len(stream.passes) > 1:
+    if stage.weights is None and len(stream.legs) > 1:
         steps = stage.schedule.first_step(stream.epoch) - stage.start
-        real = int(sum(each.layout.real.sum() for each in stream.passes[:-1]))
+        real = round(sum(stream.plan_of(leg).layout.real.sum() for leg in stream.legs[:-1]))
         text += (
             f", {counted(steps, 'batch')} for the {counted(real, 'position')} that epoch "
             f"{stream.epoch - 1} still had, and then"
@@ -97,7 +103,7 @@ def _tabulate_corpora(plan: "Plan", counts: figures.Counts) -> list[str]:
     for stream in plan.stages[-1].streams:
         name = stream.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
-        epochs, tokens = f"{counts.passes[name]:.2f}", f"{stream.whole.layout.real.sum():,}"
+        epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(stream.whole.layout.real.sum()):,}"
         cells = name, weights, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)

@@ -231,10 +231,12 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are its other fields."""
     batches = plan.batches(0, plan.num_batches())
     layout = plan.stages[-1].streams[0].whole.layout
-    sides = layout.pieces.positions(np.arange(len(layout.counts)))
-    squares = int(layout.counts @ _scores(sides.T))
-    for window in range(len(layout)) if layout.cuts.any() else ():
-        squares -= _scores_between_pieces(layout.packed(window))
+    squares = 0
+    for window in range(len(layout)):
+        sizes = layout.pieces.locate(layout.pieces_in(window))[2]
+        squares += int(_scores(sizes.T).sum())
+        if layout.cuts[window]:
+            squares -= _scores_between_pieces(layout.packed(window))
     return weigh(
         width,
         tokens=plan.num_tokens,

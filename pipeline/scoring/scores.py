@@ -28,7 +28,6 @@ from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_op
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
 from pipeline.fs.step_files import StepFiles
 from pipeline.history.progress import Progress
-from pipeline.loading.checksum import checksums
 from pipeline.loading.collate import Positions
 from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
@@ -39,6 +38,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.table import SEGMENTS, VALUE, Parts, open_table, write_table
 from pipeline.scoring.values import Value, find_values
 from pipeline.steps import hosts
+from pipeline.steps.checksum import checksums
 from pipeline.steps.compiled import Compiled
 
 logger = logging.getLogger(__name__)

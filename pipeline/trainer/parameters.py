@@ -10,8 +10,8 @@ from etils import epath
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.history.plans import NAME
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.identity import flatten
+from pipeline.trainer.checkpoint import Checkpoints
 
 logger = logging.getLogger(__name__)
 

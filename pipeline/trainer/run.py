@@ -18,7 +18,6 @@ from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
 from pipeline.loading.batches import Batches
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
@@ -26,6 +25,7 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
+from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.compilation import compile_evaluation, compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches

@@ -6,7 +6,7 @@ rule holds for every change: the past stands, the future may change.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
@@ -14,7 +14,6 @@ from pipeline.errors import InvalidValue, require_whole, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
@@ -188,9 +187,8 @@ class Schedule:
             begin.options["buckets"] = [bucket.as_json for bucket in tuned]
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         known: Any = corpus
-        replay: Callable[..., Plan] = Plan.replay
         if (parts := sealed_parts(corpus)) is not None:
-            corpus, known, replay = parts, None, FollowedPlan.replay
+            corpus, known = parts, None
             if any("buckets" not in self.entries[number].options for number in new):
                 known = begin_lengths(parts, self.options())
         for number in new:
@@ -200,7 +198,7 @@ class Schedule:
             first = {**first, **mixture}
         elif isinstance(corpus, Corpora):
             first = {"examples": len(corpus.members[0]), **first}
-        plan = replay(corpus, [(0, first), *later])
+        plan = Plan.replay(corpus, [(0, first), *later])
         for number in new if 0 not in new else ():  # if the run resumes
             entry = self.entries[number]
             logger.info(f"changed from step {entry.step:,} on: {describe_changes(entry.options)}")

@@ -20,7 +20,6 @@ from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
-from pipeline.planning.following import FollowedPlan
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 from tests.processes import call
@@ -494,7 +493,7 @@ def test_buckets_of_a_run_that_follows_are_fitted_to_what_is_sealed_by_now(run, 
     rng = np.random.default_rng(0)
     write(tmp_path / "corpus", rng.integers(10, 40, 50))
     corpus = Corpus.open(tmp_path / "corpus", follow=True)
-    write_history(tmp_path, corpus, FollowedPlan(corpus.log, [Bucket(32, 48)], window=50))
+    write_history(tmp_path, corpus, Plan(corpus.log, [Bucket(32, 48)], window=50))
     write(tmp_path / "corpus", rng.integers(200, 220, 50))
     pasted: dict = {}
     out = run.done("buckets", tmp_path)

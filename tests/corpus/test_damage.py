@@ -92,7 +92,7 @@ OF_RUN = """
     from pipeline import Bucket, Corpus, Plan
     from pipeline.history import NotAsPlanned, RunLog, audit, losses, read_history, write_history
     from pipeline.history.loss_archive import LossLog
-    from pipeline.loading.checkpoint import Checkpoints
+    from pipeline.trainer.checkpoint import Checkpoints
     from pipeline.loading.state import StateKey
 
     corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
@@ -124,7 +124,7 @@ OF_RUN = """
         finally:
             checkpoints.close()
         said.append(str(losses(place)))
-        return said, StateKey(plan, corpus).step(data), np.asarray(state["weights"]).tolist()
+        return said, StateKey(plan, corpus).resume(data), np.asarray(state["weights"]).tolist()
 
     WAYS, REFUSALS = [read], (ValueError, FileNotFoundError, NotAsPlanned)
     files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)

@@ -37,7 +37,7 @@ RULES = {
     "fs/objects.py:delete": "what the caller says",
     "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
-    "loading/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
+    "trainer/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
     "trainer/profile.py:_trace": OWN_FOLDER,
     "steps/hosts.py:require_shared": "a file with a random name that it made",
 }

@@ -25,9 +25,9 @@ import pipeline
 from pipeline import sources, tokenizers
 from pipeline.corpus.log import Log
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
 from pipeline.text.sources import open_files
+from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.profile import Profile
 from tests.corpus.files import contents
 from tests.fs import object_servers

@@ -11,7 +11,6 @@ from pipeline import Bucket, Plan
 from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
 from pipeline.planning import figures, growing
-from pipeline.planning.following import FollowedPlan
 from pipeline.planning.stream import Rows
 from tests.history.documents import write_documents
 
@@ -251,7 +250,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, au
 
     def losing(self, order=None):
         times, spans = spans_of(self, order)
-        if self.of_pass is code.passes[0]:
+        if self.of_pass is code.legs[0].planned:
             spans[:, 3] -= 1
         return times, spans
 
@@ -287,7 +286,7 @@ def followed(tmp_path, monkeypatch):
                 writer.seal()
         writer.finish()
     corpus = pipeline.Corpus.open(tmp_path / "corpus" / "train", follow=True).split(0.1)[0]
-    plan = FollowedPlan(corpus.log, [Bucket(4, 64)], window=50)
+    plan = Plan(corpus.log, [Bucket(4, 64)], window=50)
     plan = plan.after(12, buckets=[Bucket(2, 64)])
     write_history(tmp_path, corpus, plan)
     return tmp_path, plan

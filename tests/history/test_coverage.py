@@ -8,7 +8,6 @@ import pytest
 from pipeline import Bucket, Plan
 from pipeline.history.coverage import Coverage, NotAsPlanned
 from pipeline.planning import figures, growing
-from pipeline.planning.following import FollowedPlan
 from tests.planning.corpora import SealedInMemory, draw_parts, lognormal
 
 SHORT, LONG = (Bucket(8, 16), Bucket(4, 32)), (Bucket(4, 64),)
@@ -19,7 +18,7 @@ EQUAL = {"weights": {"a": 1, "b": 1}}
 
 
 def follow(corpora, **options):
-    return FollowedPlan(corpora, options.pop("buckets", SHORT), window=50, **options)
+    return Plan(corpora, options.pop("buckets", SHORT), window=50, **options)
 
 
 def sealed(seed=0):
@@ -64,8 +63,7 @@ def batches(request):
 
 
 def count_over(plan, found):
-    of = plan.plan_of(len(found)) if plan.follows else plan
-    return figures.whole_epochs(of, len(found)).values()
+    return figures.whole_epochs(plan, len(found)).values()
 
 
 def check(plan, found):

@@ -319,7 +319,7 @@ def test_only_the_features_that_are_asked_for_are_read(corpus, plan, monkeypatch
 def test_features_are_no_part_of_a_state(corpus, plan):
     every, none = (Batches(corpus, plan, features=names).repeat(2) for names in (NAMES, ()))
     state = every.origin.state(3)
-    assert none.origin.step(state) == 3
+    assert none.origin.resume(state) == 3
     there = pickle.loads(pickle.dumps(every))
     planned, batch = there.with_plans()[plan.num_batches()]
     assert planned.epoch == 1

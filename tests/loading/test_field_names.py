@@ -68,13 +68,18 @@ CONVENTIONS = "maxtext", "tunix", "huggingface"
         (BATCH, {"targets_positions": IDS}, "maxtext", "no name for targets_posit"),
         (BATCH, {"inputs_position": IDS}, "maxtext", "inputs_position of your own, and maxtext us"),
         (BATCH, {}, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
-        (BATCH, {}, "tunix", "row 0 holds 2 segments.* packing='none'"),
+        (BATCH, {}, "tunix", "tunix cannot express segment id 2: .* packing='none'"),
         (PAIR, {}, "maxtext", "no name for decoder_inputs"),
         (PAIR, {}, "tunix", "no name for decoder_inputs"),
-        (PAIR, {"inputs_segment_ids": TWO}, "huggingface", "row 0 holds 2 segments"),
+        (
+            PAIR,
+            {"inputs_segment_ids": TWO},
+            "huggingface",
+            "huggingface cannot express segment id 2",
+        ),
         (BATCH, LATE, "huggingface", "begins at position 7.* positions='restart', or plan"),
-        (ALONE, LATE, "tunix", "begins at position 7.* in tunix every segment begins at 0"),
-        *((ALONE, HALF, name, r"loss_weights holds 0\.5") for name in CONVENTIONS),
+        (ALONE, LATE, "tunix", "tunix cannot .* begins at position 7"),
+        *((ALONE, HALF, name, rf"{name} cannot express loss weight 0\.5") for name in CONVENTIONS),
     ],
 )
 def test_what_a_convention_cannot_carry_is_refused(batch, change, convention, message):

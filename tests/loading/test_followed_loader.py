@@ -13,11 +13,10 @@ import pytest
 from absl import flags
 
 import pipeline
-from pipeline import Batches, Bucket, Corpus
+from pipeline import Batches, Bucket, Corpus, Plan
 from pipeline.corpus.writer import Writer
 from pipeline.errors import InvalidState
 from pipeline.planning import growing
-from pipeline.planning.following import FollowedPlan
 
 BUCKETS = [Bucket(8, 32), Bucket(4, 64)]
 OPTIONS = {"buckets": BUCKETS, "window": 60, "follow": True}
@@ -114,7 +113,7 @@ def test_each_epoch_has_all_tokens(finished, whole):
 def test_workers_load_the_same(finished, monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones
     corpus = Corpus.open(finished, follow=True)
-    plan = FollowedPlan(corpus.log, BUCKETS, window=60)
+    plan = Plan(corpus.log, BUCKETS, window=60)
     batches = Batches(corpus, plan).repeat(1).with_plans().to_iter_dataset()
     options = grain.MultiprocessingOptions(num_workers=2)
     flags.FLAGS.mark_as_parsed()
@@ -194,7 +193,7 @@ def test_options_that_need_the_whole_are_refused(finished):
     with pytest.raises(ValueError, match="weights= are needed for Corpora"):
         pipeline.load(pipeline.Corpora({"a": corpus}), buckets=BUCKETS)
     with pytest.raises(ValueError, match="the plan is for a corpus that grows, but corpus is"):
-        Batches(Corpus.open(finished), FollowedPlan(corpus.log, BUCKETS))
+        Batches(Corpus.open(finished), Plan(corpus.log, BUCKETS))
 
 
 def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
@@ -250,20 +249,13 @@ def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path,
         train.split(0.2)
 
 
-OF_ENTRIES = [{"places": 3}, {"places": {"": 3}}, {"places": None}, {"rows": 3}, {"rows": [["1"]]}]
-OF_PLACES = [{"part": 3}, {"part": -1}, {"pieces": None}, {"windows": "1"}, {"more": 0}]
-OF_PLACES += [{"last": ["1", ""]}, {"last": None}]
-
-
 @pytest.mark.parametrize(
-    ("of_entry", "of_place"),
-    [*((each, {}) for each in OF_ENTRIES), *(({}, each) for each in OF_PLACES)],
+    ("of_entry", "of_place"), [({"places": 3}, {}), ({"from": 3}, {}), ({}, {"part": 3})]
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(finished, whole, of_entry, of_place):
     state = json.loads(json.dumps(whole[1][20]))
     (entry,) = state["plans"]
     entry["places"][""] |= of_place
-    entry |= {"from": 3, **of_entry}
-    known = "is not a data state" + "|no longer what the state" * bool(of_place)
-    with pytest.raises(ValueError, match=known):
+    entry |= of_entry
+    with pytest.raises(ValueError, match="is not a data state"):
         take(finished, state)

@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.planning.alignment import Alignment
-from pipeline.planning.cascade import pack
 from tests.planning.corpora import lognormal
 from tests.properties.accounts import assert_batch_fits, batches_of
 
@@ -21,7 +17,7 @@ def test_a_plan_by_hand():
     plan = Plan([5, 3, 4, 9, 2], [Bucket(2, 12)], shuffle=False, align=4)
     batch = plan.batch(0)
     # 5 takes 8 columns, 2, 3 and 4 take 4, and 9 takes 12.
-    assert batch.segments.tolist() == [[0, 0, 0, 5], [0, 4, 0, 2], [1, 1, 0, 3], [1, 2, 0, 4]]
+    assert batch.segments.tolist() == [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 4, 0, 2]]
     assert batch.columns.tolist() == [0, 8, 0, 4]
     assert plan.batch(1).segments.tolist() == [[0, 3, 0, 9]]
     assert plan.padding == 1 - plan.num_tokens / 48 == 1 - 23 / 48
@@ -36,20 +32,15 @@ def test_columns_of_pairs_are_those_of_both_sides():
     assert [side.columns.tolist() for side in batch.sides] == [[0, 8, 12], [0, 4, 8]]
 
 
-@given(
-    st.lists(st.integers(0, 24), min_size=1, max_size=80).filter(any),
-    st.sampled_from([2, 4, 8]),
-    st.sampled_from([None, 1, 3]),
-)
-def test_rows_of_a_pattern_are_divided_only_where_a_size_ends(sizes, align, most):
-    counts = np.bincount(sizes, minlength=25)
-    aligned = Alignment(np.arange(25)[:, None], align)
-    buckets = [Bucket(3, 8), Bucket(2, 24)]
-    packed = aligned.pack(pack, counts, buckets, max_segments=most)
-    counts[0] = 0
-    alone = pack(aligned.fold(counts), aligned.in_units(buckets), max_segments=most)
-    number, few = (sum(map(len, each.patterns)) for each in (packed, alone))
-    assert number <= few + 2 * np.count_nonzero(counts)
+def test_segments_of_as_many_columns_take_each_others_places():
+    lengths = np.arange(1, 65)  # in units of 64, all are alike
+    segments = Plan(lengths, [Bucket(1, 256)], align=64).batch(0).segments
+    assert len(segments) == 4
+    assert segments[:, 3].max() - segments[:, 3].min() > 8
+    plan = Plan(lengths, [Bucket(1, 64), Bucket(1, 256)], align=64)
+    layout = plan.stages[0].streams[0].whole.layout
+    assert layout.pieces.mean_positions.tolist() == [0, lengths.mean()]
+    assert layout.real.sum() == lengths.sum()
 
 
 def test_a_plan_with_optimal_packing_is_aligned_and_knows_its_bound():

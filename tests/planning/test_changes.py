@@ -104,7 +104,7 @@ def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
     plan = before.after(6, lengths=both, seed=2, **weights)
     # A state from before they came goes on with them; one of another new corpus does not.
     early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
-    assert [StateKey(plan, both).step(state) for state in (early, late)] == [6, 9]
+    assert [StateKey(plan, both).resume(state) for state in (early, late)] == [6, 9]
     assert late["plans"][1]["changes"]["examples"] == 308
     other = pipeline.Corpora({"first": corpus, "new": corpus})
     for key, sentence in (
@@ -115,7 +115,7 @@ def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
         ),
     ):
         with pytest.raises(ValueError, match=sentence):
-            key.step(late)
+            key.resume(late)
 
 
 def test_a_plan_that_changes_by_hand():
@@ -165,7 +165,7 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
     assert changes[::2] == [{"seed": 3}, {}]  # all of them are left out already
     assert late["plans"][0] == key(plan).state(0)["plans"][0]
     assert len(json.dumps(late)) < 1500
-    assert key(changing).step(json.loads(json.dumps(late))) == 25
+    assert key(changing).resume(json.loads(json.dumps(late))) == 25
     assert state["plans"] == late["plans"][:2]
     # What is past stands, and what is to come may change.
     for other in (
@@ -174,9 +174,9 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         seeded.after(20, exclude=[1]),
         seeded.after(15, packing="none"),
     ):
-        assert key(other).step(state) == 15
-        assert key(changing).step(key(other).state(15)) == 15
-    assert key(changing).step(key(plan).state(10)) == 10
+        assert key(other).resume(state) == 15
+        assert key(changing).resume(key(other).state(15)) == 15
+    assert key(changing).resume(key(plan).state(10)) == 10
     for other, saved, sentence in (
         (plan, state, "seed was 3 and is now 0 from step 10 on"),
         (plan.after(10, seed=4), state, "seed was 3 and is now 4 from step 10 on"),
@@ -186,7 +186,7 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (seeded.after(20, exclude=[1]), late, "belongs to another plan"),
     ):
         with pytest.raises(ValueError, match="belongs to another plan") as error:
-            key(other).step(saved)
+            key(other).resume(saved)
         assert sentence in str(error.value)
 
 
@@ -208,8 +208,8 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options(data):
         (short, plan.after(5, **same)),
     ):
         with pytest.raises(ValueError, match=r"alone from step \d+ on|buckets was"):
-            StateKey(now).step(StateKey(then).state(12))
-        assert StateKey(then).step(StateKey(then).state(12)) == 12
+            StateKey(now).resume(StateKey(then).state(12))
+        assert StateKey(then).resume(StateKey(then).state(12)) == 12
 
 
 def test_a_mixture_of_which_nothing_more_is_left_out_stays_as_it_is():

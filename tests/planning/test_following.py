@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import json
 import pickle
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning import growing
-from pipeline.planning.following import FollowedPlan
 from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
 from tests.properties.accounts import Account
 
@@ -25,7 +25,7 @@ def _short_chapters(monkeypatch):
 
 def follow(parts, buckets=BUCKETS, **options):
     sealed = parts if isinstance(parts, SealedInMemory) else SealedInMemory(parts)
-    return FollowedPlan(sealed, buckets, **{"window": 50, **options})
+    return Plan(sealed, buckets, **{"window": 50, **options})
 
 
 def first_epoch(plan):
@@ -97,7 +97,7 @@ def test_a_step_needs_no_part_of_a_later_window(seed, options):
 def test_the_first_steps_of_windows_and_of_short_batches_may_wait():
     plan = follow([[5, 9, 20, 16]] * 400, window=200)
     assert len(first_epoch(plan)) == 168
-    chapters = [0, 20, 41, 62, 83], [84, 104, 125, 146, 167]
+    chapters = [0, 20, 41, 62], [84, 104, 125, 146]
     assert [step for step in range(500) if plan.may_wait(step)] == [*chapters[0], *chapters[1], 168]
 
 
@@ -194,34 +194,105 @@ def test_a_corpus_that_is_shorter_or_another_is_refused():
     follow([*parts[: last_part(state[0])], [3, 3, 3]]).resume(state)  # the future may differ
 
 
-def test_a_change_ends_the_chapter_with_its_window():
-    def change(plan):
-        return plan.after(50, buckets=[Bucket(2, 64)]).after(80, seed=3)
-
-    parts = draw_parts(7, number=60)
-    plan, every = follow(parts), np.concatenate(parts)
-    plan.batch(75)  # in a chapter that then begins elsewhere
-    changed = change(plan)
-    assert digests(changed, [60]) == digests(change(follow(parts)), [60])
-    batches = first_epoch(changed)
-    assert_all_is_trained_once(batches, every, BUCKETS)
-    assert digests(changed, range(50)) == digests(plan, range(50))
-    begun = next(n for n, batch in enumerate(batches) if batch.bucket.length == 64)
-    assert 50 <= begun < 60
-    assert all(batch.bucket.length == 64 for batch in batches[begun:])
-    for at in (30, begun - 1, begun, begun + 1, 90, len(batches) + 40):
-        again = change(follow(parts))
-        again.resume(changed.entries_at(at))
-        assert digests(again, range(at, at + 30)) == digests(changed, range(at, at + 30))
-    with pytest.raises(IndexError, match="this plan has only steps from"):
-        again.batch(3)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 30),
+        st.sampled_from(
+            [
+                {"seed": 4},
+                {"buckets": [Bucket(2, 64)]},
+                {"buckets": TAILED},
+                {"window": 20},
+                {"packing": "none"},
+                {"align": 4, "packing": "best_fit"},
+                {"tiers": 2},
+            ]
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 
-def test_a_change_in_a_later_epoch_is_made_where_a_block_of_tiers_ends():
+def change(plan, changes):
+    """The plan with changes, each some steps after the one before."""
+    step = 0
+    for later, options in changes:
+        step = plan.next_block(step + later)
+        plan = plan.after(step, **options)
+    return plan, step
+
+
+@few
+@given(st.integers(0, 10**6), st.sampled_from(KINDS), CHANGES)
+def test_options_change_exactly_at_a_step_and_nothing_is_lost_or_repeated(seed, options, changes):
+    parts = draw_parts(seed, number=30)
+    plan = follow(parts, **options)
+    first, _ = change(plan, changes[:1])
+    begun = plan.next_block(changes[0][0])
+    assert digests(first, range(begun)) == digests(plan, range(begun))
+    assert first.batch(begun).bucket in first.stages[1].options.buckets
+    changed, last = change(plan, changes)
+    every, found = np.concatenate(parts), {0: [], 1: [], 2: []}
+    for step in range(10**6):
+        if (batch := changed.batch(step)).epoch > 1:
+            break
+        found[batch.epoch].append(batch.segments[:, 1:])
+    for epoch in range(2):
+        spans = np.concatenate(found[epoch])
+        spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
+        ends = np.cumsum(spans[:, 2]) - np.repeat(
+            np.cumsum(every) - every, np.bincount(spans[:, 0], minlength=len(every))
+        )
+        assert (spans[:, 1] + spans[:, 2]).tolist() == ends.tolist()
+        assert np.bincount(spans[:, 0], spans[:, 2], len(every)).tolist() == every.tolist()
+
+    def make():
+        return change(follow(parts, **options), changes)[0]
+
+    for at in range(last + 12):
+        state = json.loads(json.dumps(changed.entries_at(at)))
+        again = make()
+        again.resume(state)
+        assert digests(again, range(at, at + 9)) == digests(changed, range(at, at + 9))
+        assert json.loads(json.dumps(again.entries_at(at + 3))) == json.loads(
+            json.dumps(changed.entries_at(at + 3))
+        )
+        if again.entries_at(at)[-1]["from"]:
+            with pytest.raises(IndexError, match="this plan has only steps from"):
+                again.batch(again.entries_at(at)[-1]["from"] - 1)
+    assert digests(again, [step + 40]) == digests(changed, [step + 40])
+
+
+@few
+@given(st.integers(0, 10**6), CHANGES)
+def test_changed_batches_are_the_same_while_the_corpus_grows(seed, changes):
+    parts = draw_parts(seed, number=30)
+    live = SealedInMemory(parts, sealed=0)
+    plan, _ = change(follow(live), changes)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(plan.batch, step) for step in range(70)]
+        for sealed in range(3, len(parts) + 4, 3):
+            live.seal(sealed)
+        found = [each.result().digest for each in asked]
+    assert found == digests(change(follow(parts), changes)[0], range(70))
+
+
+def test_a_change_waits_for_nothing_before_one_of_its_steps_is_needed():
+    live = SealedInMemory(draw_parts(1), sealed=0)
+    plan = follow(live).after(30, seed=1).after(60, buckets=[Bucket(2, 64)])
+    assert plan.fingerprint != follow(live).fingerprint
+    assert (plan.names, plan.max_position) == (("",), (1 << 31) - 1)
+    assert "grows" in str(plan)
+    assert "Plan(" in repr(plan)
+    assert live.asked == 0
+
+
+def test_a_change_does_not_begin_in_a_block_of_tiers():
     plan = follow([[5, 9, 20]] * 40, window=15, tiers=3)  # an epoch has 12 steps
-    changed = plan.after(13, seed=4).after(13, align=2).after(14, window=40)
-    assert digests(changed, range(15)) == digests(plan, range(15))
-    assert [stage.start for stage in changed.plan_of(15).stages[1:]] == [15] * 3
+    assert [plan.next_block(step) for step in (12, 13, 15)] == [12, 15, 15]
+    with pytest.raises(ValueError, match="step is 13, in the middle of the steps 12 to 14"):
+        plan.after(13, seed=4)
     with pytest.raises(IndexError, match=r"step is -1; steps count from 0 over all epochs$"):
         plan.batch(-1)
 
@@ -252,9 +323,11 @@ def test_what_needs_the_whole_is_refused():
         follow([[1]], packing="optimal")
     with pytest.raises(ValueError, match="overflow is 'error'"):
         follow([[1]], overflow="error")
-    for name, value in {"weights": {"a": 1}, "exclude": [0], "lengths": [1, 2]}.items():
-        with pytest.raises(ValueError, match=f"{name} cannot change while a corpus grows"):
+    for name, value in {"exclude": [0], "lengths": [1, 2]}.items():
+        with pytest.raises(ValueError, match=f"{name} cannot be given while a corpus grows"):
             follow([[1]]).after(3, **{name: value})
+    with pytest.raises(ValueError, match="weights are for several corpora"):
+        follow([[1]]).after(3, weights={"a": 1})
     with pytest.raises(ValueError, match="step is 2, and the last change of options is at step 3"):
         follow([[1]]).after(3, seed=1).after(2, seed=2)
     with pytest.raises(RuntimeError, match="its number of batches is not known yet"):

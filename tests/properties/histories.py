@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import Batches, Bucket, Corpora, Corpus, Loader, Writer
+from pipeline import Batches, Bucket, Corpora, Corpus, Loader, Plan, Writer
 from pipeline.corpus.growing import open_growing
 from pipeline.fs import as_path
 from pipeline.planning import growing
-from pipeline.planning.following import FollowedPlan
 from pipeline.text import ragged
 from tests.fs import object_servers
 from tests.processes import fork
@@ -270,10 +269,10 @@ class History:
         corpora: Any = {name: open_growing(self.places[name]) for name in self.growing}
         parts: Any = {name: corpus.log for name, corpus in corpora.items()}
         if self.weights is None:
-            plan = FollowedPlan(parts["a"], self.buckets, **self.options)
+            plan = Plan(parts["a"], self.buckets, **self.options)
             return Batches(corpora["a"], plan, **hosts).repeat(self.epochs)
         corpora["c"] = parts["c"] = Corpus.open(self.places["c"])
-        plan = FollowedPlan(parts, self.buckets, weights=self.weights, **self.options)
+        plan = Plan(parts, self.buckets, weights=self.weights, **self.options)
         return Batches(Corpora(corpora), plan, **hosts).repeat(self.epochs)
 
     def read(self, reader: int, note: Path, host: int, hosts: int) -> None:

@@ -242,7 +242,7 @@ class Training(Trial):
 
         import train
         from pipeline.history import audit
-        from pipeline.loading.checkpoint import Checkpoints
+        from pipeline.trainer.checkpoint import Checkpoints
         from tests.runs.runs import tiny
 
         save = Checkpoints.save
@@ -271,8 +271,8 @@ class Training(Trial):
         audit(workdir, lambda line: None)
 
     def points(self) -> dict[str, Point]:
-        from pipeline.loading.checkpoint import Checkpoints
         from pipeline.steps.compiled import Compiled
+        from pipeline.trainer.checkpoint import Checkpoints
 
         def evaluates(compiled, *_):
             return compiled.name == "eval_step"

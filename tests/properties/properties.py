@@ -564,7 +564,7 @@ def changed_plan() -> Plan:
 def states(place, state):
     plan = changed_plan()
     with refusing():
-        at = StateKey(plan).step(state)
+        at = StateKey(plan).resume(state)
         expect(type(at) is int and at == state["step"], "the step is", at)
         due = StateKey(plan).state(at)["plans"]
         expect(past(state["plans"], at) == past(due, at), "accepted", state, "for", due)

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
+import pathlib
 import shutil
 import sys
+import threading
 import time
 
 import jax
@@ -13,6 +16,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
+import pipeline.loading.joint_wait
 import pipeline.scoring.scores
 from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
@@ -66,6 +70,9 @@ def follow(asked):
         options["buckets"] = [pipeline.Bucket(8, 64)]
     answer = {"hashes": [], "said": [], "states": []}
     corpus = asked["corpus"]
+    pipeline.loading.joint_wait.LAG = asked.get("lag", 60.0)
+    if asked.get("grows_after"):
+        threading.Timer(asked["grows_after"], grow, [asked]).start()
     try:
         loader = pipeline.load(corpus, **options)
     except TimeoutError as error:
@@ -79,9 +86,20 @@ def follow(asked):
             except TimeoutError as error:
                 answer["said"].append(str(error))
                 answer["states"].append(loader.get_state())
-            shutil.copytree(asked["more"], asked["corpus"], dirs_exist_ok=True)
+            grow(asked)
             if asked.get("restores"):
                 loader.set_state(loader.get_state())
+
+
+def grow(asked):
+    """Adds what `more` has; the manifest appears last, and at once."""
+    files = pathlib.Path(asked["more"]).iterdir()
+    for path in sorted(files, key=lambda each: each.name == "corpus.json"):
+        if path.is_file():
+            copy = pathlib.Path(asked["corpus"], path.name)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy(path, f"{copy}.copied")
+            os.replace(f"{copy}.copied", copy)
 
 
 def agree(asked):

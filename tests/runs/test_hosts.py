@@ -45,6 +45,18 @@ LAYOUTS = {
         {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]},  # length sharded
     ],
 }
+# For each wait for a corpus that grows: the examples that one process sees, and the other; options.
+WAITS = {
+    "a window": (180, 120, {}),
+    "the end": (250, 250, {"restores": True}),
+    "the first window": (
+        240,
+        120,
+        {"fitting": {"tokens_per_batch": 512, "max_length": 64, "window": 200}},
+    ),
+    "the first part": (240, 0, {}),
+}
+LATE = ["a window", "the end", "the first part"]  # those that process 1 also sees later
 
 
 @pytest.fixture(scope="module")
@@ -116,24 +128,21 @@ def write(directory, number, *, finish=False):
 
 
 def add_waits(folder, jobs):
-    """Adds those of a corpus that grows, of which process 1 sees less than process 0."""
+    """Adds those of a corpus that grows, of which one process sees less than the other."""
     write(folder / "followed", 250, finish=True)
     whole = {"do": "follow", "corpus": str(folder / "followed")}
     jobs[1]["follow"] = whole | LAYOUTS[1][0]
-    fitting = {"tokens_per_batch": 512, "max_length": 64, "window": 200}
-    waits = {
-        "a window": (180, 120, {}),
-        "the end": (250, 250, {"restores": True}),
-        "the first window": (240, 120, {"fitting": fitting}),
-        "the first part": (240, 0, {}),
-    }
-    for name, (*numbers, more) in waits.items():
-        own = {str(n): {"corpus": str(folder / f"{name} {n}")} for n in (0, 1)}
-        for n, number in enumerate(numbers):
-            if number:
-                write(own[str(n)]["corpus"], number, finish=number == 250 and n == 0)
-        jobs[2][name] = {"do": "follow", "mesh": {"data": 2}, "differ": own} | more
-        jobs[2][name] |= {"more": whole["corpus"]}
+    for name, (more, less, options) in WAITS.items():
+        for late in (0, 1) if name in LATE else (0,):
+            own = {str(n): {"corpus": str(folder / f"{name} {late} {n}")} for n in (0, 1)}
+            # Process 0 decides. If it sees all, process 1 sees the same after two seconds.
+            numbers = (less, more) if late == 0 else (250, less)
+            own["1"]["grows_after"] = 2 if late == 1 else None
+            for n, number in enumerate(numbers):
+                if number:
+                    write(own[str(n)]["corpus"], number, finish=number == 250 and n != late)
+            job = {"do": "follow", "mesh": {"data": 2}, "differ": own, "more": whole["corpus"]}
+            jobs[2][f"{name}, late {late}"] = job | options
 
 
 GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
@@ -201,24 +210,39 @@ def test_when_process_0_fails_to_prepare_the_others_say_so(answers):
     assert "preparing failed on process 0" in second
 
 
-@pytest.mark.parametrize(
-    ("wait", "said"),
-    [
-        ("a window", "it has 6, and is not finished"),
-        ("the end", "it has 13, and is not finished"),
-        ("the first window", "it has 6, and is not finished"),
-        ("the first part", "nothing is sealed yet in"),
-    ],
-)
-def test_a_wait_that_is_over_on_one_process_ends_all_at_the_same_step(answers, wait, said):
-    ((whole,), (first, second)) = answers[1]["follow"], answers[2][wait]
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_that_is_over_on_process_0_ends_all_at_the_same_step(answers, wait):
+    ((whole,), (first, second)) = answers[1]["follow"], answers[2][f"{wait}, late 0"]
     assert first == second
-    assert first["said"][0].startswith("process 1: ")
-    assert said in first["said"][0]
-    assert len(first["said"]) == 1
+    (said,) = first["said"]
+    assert re.match(
+        "process 0: (no part was added to .* and is not finished|nothing is sealed)", said
+    )
     if first["states"]:
         assert 0 < first["states"][0]["step"] < len(whole["hashes"])
         assert first["hashes"] == whole["hashes"]
+
+
+@pytest.mark.parametrize("wait", LATE)
+def test_a_process_that_sees_parts_later_than_process_0_waits_for_them(answers, wait):
+    ((whole,), (first, second)) = answers[1]["follow"], answers[2][f"{wait}, late 1"]
+    assert first == second
+    assert not first["said"]
+    assert first["hashes"] == whole["hashes"]
+
+
+@pytest.mark.slow
+def test_a_process_that_never_sees_the_parts_of_process_0_says_so_and_ends_the_run(tmp_path):
+    own = {str(n): {"corpus": str(tmp_path / f"{n}")} for n in (0, 1)}
+    for n in (0, 1):
+        write(own[str(n)]["corpus"], 180 - 60 * n)
+    job = {"do": "follow", "mesh": {"data": 2}, "lag": 2, "differ": own}
+    group = start_workers(2, tmp_path / "logs", {"do": "several", "jobs": [job]})
+    codes = group.wait(limit=60)
+    assert 0 not in codes
+    assert (
+        "process 0 sees parts of the corpus that this one has not seen for 2" in group.outputs()[1]
+    )
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from etils import epath
 
 import train
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
+from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.stored_config import hidden_types, read_batches, read_config, save_config
 from tests.runs.program_flags import parse
 from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny

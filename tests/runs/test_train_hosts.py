@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from pipeline.fs import as_path, objects
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.trainer import read_tuned
+from pipeline.trainer.checkpoint import Checkpoints
 from tests.fs import object_servers
 from tests.runs.programs import SLOW, run_hosts, start_hosts, wait_for_step
 from tests.runs.runs import assert_same_losses, audited, steps, summary

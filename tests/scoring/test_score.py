@@ -18,11 +18,11 @@ import pipeline
 import train
 from pipeline.corpus.tasks import INPUTS
 from pipeline.fs.atomic import directory_lock
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import scores as scoring
 from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_eval_step, make_mesh
+from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.corpora import prepare_corpora
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of

@@ -13,10 +13,10 @@ import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import directory_lock
 from pipeline.history import losses, read_history
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
 from pipeline.trainer import Run
+from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.evaluation import evaluation_batches
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny

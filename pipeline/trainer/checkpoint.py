@@ -13,6 +13,7 @@ from etils import epath
 from pipeline.errors import InvalidState, InvalidValue, NotSealed, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
 from pipeline.planning.identity import fingerprint_of
+from pipeline.steps.checksum import checksums
 
 # The item that marks a folder with the name of a step as a checkpoint of this class.
 MARK = "checksums"
@@ -25,16 +26,7 @@ class Checkpoints:
     """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
     A checkpoint has four items: `state` (a pytree of arrays, resharded on restore), `data` (the
-    data state), `run` (any JSON) and `checksums` of the others. In a training loop:
-
-        checkpoints = Checkpoints("runs/mine/checkpoints")
-        if checkpoints.latest is not None:
-            state, data = checkpoints.restore(like=state)
-            loader.set_state(data)
-        …
-        checkpoints.save(step, state, data=loader.get_state())
-        …
-        checkpoints.close()
+    data state), `run` (any JSON) and `checksums` of the others, since orbax restores flipped bits.
 
     In a `with` statement it closes itself, unless the block ends with an error after which other
     processes may be gone.
@@ -54,11 +46,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
-        import orbax.checkpoint as ocp
+        import orbax.checkpoint as ocp  # `lockstep` also runs without it
 
-        from pipeline.loading.checksum import checksums  # imports JAX
-
-        self._args, self._orbax, self._sum = ocp.args, ocp, checksums
+        self._args, self._orbax = ocp.args, ocp
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
         self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
@@ -78,7 +68,7 @@ class Checkpoints:
 
     def compile(self, state: Any) -> None:
         """Compiles the checksums of `state`, so that the first `save` need not."""
-        self._sum(state)
+        checksums(state)
 
     def save(
         self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any] | None = None
@@ -98,7 +88,7 @@ class Checkpoints:
         self._wait()
         args = self._args
         content = {"data": data, "run": run or {}}
-        content["checksums"] = {"state": self._sum(state), "json": fingerprint_of(content)}
+        content["checksums"] = {"state": checksums(state), "json": fingerprint_of(content)}
         items = {name: args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
             composite = args.Composite(state=args.StandardSave(state), **items)
@@ -142,7 +132,7 @@ class Checkpoints:
         args = self._args
         items = {"state": args.StandardRestore(like), "checksums": args.JsonRestore()}
         content = self._restore(step, **items)
-        then, now = _checksums(content)["state"], self._sum(content["state"])
+        then, now = _checksums(content)["state"], checksums(content["state"])
         for path, value in now.items():
             dtype, _, _ = value.partition(":")  # a cast array cannot be compared
             if then.get(path, "").startswith(f"{dtype}:") and then[path] != value:
