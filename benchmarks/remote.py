@@ -21,32 +21,11 @@ import numpy as np
 import pipeline
 from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
-from pipeline.corpus.cache import PartCache
 
 MILLISECONDS, MEGABYTES = 30, 200
 TOKENS_PER_PART, PARTS, WINDOWS = 1 << 22, 64, 14  # of 16 MiB; `prepare` makes some of 64 MiB
 BATCH = 1 << 17  # positions
 SPEED = 30e6  # tokens that training takes in a second; the bandwidth is 50 M
-
-
-class LeastRecent(PartCache):
-    """The window ahead is fetched, too, but the part that was read longest ago makes way."""
-
-    def restart(self) -> None:
-        """See `PartCache`."""
-        super().restart()
-        self._read: dict[int, float] = {}
-
-    def maps(self, parts: np.ndarray):
-        """See `PartCache`."""
-        self._read |= dict.fromkeys(parts.tolist(), time.monotonic())
-        return super().maps(parts)
-
-    def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:
-        if needed[number] > 1:
-            return []
-        old = [other for other in here if needed[other] > 0]
-        return sorted(old, key=lambda other: self._read.get(other, 0.0))
 
 
 @dataclasses.dataclass
@@ -67,7 +46,7 @@ class Run:
 
 
 def measure() -> Section:
-    """Trains for two epochs from local disk and through two caches, and for a part by ranges."""
+    """Trains for two epochs from local disk and through a cache."""
     mean = 600
     drawn = np.random.default_rng(0).lognormal(6, 0.9, PARTS * TOKENS_PER_PART // mean)
     lengths = np.clip(drawn, 2, 4096).astype(np.int64)
@@ -86,10 +65,6 @@ def measure() -> Section:
         runs = {"local disk": _train(local, window, address, 3)}
         runs["local disk, no training"] = _train(local, window, address, 3, speed=np.inf)
         runs["a cache of a quarter"] = _train(cached("ahead"), window, address, 3)
-        with mock.patch("pipeline.corpus.corpus.PartCache", LeastRecent):
-            runs["the same, least recently read"] = _train(cached("recent"), window, address, 3)
-        ranges = pipeline.Corpus.open("s3://bucket/corpus")
-        runs["ranges alone"] = _train(ranges, window, address, 3, most=40)
         name = "a cache of a quarter, no training"
         runs[name] = _train(cached("fast"), window, address, 3, speed=np.inf)
     whole = runs["local disk"]
@@ -113,7 +88,7 @@ def measure() -> Section:
         f"{SPEED / 1e6:.0f} M tokens/s, and without training. The corpus has {size / 1e6:.0f} MB "
         f"in {PARTS} parts, planned in {WINDOWS} windows. An S3-compatible server on this machine "
         f"answers after {MILLISECONDS} ms and sends {MEGABYTES} MB/s, which are "
-        f"{MEGABYTES / 4:.0f} M tokens/s. Ranges alone are measured over 40 batches."
+        f"{MEGABYTES / 4:.0f} M tokens/s."
     )
     return Section("remote", about, lines)
 
@@ -123,7 +98,6 @@ def _train(
     window: int,
     address: str,
     epochs: int,
-    most: int | None = None,
     speed: float = SPEED,
 ) -> Run:
     before = _statistics(address)
@@ -134,9 +108,9 @@ def _train(
         corpus, tokens_per_batch=BATCH, max_buckets=2, window=window, num_epochs=epochs
     ) as loader:
         steps = loader.plan.num_batches()
-        for epoch in range(epochs if most is None else 1):
+        for epoch in range(epochs):
             start, count = time.perf_counter(), 0
-            for step in range(steps if most is None else most):
+            for step in range(steps):
                 batch = next(loader)
                 jax.block_until_ready(batch)
                 if epoch == step == 0:

@@ -67,7 +67,7 @@ def get_config() -> ConfigDict:
     config.batches.overflow = "split"
 
     # For corpora in object storage: a local directory for their parts, and the most bytes of each
-    # corpus there. Not given: no cache; half of the free space.
+    # corpus there. Not given: in the directory of the user's caches; 20 GB.
     config.cache = ConfigDict({"directory": config_dict.placeholder(str)})
     config.cache.bytes = config_dict.placeholder(int)
 

@@ -33,6 +33,12 @@ settings.register_profile("lockstep", derandomize=True, deadline=None, max_examp
 settings.load_profile("lockstep")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _caches(tmp_path_factory):
+    """Corpora in object storage are read through a cache, by default below this directory."""
+    os.environ["XDG_CACHE_HOME"] = os.fspath(tmp_path_factory.mktemp("caches"))
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, worker_id):
     """`once(name, make)`: a folder that `make(folder)` fills, for all workers of this test run."""

@@ -13,7 +13,6 @@ from pipeline.corpus.groups import Groups
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.on_read import tokenize_on_read
 from pipeline.corpus.pairs import Pairs, open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
@@ -42,5 +41,4 @@ __all__ = [
     "prepare",
     "prepare_pairs",
     "prepare_share",
-    "tokenize_on_read",
 ]

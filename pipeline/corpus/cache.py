@@ -2,7 +2,7 @@
 
 A plan knows every future read. So the part that is needed first is fetched first, and when there is
 no room, the part that is needed last is evicted (Belády, 1966, whose rule fetches the fewest
-bytes). Parts that are not there yet are read by ranges; see `reader.Reader`.
+bytes). A part that is read before it is there is fetched at once, while the reader waits.
 
 All processes of a machine share the directory. One of them fetches a part into a locked temporary
 file of its full size, and renames it when it is complete. So the sizes of all files add up to the
@@ -10,6 +10,7 @@ space used, and a killed process leaves nothing that is taken for a part.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -19,14 +20,15 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TypeVar
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import open_part, part_name
-from pipeline.corpus.parts import Maps, Part, PartFile
+from pipeline.corpus.manifest import open_part
+from pipeline.corpus.parts import PartFile, PartTable
 from pipeline.errors import InvalidValue, UserError
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, make_directory, open_locked
@@ -38,11 +40,14 @@ logger = logging.getLogger(__name__)
 FETCHES = 4
 # Seconds between looks at what the plan needs, and before a failed fetch is tried again.
 PAUSE, AFTER_FAILURE = 0.1, 10.0
-# The name of a part that is being fetched, and a pattern for the number in both names.
+# The name of a part that is being fetched, and a pattern for the name of the part in it.
 FETCHING = ".{}.fetching"
-NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
+NAMES = re.compile(r"(part-[-\d]+\.arrow)|\.(part-[-\d]+\.arrow)\.fetching")
 LOCK = ".lock"
-NEVER = 1 << 40
+# When a part is needed: at once, or by no window.
+NOW, NEVER = -1, 1 << 40
+# The most bytes of the parts of a corpus in its cache, by default.
+MAX_BYTES = 20_000_000_000
 
 T = TypeVar("T")
 
@@ -50,28 +55,50 @@ T = TypeVar("T")
 Demand = Callable[[], Sequence[np.ndarray] | None]
 
 
+@functools.cache
+def default_directory() -> pathlib.Path:
+    """The directory `lockstep` in that of the user's caches; the log says so once."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    directory = pathlib.Path(caches).expanduser() / "lockstep"
+    logger.info(
+        "parts of corpora in object storage are kept in %s, up to %s bytes of each corpus "
+        "(cache=, cache_bytes=)",
+        *(directory, f"{MAX_BYTES:,}"),
+    )
+    return directory
+
+
 class PartCache(Handles):
     """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
-    None: the bytes that are in the directory now, and half of those free on its disk.
+    None: `MAX_BYTES`, or less if the disk has no room for them.
+
+    Attributes:
+        source: the directory of the corpus.
+        directory: the local directory, of this corpus alone.
+        evictions: how often files were removed that may have been opened.
+        traffic: the cost of reading so far, in this process: the bytes `fetched`; `stalls`, which
+            are reads that waited, and the seconds that they `waited`.
     """
 
-    handles = ("_files", "_maps", "_demands", "_threads")
+    handles = ("_demands", "_threads")
 
     def __init__(
         self,
         source: epath.Path,
-        parts: Sequence[Part],
+        parts: PartTable,
         directory: pathlib.Path,
-        max_bytes: int | None,
+        max_bytes: int | None = None,
     ):
-        self._source, self._parts, self.directory = source, parts, directory
+        self.source, self.directory, self._parts = source, directory, parts
         self.num_parts = len(parts)
         make_directory(directory)
-        self._sizes = np.array([part.bytes for part in parts], np.int64)
+        self._sizes, self._names = parts.numbers("bytes"), parts.strings("file")
+        self._numbers = {name: number for number, name in enumerate(self._names)}
         here, _ = self._scan()
         if max_bytes is None:
-            max_bytes = sum(here.values()) + shutil.disk_usage(directory).free // 2
+            free = shutil.disk_usage(directory).free
+            max_bytes = min(MAX_BYTES, sum(here.values()) + free // 2)
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
             raise InvalidValue(
                 f"cache_bytes is {max_bytes:,}, but a part of {os.fspath(source)} has up to "
@@ -84,19 +111,17 @@ class PartCache(Handles):
     def restart(self) -> None:
         """See `Handles`."""
         super().restart()
-        # The cost of reading so far, in this process: bytes `fetched` as whole parts, and `ranged`
-        # before these are there; `hits` and `misses` of pieces; `stalls`, which are reads that
-        # waited, and the seconds that they `waited`.
         self.traffic: defaultdict[str, float] = defaultdict(float)
-        self._files: dict[int, PartFile] = {}
-        self._maps: Maps | None = None  # of `_files`, until these change
+        self.evictions = 0
+        self._seen: set[str] = set()  # the parts that were there at the last look
+        self._needed = np.full(self.num_parts, NEVER)
         self._demands: list[Demand] = []
-        self._threads, self._told = 0, 0
+        self._threads, self._told = 0, False
         self._failures: set[str] = set()
 
     def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
         """The result of `read` on a local copy of another file, outside of `max_bytes`."""
-        path, source = epath.Path(self.directory / name), self._source / name
+        path, source = epath.Path(self.directory / name), self.source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
         with source.open("rb") as there, atomic_write(path, shared=True) as file:
@@ -106,40 +131,55 @@ class PartCache(Handles):
         except InvalidValue as error:
             raise InvalidValue(str(error).replace(os.fspath(path), os.fspath(source))) from error
 
-    def maps(self, parts: np.ndarray) -> Maps:
-        """The mapped parts, with those of `parts` that are in the cache."""
-        for number in np.unique(parts).tolist():
-            self.file(number)
-        with self._lock:
-            maps = self._maps = self._maps or Maps(dict(self._files), self._parts)
-        hits = int(np.count_nonzero(maps.has[parts]))
-        self.count(hits=hits, misses=len(parts) - hits)
-        return maps
+    def open(self, numbers: Sequence[int]) -> list[PartFile]:
+        """The files of these parts, whose digests are right; waits for those that are not there."""
+        found = {number: self._verify(number) for number in numbers}
+        if missing := [number for number, file in found.items() if file is None]:
+            begin = time.perf_counter()
+            with ThreadPoolExecutor(FETCHES) as pool:
+                found |= zip(missing, pool.map(self._wait, missing), strict=True)
+            self.count(stalls=1, waited=time.perf_counter() - begin)
+        return [file for file in found.values() if file is not None]
 
-    def file(self, number: int) -> PartFile | None:
-        """The part with this number, mapped if its digest is right; None if it is not there."""
-        if (file := self._files.get(number)) is None:
-            part = self._parts[number]
-            path = self.directory / part.file
-            if not path.is_file():
-                return None
-            try:
-                file = open_part(epath.Path(self.directory), part, verify=True)
-            except ValueError as error:
-                open_part(self._source, part, verify=True)  # or it would be fetched damaged forever
-                logger.warning("%s is removed and fetched again: %s", path, error.__cause__)
-                path.unlink(missing_ok=True)
-                return None
-            with self._lock:
-                self._files[number], self._maps = file, None
-        return file
+    def has(self, number: int) -> bool:
+        """Whether a part is there."""
+        return self._path(number).is_file()
 
-    def _unmap(self, numbers: Iterable[int]) -> None:
-        """Forgets parts whose files are removed, so that their space on disk becomes free."""
-        with self._lock:
-            for number in numbers:
-                if self._files.pop(number, None) is not None:
-                    self._maps = None
+    def _path(self, number: int) -> pathlib.Path:
+        return self.directory / self._names[number]
+
+    def _wait(self, number: int) -> PartFile:
+        """A part that is fetched, by this thread unless another one does."""
+        while True:
+            needed = self._needed.copy()
+            needed[number] = NOW
+            file = self._verify(number, self._fetch([number], needed))
+            if file is not None:
+                return file
+            time.sleep(PAUSE)
+
+    def _open_local(self, number: int) -> PartFile | None:
+        """A part, mapped, if it is there."""
+        if not self._path(number).is_file():
+            return None
+        return open_part(epath.Path(self.directory), self._parts[number])
+
+    def _verify(self, number: int, file: PartFile | None = None) -> PartFile | None:
+        """A part whose digest is right; None if it is not there. A damaged one is removed.
+
+        `file` is that part, if it is mapped already.
+        """
+        try:
+            if file := file or self._open_local(number):
+                file.verify()
+            return file
+        except ValueError as error:
+            # If it is damaged there, too, it would be fetched forever.
+            open_part(self.source, self._parts[number], verify=True)
+            path = self._path(number)
+            logger.warning("%s is removed and fetched again: %s", path, error)
+            path.unlink(missing_ok=True)
+            return None
 
     def count(self, **more: float) -> None:
         """Adds to entries of `traffic`."""
@@ -160,7 +200,9 @@ class PartCache(Handles):
     def _work(self) -> None:
         while (needed := self._ask()) is not None:
             try:
-                if not self._fetch_next(needed):
+                order = np.argsort(needed, kind="stable")
+                wanted = order[: np.count_nonzero(needed < NEVER)].tolist()
+                if not self._fetch(wanted, needed):
                     time.sleep(PAUSE)
             except Exception as error:
                 with self._lock:  # a failure is logged once, by one thread
@@ -168,9 +210,8 @@ class PartCache(Handles):
                     self._failures.add(str(error))
                 if new:
                     logger.warning(
-                        "fetching from %s into %s failed, and is tried again every %d s; until it "
-                        "succeeds, batches read ranges: %s",
-                        *(os.fspath(self._source), self.directory, AFTER_FAILURE, error),
+                        "fetching from %s into %s failed, and is tried again every %d s: %s",
+                        *(os.fspath(self.source), self.directory, AFTER_FAILURE, error),
                         exc_info=not isinstance(error, OSError | UserError),
                     )
                 time.sleep(AFTER_FAILURE)
@@ -184,34 +225,29 @@ class PartCache(Handles):
             if not self._demands:
                 self._threads -= 1
                 return None
-        needed = np.full(len(self._parts), NEVER)
+        needed = np.full(self.num_parts, NEVER)
         for _, windows in said:
             for place, numbers in enumerate(windows or ()):
                 needed[numbers] = np.minimum(needed[numbers], place)
+        self._needed = needed
         return needed
 
-    def _tell(self, needed: np.ndarray, here: dict[int, int]) -> None:
-        """Logs that the first window is being fetched, that it is there, or that it has no room."""
-        now = np.flatnonzero(needed == 0)
-        size, missing = int(self._sizes[now].sum()), {*now.tolist()} - {*here}
-        names = os.fspath(self._source), self.directory
+    def _tell(self, needed: np.ndarray) -> None:
+        """Logs that the first window has no room."""
+        size = int(self._sizes[needed == 0].sum())
         if size > self.max_bytes and not self._told:
-            self._told = 2
+            self._told = True
             logger.warning(
-                "the files of a window of %s have %s bytes, but %s has room for %s, so the rest is "
-                "read by ranges, which is slower; raise cache_bytes, or give the plan a smaller "
-                "window=",
-                *(names[0], f"{size:,}", names[1], f"{self.max_bytes:,}"),
+                "the files of a window of %s have %s bytes, but %s has room for %s, so they are "
+                "fetched again and again; raise cache_bytes, or give the plan a smaller window=",
+                *(os.fspath(self.source), f"{size:,}", self.directory, f"{self.max_bytes:,}"),
             )
-        elif missing and not self._told:
-            self._told = 1
-            logger.info("batches read ranges of %s until a window of it is in %s", *names)
-        elif not missing and self._told == 1:
-            self._told = 2
-            logger.info("a window of %s is in %s: %s bytes", *names, f"{size:,}")
 
-    def _fetch_next(self, needed: np.ndarray) -> bool:
-        """Fetches the part that is needed first; False if it has no room yet, or all are there."""
+    def _fetch(self, wanted: Sequence[int], needed: np.ndarray) -> PartFile | None:
+        """Fetches the first of the parts `wanted` that is not there; returns its file.
+
+        None: all are there or are being fetched, or there is no room for that part yet.
+        """
         with self._exclusively():
             here, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
@@ -219,19 +255,16 @@ class PartCache(Handles):
                     with open_locked(self._fetching(other), wait=False):
                         self._fetching(other).unlink()
                     del fetching[other]
-            self._tell(needed, here)
-            self._unmap({*self._files} - {*here})  # those that another process has removed
-            wanted = (
-                number
-                for number in np.argsort(needed, kind="stable").tolist()
-                if needed[number] < NEVER and number not in here and number not in fetching
-            )
-            if (number := next(wanted, None)) is None:
-                return False
+            self._tell(needed)
+            self._note({*here})
+            names = ((number, self._names[number]) for number in wanted)
+            new = ((n, name) for n, name in names if name not in here and name not in fetching)
+            if (first := next(new, None)) is None:
+                return None
+            number, name = first
             if not self._make_room(number, needed, here, sum(fetching.values())):
-                return False
-            name, size = part_name(number), int(self._sizes[number])
-            temporary = self._fetching(number)
+                return None
+            temporary, size = self._fetching(name), int(self._sizes[number])
             file = open_locked(temporary)
             try:
                 if hasattr(os, "posix_fallocate"):  # not on macOS
@@ -240,51 +273,61 @@ class PartCache(Handles):
                 temporary.unlink()
                 raise
         with file:
-            objects.download(self._source / name, temporary, size=size)
+            objects.download(self.source / name, temporary, size=size)
             os.fsync(file.fileno())
             with self._exclusively():  # so that no other process sees both names, or neither
                 temporary.replace(self.directory / name)
+                self._seen.add(name)
+                part = self._open_local(number)  # before another process can evict it
         self.count(fetched=size)
-        return True
+        return part
+
+    def _note(self, here: set[str]) -> None:
+        """Counts evictions by any process: files that were there at the last look, and are not."""
+        if self._seen - here:
+            self.evictions += 1
+        self._seen = here
 
     def _exclusively(self) -> IO[bytes]:
         """The lock of the directory, released when it is closed, or with the process."""
         return open_locked(self.directory / LOCK)
 
-    def _fetching(self, number: int) -> pathlib.Path:
+    def _fetching(self, name: str) -> pathlib.Path:
         """The path of a part while it is being fetched."""
-        return self.directory / FETCHING.format(part_name(number))
+        return self.directory / FETCHING.format(name)
 
     def _make_room(
-        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
+        self, number: int, needed: np.ndarray, here: dict[str, int], reserved: int
     ) -> bool:
         """Evicts parts until part `number` has room; returns False, and evicts none, if that fails.
 
         `reserved` is the size of the parts that are being fetched.
         """
         room = self.max_bytes - sum(here.values()) - reserved
-        later = [other for other in here if needed[other] > needed[number]]
-        out = sorted(later, key=lambda other: (needed[other], other), reverse=True)
-        sizes = np.cumsum([0, *(here[other] for other in out)])
+        # Parts that the corpus does not have, or no longer, are needed by nobody.
+        numbers = {name: self._numbers.get(name) for name in here}
+        when = {name: NEVER if n is None else int(needed[n]) for name, n in numbers.items()}
+        later = [name for name in here if when[name] > needed[number]]
+        out = sorted(later, key=lambda name: (when[name], name), reverse=True)
+        sizes = np.cumsum([0, *(here[name] for name in out)])
         if room + sizes[-1] < self._sizes[number]:
             return False
         out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
-        for other in out:
-            (self.directory / part_name(other)).unlink(missing_ok=True)
-        self._unmap(out)
+        for name in out:
+            (self.directory / name).unlink(missing_ok=True)
+        self._note({*here} - {*out})
         return True
 
-    def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The file sizes of complete parts, and of those that are being fetched.
+    def _scan(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The file sizes of complete parts, and of those that are being fetched, by name.
 
         Refuses anything else that has the name of a part or of the lock: no fetch could succeed.
         """
-        whole: dict[int, int] = {}
-        reserved: dict[int, int] = {}
+        whole: dict[str, int] = {}
+        reserved: dict[str, int] = {}
         for entry in os.scandir(self.directory):
-            found = NUMBER.fullmatch(entry.name)
-            number = int(found[1] or found[2]) if found else self.num_parts
-            if number >= self.num_parts and entry.name != LOCK:
+            named = NAMES.fullmatch(entry.name)
+            if not named and entry.name != LOCK:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 about = entry.stat(follow_symlinks=False)
@@ -293,8 +336,7 @@ class PartCache(Handles):
                         f"{entry.path} is not a regular file, but has the name of a part of the "
                         "corpus or of the lock; remove it, or give another cache"
                     )
-                if entry.name == LOCK:
-                    continue
-                files = reserved if entry.name.startswith(".") else whole
-                files[number] = about.st_size
+                if named:
+                    files = whole if named[1] else reserved
+                    files[named[1] or named[2]] = about.st_size
         return whole, reserved

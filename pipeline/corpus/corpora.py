@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.columns import Pieces
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus, Readable, Split
 from pipeline.corpus.log import Log
+from pipeline.corpus.reader import Pieces
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 from pipeline.planning.growing import APART

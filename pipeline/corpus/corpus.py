@@ -4,14 +4,14 @@ import errno
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 from etils import epath
 
 from pipeline.corpus.added import Store, add_features, find_added
-from pipeline.corpus.cache import PartCache
+from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.manifest import (
@@ -23,7 +23,7 @@ from pipeline.corpus.manifest import (
     read_lengths,
     require_same_origin,
 )
-from pipeline.corpus.reader import PartFiles, Reader
+from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.corpus.writer import ARRAYS, PartWriter
@@ -38,7 +38,6 @@ class OpenOptions(TypedDict, total=False):
     """The options of `Corpus.open`, for type checkers."""
 
     features: Iterable[str]
-    memory_map: bool | None
     cache: str | os.PathLike | None
     cache_bytes: int | None
 
@@ -53,14 +52,13 @@ class Corpus(Stored):
         directory: as for `open`.
         features: names of features that `with_features` added, to read besides those that
             the corpus was made with.
-        memory_map: whether to map the files or to read ranges of them; by default, they are
-            mapped if they are local and there is no `cache`.
-        cache: a local directory for the parts of a corpus in object storage. Each part is
-            fetched before the plan needs it, and checked by its digest. All processes of a
-            machine may share one. Default None: batches read ranges of bytes, which have no
-            digest; `verify` checks all.
-        cache_bytes: the most bytes of the parts in `cache`; give room for two windows of the
-            plan. Default None: half of what is free on its disk.
+        cache: a local directory for the parts of the corpus, each of which is fetched before the
+            plan needs it, and checked by its digest. All corpora and all processes of a machine may
+            share one. Default None: for a corpus in object storage, the directory `lockstep` in
+            that of the user's caches (`XDG_CACHE_HOME`, or `~/.cache`); files of a local corpus are
+            mapped where they are.
+        cache_bytes: the most bytes of the parts of this corpus in the cache; give room for two
+            windows of the plan. Default None: 20 GB, or less if the disk has no room for them.
 
     Attributes:
         directory, origin: see `Stored`.
@@ -69,31 +67,31 @@ class Corpus(Stored):
         lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`.
     """
 
+    files: np.ndarray
+
     def __init__(
         self,
         directory: epath.PathLike,
         *,
         features: Iterable[str] = (),
-        memory_map: bool | None = None,
         cache: str | os.PathLike | None = None,
         cache_bytes: int | None = None,
     ):
-        if cache is None and cache_bytes is not None:
-            raise InvalidValue(f"cache_bytes is {cache_bytes}, but there is no cache=; give both")
-        if cache is not None and not os.fspath(cache):
-            raise InvalidValue("cache is empty; give a local directory, or None for no cache")
+        if cache is not None and not (os.fspath(cache) and is_local(cache)):
+            raise InvalidValue(f"cache is {os.fspath(cache)!r}; give a local directory")
         if cache_bytes is not None:
             require_whole("cache_bytes", cache_bytes, 1)
-        if cache is not None and (memory_map or not is_local(cache)):
-            raise InvalidValue(
-                f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the parts in a cache "
-                "are always mapped, so omit memory_map"
-            )
         place = as_path(directory)
+        if cache is None and not is_local(place):
+            cache = default_directory()
+        if cache is None and cache_bytes is not None:
+            raise InvalidValue(
+                f"cache_bytes is {cache_bytes}, but {os.fspath(place)} is local and there is no "
+                "cache=; omit cache_bytes"
+            )
         manifest = Manifest.of(place)
         added = find_added(place, features, manifest.digest)
-        mapped = is_local(place) if memory_map is None else memory_map
-        super().__init__(place, manifest, mapped or cache is not None, manifest.digest)
+        super().__init__(place, manifest, manifest.digest)
         self._stores = [Store(place, manifest), *added]
         for each in added:
             self.features = {**self.features, **each.manifest.features}
@@ -102,28 +100,27 @@ class Corpus(Stored):
             self.identity = {**self.identity, "features": of_added}
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
-        self.files = np.array([part.examples for part in manifest.parts], np.int64)
-        self._caches: list[PartCache | None] = [None] * len(self._stores)
+        self.files = manifest.table.numbers("examples")
+        self._caches: list[PartCache] = []
         # The options that open the same corpus.
-        self._options: dict[str, Any] = {"features": self.added, "memory_map": mapped}
+        self._options: dict[str, Any] = {"features": self.added}
         if cache is None:
-            self.lengths = read_lengths(place / LENGTHS, manifest, mapped)
+            self.lengths = read_lengths(place / LENGTHS, manifest)
             return
         root, total = pathlib.Path(cache).expanduser(), sum(m.bytes for _, m in self._stores)
-        caches = [
+        self._caches = [
             # Each gets its share of the space, by its bytes.
             PartCache(
                 place,
-                each.parts,
+                each.table,
                 root / each.digest,
                 cache_bytes and cache_bytes * each.bytes // total,
             )
             for place, each in self._stores
         ]
-        self._caches = [*caches]
-        room = sum(each.max_bytes for each in caches)
-        self._options = {"features": self.added, "cache": os.fspath(root), "cache_bytes": room}
-        self.lengths = caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
+        room = sum(each.max_bytes for each in self._caches)
+        self._options |= {"cache": os.fspath(root), "cache_bytes": room}
+        self.lengths = self._caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest))
 
     @overload
     @classmethod
@@ -137,9 +134,7 @@ class Corpus(Stored):
 
     @overload
     @classmethod
-    def open(
-        cls, directory: epath.PathLike, *, follow: Literal[True], memory_map: bool | None = None
-    ) -> Growing: ...
+    def open(cls, directory: epath.PathLike, *, follow: Literal[True]) -> Growing: ...
 
     @classmethod
     def open(
@@ -161,10 +156,10 @@ class Corpus(Stored):
         if follow:
             if options.get("cache") is not None or options.get("features"):
                 raise InvalidValue(
-                    "with follow=True, a corpus has no cache and no added features; omit cache= "
-                    "and features="
+                    "with follow=True, parts in object storage are kept in the default cache, and "
+                    "there are no added features; omit cache= and features="
                 )
-            return Growing(directory, options.get("memory_map"))
+            return Growing(directory)
         corpus = cls(directory, **options)
         return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
 
@@ -230,7 +225,7 @@ class Corpus(Stored):
                 corpus = cls(directory)
                 require_same_origin(directory, corpus.origin, ARRAYS)
                 corpus.require_task(task)
-                there = [part.sha256 for part in corpus._manifest.parts]
+                there = corpus._manifest.table.strings("sha256")
                 if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
                     raise InvalidValue(
                         f"{os.fspath(directory)} holds a corpus of other examples "
@@ -296,16 +291,16 @@ class Corpus(Stored):
     @functools.cached_property
     def _stored(self) -> Reader:  # type: ignore[override]  # made when it is first read
         """The reader of the tokens and of added features."""
-        files = [
-            PartFiles(place, each.parts, each.features, self.in_memory, cache)
-            for (place, each), cache in zip(self._stores, self._caches, strict=True)
-        ]
-        return Reader(self.task, self.lengths, files)
+        local = [LocalParts(place, each.table) for place, each in self._stores]
+        stores: Sequence[PartStore] = self._caches or local
+        features = [self._manifest.of_tokens, *(each.features for _, each in self._stores)]
+        known = {name: feature for each in features for name, feature in each.items()}
+        return Reader(self.task, self.lengths, self.files, known, stores)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """See `AnyCorpus`."""
-        return tuple((cache, 0) for cache in self._caches if cache is not None)
+        return tuple((cache, 0) for cache in self._caches)
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""
@@ -343,8 +338,9 @@ class Corpus(Stored):
         for name, value in expected.items():
             if (said := getattr(self._manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+        files = {*self._manifest.table.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
-            if path.name not in {part.file for part in self._manifest.parts}:
+            if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def require_task(self, task: Task) -> None:

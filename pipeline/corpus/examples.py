@@ -4,9 +4,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.corpus.columns import Memory
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.text.features import WEIGHTS, Feature
@@ -49,7 +49,7 @@ class Examples(SingleCorpus):
         task: Task = CAUSAL,
     ):
         features = task.check(features)
-        self.task, self.in_memory = task, True
+        self.task = task
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = list(divide_arrays(columns, features, self.vocab_size))
         if not parts:
@@ -79,8 +79,8 @@ class Examples(SingleCorpus):
         return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
 
     @functools.cached_property
-    def _stored(self) -> Memory:  # type: ignore[override]  # others have an attribute
-        return Memory.of(self.task, self._ragged)
+    def _stored(self) -> Reader:  # type: ignore[override]  # others have an attribute
+        return Reader.of(self.task, self._ragged)
 
     def __getstate__(self) -> dict[str, Any]:
         # `_stored` refers to the same arrays, and is made again.

@@ -1,7 +1,7 @@
-"""Gathering: pieces of arrays, copied one after another."""
+"""Gathering: pieces of memory, copied one after another."""
 
+import functools
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,41 +10,94 @@ import pyarrow as pa
 # For each field of a task one flat array, pieces of examples one after another.
 Fields: TypeAlias = dict[str, np.ndarray]
 
+# All memory of the process, from this address on. Only what an array holds may be read of it.
+BASE = 64
+MEMORY = pa.foreign_buffer(BASE, 1 << 62)
 
-def gather(
-    values: np.ndarray, first: np.ndarray, sizes: np.ndarray, ends: np.ndarray | None = None
-) -> np.ndarray:
-    """`sizes` values from each of `first`, one piece after another; zeros for those past `ends`.
+# The first odd numbers.
+KEPT = 1 << 14
+ODD = pa.array(np.arange(1, 2 * KEPT, 2))
+
+
+def address_of(array: np.ndarray) -> int:
+    """The address of the first number of an array."""
+    return array.__array_interface__["data"][0]
+
+
+@functools.lru_cache
+def _memory_as(dtype: np.dtype) -> np.ndarray:
+    """All memory from `BASE` on, as numbers of a dtype."""
+
+    class Memory:
+        __array_interface__ = {  # noqa: RUF012  # as NumPy wants it
+            "version": 3,
+            "data": (BASE, True),
+            "typestr": dtype.str,
+            "shape": ((1 << 62) // dtype.itemsize,),
+        }
+
+    return np.asarray(Memory())
+
+
+def take_numbers(addresses: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The number at each address, which must be a multiple of its size."""
+    return _memory_as(dtype).take((addresses - BASE) // dtype.itemsize)
+
+
+def copy_memory(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """The bytes of pieces of memory, one after another, each followed by zeros: uint8 [total].
 
     Arrow copies each piece as a string of bytes: 3 to 5 times as fast as a gather by value. The
-    strings to take alternate with the gaps between them. A gap before an earlier piece has a
-    negative size, so the array must be used for nothing but this `take`.
+    strings to take alternate with what lies between them, which may have a negative size; so the
+    array of strings must be used for nothing but this `take`.
+
+    Args:
+        addresses: where each piece begins; int64 [pieces].
+        sizes: the bytes of each piece.
+        reach: the bytes of the result that each piece takes, with the zeros after it.
+    """
+    total, pieces = int(reach.sum()), len(addresses)
+    edges = np.zeros(4 * pieces + 2, np.int64)
+    begins, ends, gaps, gap_ends = (edges[at:-1:4] for at in (1, 2, 3, 4))
+    np.subtract(addresses, BASE, out=begins)
+    np.add(begins, sizes, out=ends)
+    gaps.fill(_zeros(total) - BASE)
+    np.add(gaps, reach - sizes, out=gap_ends)
+    # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
+    # little more than all that is copied, so that it is never moved. Nothing is read up to there.
+    edges[-1] = 2 * total + total // max(2 * pieces, 1) + 2
+    buffers = [None, pa.py_buffer(edges), MEMORY]
+    strings = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+    odd = ODD.slice(0, 2 * pieces) if 2 * pieces <= KEPT else pa.array(np.arange(1, 4 * pieces, 2))
+    return np.frombuffer(strings.take(odd).buffers()[2], np.uint8, total)
+
+
+@functools.lru_cache
+def _zeros_of(log_size: int) -> np.ndarray:
+    return np.zeros(1 << log_size, np.uint8)
+
+
+def _zeros(size: int) -> int:
+    """The address of at least `size` zeros; they take memory once they are read."""
+    return address_of(_zeros_of(size.bit_length()))
+
+
+def gather(
+    values: np.ndarray, first: np.ndarray, sizes: np.ndarray, reach: np.ndarray | None = None
+) -> np.ndarray:
+    """`sizes` values from each of `first`, one piece after another.
 
     Args:
         values: `[n, …]`, of any dtype; the numbers of one value are contiguous.
         first: the place of the first value of each piece.
         sizes: the number of values of each piece.
-        ends: where the readable memory of each piece ends; None: at the end of `values`.
+        reach: the number of values that each piece takes in the result, with zeros after its own;
+            None: `sizes`.
     """
-    within = np.minimum(sizes, (len(values) if ends is None else ends) - first)
-    edges = np.zeros(2 * len(first) + 2, np.int64)
-    edges[1:-1:2], edges[2:-1:2] = first, first + within
-    # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
-    # little more than all that is copied, so that it is never moved. Nothing is read up to there.
-    total = int(within.sum())
-    edges[-1] = 2 * total + total // max(len(first), 1) + 2
-    offsets = edges * (values.itemsize * math.prod(values.shape[1:]))
-    size = max(values.nbytes, int(offsets[-1]))
-    address, _ = values.__array_interface__["data"]
-    memory = pa.foreign_buffer(address, size, values)
-    strings = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(offsets), memory]
-    )
-    taken = strings.take(pa.array(np.arange(1, len(edges) - 1, 2)))
-    found = np.frombuffer(taken.buffers()[2], values.dtype).reshape(-1, *values.shape[1:])
-    if len(found) < sizes.sum():
-        found = np.insert(found, np.repeat(np.cumsum(within), sizes - within), 0, axis=0)
-    return found
+    item = values.itemsize * math.prod(values.shape[1:])
+    places = sizes if reach is None else reach
+    copied = copy_memory(address_of(values) + item * first, item * sizes, item * places)
+    return copied.view(values.dtype).reshape(-1, *values.shape[1:])
 
 
 def new_array(size: int, dtype: Any) -> np.ndarray:
@@ -55,18 +108,3 @@ def new_array(size: int, dtype: Any) -> np.ndarray:
     """
     dtype = np.dtype(dtype)
     return np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)
-
-
-def join_memory(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One array over the memory of several of one dtype, and the place of each in it: int64 [n].
-
-    All memory has one address space, so an array from the lowest to the highest covers all of them.
-    Nothing between them may be read, and they must live as long as it does.
-    """
-    some = [each for each in arrays if len(each)] or [np.zeros(1, arrays[0].dtype)]
-    lowest = min(some, key=lambda array: array.ctypes.data)
-    item, base = lowest.itemsize, lowest.ctypes.data
-    places = [(each.ctypes.data - base) // item if len(each) else 0 for each in arrays]
-    size = max(place + len(each) for place, each in zip(places, arrays, strict=True))
-    whole = np.lib.stride_tricks.as_strided(lowest, (size,), (item,), writeable=False)
-    return whole, np.array(places, np.int64)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.columns import Pieces
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus
+from pipeline.corpus.reader import Pieces
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
@@ -188,7 +188,7 @@ class Groups(SingleCorpus):
         later = {"targets", "loss_weights", *(n for n in names if self.features[n].of == "targets")}
         fields = {}
         for name, values in read.items():
-            fields[name] = gather(values, at + (name in later), reach)
+            fields[name] = gather(values, at + (name in later), lengths, reach)
             if name not in later:
                 fields[name][places] = values[len(values) - len(copies) :]
         return fields

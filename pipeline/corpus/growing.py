@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Split
 from pipeline.corpus.log import Damaged, Entry, Log
+from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
-from pipeline.corpus.reader import PartFiles, Reader
+from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import GROUPS, TASKS
 from pipeline.errors import InvalidState, InvalidValue, Missing, require_share
@@ -55,7 +57,6 @@ class Growing(Handles, Stored):
     def __init__(
         self,
         directory: epath.PathLike,
-        memory_map: bool | None = None,
         entries: Sequence[Entry] = (),
         wait_seconds: float | None = None,
         hold_out: float = 0.0,
@@ -67,9 +68,9 @@ class Growing(Handles, Stored):
                 f"{os.fspath(directory)} holds groups, which cannot be followed; open it without "
                 "follow=True once it is finished"
             )
-        mapped = is_local(place) if memory_map is None else memory_map
-        first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
-        super().__init__(place, about, mapped, first)
+        first = about.parts[0].sha256[:12]
+        super().__init__(place, about, f"those of a log that begins with {first}")
+        self._cache = None if is_local(place) else default_directory() / first
         if hold_out:
             split = {"hold_out": hold_out, "held_out": False}
             self.identity = {**self.identity, Split.kind: split}
@@ -111,9 +112,9 @@ class Growing(Handles, Stored):
         """
         if self.hold_out:
             raise InvalidValue(f"{self!r} is split already; split the corpus itself")
-        hold_out, mapped = require_share("hold_out", hold_out), self.in_memory
-        train = Growing(self.directory, mapped, (), self.log.wait_seconds, hold_out)
-        return train, Split(Growing(self.directory, mapped), hold_out=hold_out, held_out=True)
+        hold_out = require_share("hold_out", hold_out)
+        train = Growing(self.directory, (), self.log.wait_seconds, hold_out)
+        return train, Split(Growing(self.directory), hold_out=hold_out, held_out=True)
 
     def hold(self, parts: range) -> None:
         """Makes only these parts readable, and those held before if they are adjacent.
@@ -196,7 +197,7 @@ class Growing(Handles, Stored):
     def __reduce__(self) -> tuple[Any, ...]:
         place = os.fspath(self.directory)
         own = self.log.wait_seconds, self.hold_out
-        return Growing, (place, self.in_memory, tuple(self.entries), *own)
+        return Growing, (place, tuple(self.entries), *own)
 
     def __str__(self) -> str:
         vocabulary = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
@@ -216,7 +217,7 @@ class _Run(Stored):
     _lengths: dict[str, np.ndarray]
 
     def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None" = None):
-        super().__init__(corpus.directory, corpus._manifest, corpus.in_memory, "")
+        super().__init__(corpus.directory, corpus._manifest, "")
         self.entries, self.first, self._hold_out = entries, entries[0].first, corpus.hold_out
         known: dict[str, np.ndarray] = {} if before is None else dict(before._lengths)
         new = [entry.part for entry in entries if entry.file not in known]
@@ -226,9 +227,12 @@ class _Run(Stored):
         self._lengths = {entry.file: known[entry.file] for entry in entries}
         self.lengths = np.concatenate([*self._lengths.values()])
         parts = [entry.part for entry in entries]
-        opened = None if before is None else before._stored.store
-        files = PartFiles(self.directory, parts, self.features, self.in_memory, opened=opened)
-        self._stored = Reader(self.task, self.lengths, [files])
+        store: PartStore = LocalParts(self.directory, parts)
+        if corpus._cache is not None:
+            store = PartCache(self.directory, PartTable(parts), corpus._cache)
+        examples = np.array([part.examples for part in parts], np.int64)
+        features = {**self._manifest.of_tokens, **self.features}
+        self._stored = Reader(self.task, self.lengths, examples, features, [store])
 
     @functools.cached_property
     def planned(self) -> np.ndarray:

@@ -3,18 +3,23 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.columns import Lists, Memory
+from pipeline.corpus.gather import address_of
 from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.parts import Segments
+from pipeline.corpus.reader import InMemory, Reader
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKEN_IDS, TOKENS, Feature, check_features
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+
+# The numbers of some lists, where each list begins in them, and the size of each.
+Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class InPlace(SingleCorpus):
@@ -33,11 +38,19 @@ class InPlace(SingleCorpus):
         features: Mapping[str, tuple[Feature, Sequence[Lists]]] | None = None,
     ):
         self._make, self.task = make, make.keywords["task"]
-        columns = {TOKENS: (TOKEN_IDS, lists), **(features or {})}
-        self._stored = Memory(self.task, columns, owner=f"{self!r}")
+        self._lists, columns = lists, {TOKENS: (TOKEN_IDS, lists), **(features or {})}
         tokens = np.concatenate([counts for _, _, counts in lists])
         self.lengths = self.task.lengths(tokens)
         self.lengths.flags.writeable = False
+        segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
+        self._stored = Reader(
+            self.task,
+            self.lengths,
+            np.array([len(tokens)]),
+            {name: feature for name, (feature, _) in columns.items()},
+            [InMemory(segments, columns)],
+            owner=f"{self!r}",
+        )
         self.vocab_size = make.keywords["vocab_size"]
         self.identity = {"tokens": fingerprint, "tokenizer": "none", "task": self.task.name}
         self.features = {name: feature for name, (feature, _) in (features or {}).items()}
@@ -150,23 +163,29 @@ class InPlace(SingleCorpus):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        limit = 1 << 31 if self.vocab_size is None else self.vocab_size
-        counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
-        flat, begins, *_ = self._stored.entries(TOKENS, np.arange(len(self)), 0, counts)
-        for example in np.flatnonzero(counts):
-            ids = flat[begins[example] : begins[example] + counts[example]]
-            if ids.min() < 0 or ids.max() >= limit:
-                wrong = ids[(ids < 0) | (ids >= limit)][0]
-                raise InvalidValue(
-                    f"example {example:,} of {self!r} holds the id {wrong}; ids must be from 0 and "
-                    f"below {limit:,}"
-                )
+        limit, example = 1 << 31 if self.vocab_size is None else self.vocab_size, 0
+        for flat, begins, counts in self._lists:
+            for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
+                ids = flat[begin : begin + count]
+                if count and (ids.min() < 0 or ids.max() >= limit):
+                    wrong = ids[(ids < 0) | (ids >= limit)][0]
+                    raise InvalidValue(
+                        f"example {example:,} of {self!r} holds the id {wrong}; ids must be from 0 "
+                        f"and below {limit:,}"
+                    )
+                example += 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._make, ()
 
     def __repr__(self) -> str:
         return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
+
+
+def _segments(lists: Sequence[Lists]) -> Segments:
+    """Where the lists of a column are, which have one dtype: each at an address of its own."""
+    begins = [address_of(flat) + flat.itemsize * begin for flat, begin, _ in lists]
+    return Segments(lists[0][0].dtype, 0, np.concatenate(begins), 1)
 
 
 def _array(path: epath.Path) -> np.ndarray:

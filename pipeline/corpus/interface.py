@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.columns import Columns, Pieces
 from pipeline.corpus.gather import Fields
+from pipeline.corpus.reader import Pieces, Reader
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share, suggest_option
@@ -36,7 +36,7 @@ class Readable:
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
-    _stored: Columns  # read by the default `_read`
+    _stored: Reader  # used by the default `_read`
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -72,22 +72,26 @@ class Readable:
         """
         names = self._names(features, "inputs", "targets")
         given = examples, starts, lengths, lengths if reach is None else reach
+        epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
         pieces = Pieces._make([*(np.asarray(each, np.int64) for each in given), epoch])
         require_numbers(pieces.examples, len(self))
-        pieces = pieces.take(pieces.lengths != 0)
-        for at in np.flatnonzero(pieces.reach < pieces.lengths)[:1]:
-            raise InvalidValue(
-                f"reach is {pieces.reach[at]} for a piece of length {pieces.lengths[at]}; give at "
-                "least the length"
-            )
+        if not pieces.lengths.all():
+            pieces = pieces.take(pieces.lengths != 0)
         self._require_positions(pieces)
         return self._read(pieces, names)
 
     def _require_positions(self, pieces: Pieces) -> None:
-        """Refuses pieces that are not within their examples."""
-        examples, starts, lengths, *_ = pieces
-        room = np.asarray(self.lengths[examples], np.int64)
-        for at in np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))[:1]:
+        """Refuses pieces that are not within their examples, or do not fit their places."""
+        examples, starts, lengths, reach, _ = pieces
+        room = self.lengths.take(examples).astype(np.int64)
+        # A negative number has the highest bit, and so has the union of all.
+        union = starts | lengths | (room - starts - lengths) | (reach - lengths)
+        for at in np.flatnonzero(union < 0)[:1] if union.min(initial=0) < 0 else ():
+            if reach[at] < lengths[at]:
+                raise InvalidValue(
+                    f"reach is {reach[at]} for a piece of length {lengths[at]}; give at least the "
+                    "length"
+                )
             end = int(starts[at]) + int(lengths[at])
             raise OutOfRange(
                 f"piece {at} has positions {starts[at]} to {end} of example {examples[at]}, which "
@@ -135,7 +139,8 @@ class Readable:
 
 def require_numbers(examples: np.ndarray, count: int) -> None:
     """Raises an `IndexError` for numbers of examples that are not from 0 and below `count`."""
-    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
+    # As an unsigned number, a negative one is higher than all others.
+    if len(examples) and int(examples.view(np.uint64).max()) >= count:
         wrong = examples[(examples < 0) | (examples >= count)][0]
         raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
 
@@ -154,7 +159,6 @@ class AnyCorpus:
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: made the tokens, and decodes them; None if they were made from arrays.
-        in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
@@ -174,11 +178,6 @@ class AnyCorpus:
     def fingerprint(self) -> str:
         """A short digest of `identity`."""
         return fingerprint_of(self.identity)
-
-    @functools.cached_property
-    def in_memory(self) -> bool:
-        """Whether all members are in memory; see the attributes."""
-        return all(member.in_memory for member in self.members)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:

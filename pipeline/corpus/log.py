@@ -22,12 +22,13 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import (
+    LENGTHS,
     LOG,
     MANIFEST,
     Manifest,
     part_name,
     read_entries,
-    require_name,
+    read_lengths,
     require_sizes,
     write_entries,
 )
@@ -107,6 +108,16 @@ class Entry:
         return hashlib.sha256(f"{self.before} {self.digest}".encode()).hexdigest()[:16]
 
 
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a plan needs of a finished corpus; see `pipeline.planning.lengths.Corpus`."""
+
+    lengths: np.ndarray
+    files: np.ndarray
+    lengths_digest: str | None
+    num_learnt: int
+
+
 class Log(Handles):
     """The sealed parts of the corpus in `directory`, growing or finished.
 
@@ -159,10 +170,18 @@ class Log(Handles):
             FileNotFoundError: nothing is sealed yet.
         """
         with contextlib.suppress(FileNotFoundError):
-            return Manifest.read(self._place / ABOUT, damaged)
+            return self._read_about()
         if (manifest := self._finished_manifest()) is None:
             raise Missing(self._nothing)
         return manifest
+
+    def _read_about(self) -> Manifest:
+        path = self._place / ABOUT
+        entries = read_entries(path, path.read_bytes(), damaged)
+        try:
+            return Manifest.parse(entries)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise damaged(path, str(error)) from error
 
     @property
     def _nothing(self) -> str:
@@ -224,13 +243,12 @@ class Log(Handles):
 
     def whole(self) -> Any:
         """See `pipeline.planning.growing.Parts`."""
-        from pipeline.corpus.corpus import Corpus  # it opens corpora that grow
-
-        corpus = Corpus.open(self.directory)
-        if not self.hold_out:
-            return corpus
-        left_out = np.flatnonzero(is_held_out(np.arange(len(corpus)), self.hold_out))
-        return lengths_module.Lengths(corpus, left_out)
+        manifest = Manifest.of(self.directory)
+        lengths = read_lengths(self.directory / LENGTHS, manifest)
+        files, digest = manifest.table.numbers("examples"), manifest.lengths_digest
+        whole = Finished(lengths, files, digest, manifest.learnt)
+        left_out = np.flatnonzero(is_held_out(np.arange(len(lengths)), self.hold_out))
+        return lengths_module.Lengths(whole, left_out)
 
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
@@ -293,11 +311,10 @@ class Log(Handles):
         for at in range(0, len(parts), TOGETHER):
             group = parts[at : at + TOGETHER]
             paths = [self.directory / part.file for part in group]
-            places = [part.columns["offsets"] for part in group]
             try:
-                contents = objects.get_ranges(
-                    paths, [each.at for each in places], [each.end for each in places]
-                )
+                begins = [part.offsets for part in group]
+                ends = [part.offsets + 8 * (part.examples + 1) for part in group]
+                contents = objects.get_ranges(paths, begins, ends)
             except OSError:
                 self.require_files(group)
                 raise
@@ -422,7 +439,8 @@ class Log(Handles):
         try:
             parts = [Part(**part) for part in record["parts"]]
             for number, part in enumerate(parts, self._end[0]):
-                require_name(part, number)
+                if part.file != (due := part_name(number)):
+                    raise InvalidValue(f"part {number} is {part.file!r}, not {due!r}")
         except InvalidValue as error:
             raise damaged(path, str(error)) from error
         self._number(parts, record["cursor"])
@@ -447,7 +465,7 @@ class Log(Handles):
     def begin(self, manifest: Manifest) -> None:
         """Writes the manifest with the first part; it must precede the first record."""
         make_directory(self._place)
-        manifest.write(self._place / ABOUT)
+        write_entries(self._place / ABOUT, manifest.as_json)
 
     def append(self, parts: Sequence[Part], cursor: Any = None) -> None:
         """Seals parts that are on disk: creates the next record, after what was read or appended.

@@ -1,7 +1,10 @@
 """The manifest, a JSON file that describes a corpus."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -12,22 +15,30 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.parts import Part, PartFile, json_digest, read_part
+from pipeline.corpus.parts import (
+    Part,
+    PartFile,
+    PartTable,
+    json_digest,
+    read_content,
+    read_part,
+)
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning import lengths as lengths_module
-from pipeline.text.features import WEIGHTS, Feature, check_features
+from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Feature, check_features
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST = "corpus.json"
-LENGTHS = "lengths.npy"
+LENGTHS, PARTS = "lengths.npy", "parts.arrow"
 RANGES, LOG = "ranges", "log"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
 # Temporary names of files of a corpus; see `pipeline.fs.atomic.atomic_write`.
 TEMPORARY = re.compile(
-    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
+    rf"\.({PART_NAME.pattern}|{'|'.join(map(re.escape, (LENGTHS, PARTS, MANIFEST)))})"
+    r"\.[0-9a-f]+\.tmp"
 )
 
 # Makes the error for a file, from a description of the damage.
@@ -40,6 +51,8 @@ ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of `corpus.json`, which describes a corpus; while it grows, its first part alone.
+
+    The table of parts is a file of its own beside it, `parts.arrow`.
 
     Attributes:
         task: one of `TASKS`, by name.
@@ -61,61 +74,97 @@ class Manifest:
     tokenizer: dict[str, Any] | None = None
     source: str | None = None
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
-    parts: list[Part] = dataclasses.field(default_factory=list)
+    parts: Sequence[Part] = ()
     lengths_digest: str | None = None
     lengths_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidValue(f"its task is {self.task!r}; it must be one of {', '.join(TASKS)}")
-        for number, part in enumerate(self.parts):
-            require_name(part, number)
+        for number, file in enumerate(self.table.strings("file")):
+            if file != part_name(number):
+                raise InvalidValue(f"part {number} is {file!r}, not {part_name(number)!r}")
         features = {
             name: each if isinstance(each, Feature) else Feature(**each)
             for name, each in self.features.items()
         }
         object.__setattr__(self, "features", check_features(features))
-        _require_columns(self.parts, features)
+        if len(np.unique(self.table.numbers("weighted"))) > 1:
+            raise InvalidValue("some of its parts have weights and others have none")
+
+    @functools.cached_property
+    def table(self) -> PartTable:
+        """The parts, as a table."""
+        return self.parts if isinstance(self.parts, PartTable) else PartTable(self.parts)
 
     @property
     def examples(self) -> int:
         """The number of examples."""
-        return sum(part.examples for part in self.parts)
+        return int(self.table.numbers("examples").sum())
 
     @property
     def bytes(self) -> int:
         """The size of all parts."""
-        return sum(part.bytes for part in self.parts)
+        return int(self.table.numbers("bytes").sum())
 
     @property
     def learnt(self) -> int:
         """Positions that carry loss."""
-        return sum(part.learnt for part in self.parts)
+        return int(self.table.numbers("learnt").sum())
 
     @property
     def text_bytes(self) -> int | None:
         """UTF-8 bytes of the text that is learnt; None if no text is known."""
-        texts = [part.text_bytes for part in self.parts if part.text_bytes is not None]
-        return sum(texts) if texts else None
+        return self.table.text_bytes
 
     @property
     def weighted(self) -> bool:
         """Whether tokens have weights."""
-        return WEIGHTS in self.parts[0].columns
+        return bool(self.table.numbers("weighted")[0])
+
+    @property
+    def of_tokens(self) -> dict[str, Feature]:
+        """The columns of tokens and, if there are any, of their weights, as features."""
+        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,)
+        return {name: OF_TOKENS[name] for name in names}
 
     @property
     def digest(self) -> str:
         """A short hash of all that the parts hold: tokens, ends of examples, weights, features."""
-        return hashlib.sha256("".join(part.sha256 for part in self.parts).encode()).hexdigest()[:12]
+        return hashlib.sha256("".join(self.table.strings("sha256")).encode()).hexdigest()[:12]
 
     @classmethod
-    def read(cls, path: epath.Path, damaged: MakeError | None = None) -> "Manifest":
-        """The manifest in a file; `damaged`, by default `damage`, makes errors about the file."""
-        entries = read_entries(path, path.read_bytes(), damaged or damage)
+    def read(cls, path: epath.Path) -> "Manifest":
+        """The manifest in a file, with the table of parts beside it."""
+        entries, table = read_entries(path, path.read_bytes(), damage), path.parent / PARTS
         try:
-            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
+            content = read_content(table)
+            if hashlib.sha256(content).hexdigest() != entries.pop("parts"):
+                raise InvalidValue("its digest differs")
+            parts = PartTable.read(content)
+        except (ValueError, KeyError, pa.ArrowException) as error:
+            raise damage(table, str(error)) from error
+        try:
+            return cls(**entries, parts=parts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise (damaged or damage)(path, str(error)) from error
+            raise damage(path, str(error)) from error
+
+    @classmethod
+    def parse(cls, entries: Mapping[str, Any]) -> "Manifest":
+        """The manifest with the entries of `as_json`."""
+        return cls(**{**entries, "parts": PartTable(Part(**part) for part in entries["parts"])})
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """All entries, as JSON; for few parts."""
+        return self._others | {"parts": [vars(part) for part in self.parts]}
+
+    @property
+    def _others(self) -> dict[str, Any]:
+        """The entries but for the parts."""
+        entries = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        features = {name: feature.as_json for name, feature in self.features.items()}
+        return entries | {"features": features}
 
     @classmethod
     def of(cls, directory: epath.Path) -> "Manifest":
@@ -136,29 +185,37 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
-        sizes = {part.file: part.bytes for part in manifest.parts}
-        require_sizes(directory, {LENGTHS: manifest.lengths_bytes or 0, **sizes}, damage)
+        files, sizes = manifest.table.strings("file"), manifest.table.numbers("bytes").tolist()
+        due = {LENGTHS: manifest.lengths_bytes or 0, **dict(zip(files, sizes, strict=True))}
+        require_sizes(directory, due, damage)
         return manifest
 
     def write(self, path: epath.Path) -> None:
-        """Writes the manifest, which is the last file of a corpus."""
-        features = {name: feature.as_json for name, feature in self.features.items()}
-        write_entries(path, dataclasses.asdict(self) | {"features": features})
+        """Writes the table of parts and then the manifest, which is the last file of a corpus."""
+        content = self.table.write()
+        with atomic_write(path.parent / PARTS, shared=True) as file:
+            file.write(content)
+        write_entries(path, self._others | {"parts": hashlib.sha256(content).hexdigest()})
 
 
 def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
     """Refuses a directory in which a file is missing or of another size than recorded."""
-    here: Mapping[str, int] | None = None
-    if isinstance(directory, objects.ObjectPath) and len(sizes) > 1:  # which lists all at once
-        here = objects.children(directory)[0]
+    listed: Mapping[str, int] | None = None
+    if isinstance(directory, objects.ObjectPath):  # which lists all at once
+        listed = objects.children(directory)[0]
     for name, size in sizes.items():
-        path = directory / name
-        try:
-            seen = path.stat().length if here is None else here[name]
-        except (FileNotFoundError, KeyError):
-            raise error(path, "it is missing") from None
+        seen = _size_of(directory / name) if listed is None else listed.get(name)
+        if seen is None:
+            raise error(directory / name, "it is missing")
         if seen != size:
-            raise error(path, f"it has {seen:,} bytes instead of {size:,}")
+            raise error(directory / name, f"it has {seen:,} bytes instead of {size:,}")
+
+
+def _size_of(path: epath.Path) -> int | None:
+    """The bytes of a file; None if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_size if is_local(path) else path.stat().length
+    return None
 
 
 def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = False) -> None:
@@ -187,34 +244,9 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
     )
 
 
-def _require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:
-    """Refuses parts that do not all have the same columns: those of `features`, and of tokens."""
-    kinds = {"offsets": ("int64",), "tokens": ("int32",), WEIGHTS: ("float32", "bool")}
-    kinds |= {name: (feature.dtype.name,) for name, feature in features.items()}
-    for part in parts:
-        for name in {*parts[0].columns, *part.columns, *features}:
-            if name not in part.columns or name not in parts[0].columns:
-                raise InvalidValue(f"some of its parts have {name} and others have none")
-            place, due = part.columns[name], part.columns[name].count
-            if name in features:
-                per_example = features[name].per_example
-                due = features[name].size * (part.examples if per_example else part.tokens)
-            if name not in kinds or place.dtype not in kinds[name] or place.count != due:
-                raise InvalidValue(
-                    f"{name} of {part.file} are {place.count:,} {place.dtype}, not {due:,} "
-                    f"{' or '.join(kinds.get(name, ()))}"
-                )
-
-
 def part_name(number: int) -> str:
     """The file of the part with this number."""
     return f"part-{number:05d}.arrow"
-
-
-def require_name(part: Part, number: int) -> None:
-    """Refuses a part whose file does not have the name of its number."""
-    if part.file != part_name(number):
-        raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
@@ -237,20 +269,13 @@ def damage(path: epath.Path, seen: str) -> ValueError:
     )
 
 
-def open_part(
-    directory: epath.Path, part: Part, content: pa.Buffer | None = None, *, verify: bool = False
-) -> PartFile:
-    """The file of a part; refuses a header, or with `verify` a digest, that is not as recorded.
-
-    `content` is that of the file, if it was read already.
-    """
+def open_part(directory: epath.Path, part: Part, *, verify: bool = False) -> PartFile:
+    """The file of a part; refuses a header, or with `verify` a digest, that is not as recorded."""
     path = directory / part.file
     try:
-        file = read_part(path) if content is None else PartFile(part.file, content)
-        expected, found = ({**vars(each), **each.columns} for each in (part, file.part))
-        del expected["columns"]
-        for name, said in expected.items():
-            if (seen := found.get(name)) != said:
+        file = read_part(path)
+        for name, said in vars(part).items():
+            if (seen := getattr(file.part, name)) != said:
                 raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {said}")
         if verify:
             file.verify()
@@ -259,40 +284,25 @@ def open_part(
     return file
 
 
-def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
-    """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only."""
-    count, due = manifest.examples, manifest.lengths_digest
-    return read_array(path, due, damage, count=count, memory_map=memory_map)
-
-
-def read_array(
-    path: epath.Path,
-    digest: str | None,
-    damaged: MakeError,
-    *,
-    count: int | None = None,
-    memory_map: bool = False,
-) -> np.ndarray:
-    """The numbers in a file, one for each of `count` examples: uint32 [examples], read-only.
+def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
+    """The lengths of a corpus, from the file beside its manifest, mapped if it is local: uint32.
 
     Their digest is checked: one flipped bit could make an example so long that planning takes all
-    memory. Without `count`, any number of examples is right.
+    memory.
     """
     try:
-        if memory_map:
-            numbers = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+        if is_local(path):
+            lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
         else:
-            with path.open("rb") as file:
-                numbers = np.load(file)
-            numbers.flags.writeable = False
+            lengths = np.load(io.BytesIO(path.read_bytes()))
     except OSError:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
-        raise damaged(path, f"it is not an array: {error}") from error
-    due = (len(numbers) if count is None else count,)
-    if numbers.shape != due or numbers.dtype != np.dtype("<u4"):
-        seen = f"it has shape {numbers.shape} and dtype {numbers.dtype}"
-        raise damaged(path, f"{seen}, not {due} and uint32")
-    if lengths_module.digest(numbers) != digest:
-        raise damaged(path, "its digest differs")
-    return numbers
+        raise damage(path, f"it is not an array: {error}") from error
+    due = (manifest.examples,)
+    if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
+        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
+        raise damage(path, f"{seen}, not {due} and uint32")
+    if lengths_module.digest(lengths) != manifest.lengths_digest:
+        raise damage(path, "its digest differs")
+    return lengths

@@ -1,16 +1,18 @@
 """Parts: the Arrow files that hold the tokens of a corpus."""
 
 import dataclasses
+import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints, overload
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
+from pyarrow import compute
 
-from pipeline.corpus.gather import join_memory
+from pipeline.corpus.gather import address_of
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
@@ -25,6 +27,12 @@ MARK = b"lockstep"
 # The metadata that describe a part; a file of features alone has the first three.
 HEADER = "examples", "tokens", "sha256", "learnt", "text_bytes", "lengths_digest"
 
+# The fields of a part that are numbers.
+SIZES = "examples", "tokens", "bytes", "offsets", "learnt"
+
+# Other dtypes that columns may have: weights that are all 0 and 1 are bits, and small ids 2 bytes.
+MORE_DTYPES = {WEIGHTS: ("bool",), TOKENS: ("uint16",)}
+
 # These fix the output of Arrow, whatever the defaults of its version and its environment.
 WRITE = pa.ipc.IpcWriteOptions(
     metadata_version=pa.ipc.MetadataVersion.V5,
@@ -36,34 +44,25 @@ WRITE = pa.ipc.IpcWriteOptions(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the values of a column are in the file of a part, one after another.
+class Segments(NamedTuple):
+    """A column of the examples of a part, in memory.
+
+    The values of example `i` begin at the address `address + scale * begins[i]`.
 
     Attributes:
-        at: the byte where they begin.
-        dtype: its name; "bool" are bits, eight in a byte, the lowest first.
-        count: the number of values.
+        dtype: of the numbers.
+        address: where the column begins.
+        begins: where each example begins; None: where its tokens do, or for a column of one value
+            for each example, at `i`.
+        scale: the bytes of a unit of `begins`.
+        bits: whether numbers are bits, eight in a byte, the lowest first; then `dtype` is bool.
     """
 
-    at: int
-    dtype: str
-    count: int
-
-    @property
-    def stored(self) -> np.dtype:
-        """The dtype of the stored numbers; for bits, that of their bytes."""
-        return np.dtype(np.uint8 if self.dtype == "bool" else self.dtype)
-
-    @property
-    def units(self) -> int:
-        """The number of stored numbers; for bits, of their bytes."""
-        return -(-self.count // 8) if self.dtype == "bool" else self.count
-
-    @property
-    def end(self) -> int:
-        """The byte after the last."""
-        return self.at + self.units * self.stored.itemsize
+    dtype: np.dtype
+    address: int
+    begins: np.ndarray | None
+    scale: int
+    bits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,9 @@ class Part:
         bytes: the size of the file.
         sha256: of the content, not of the file: it stays the same when another version of Arrow
             lays the file out differently.
-        columns: where the values of each column are; "offsets", int64, say where each example
-            begins among the tokens, and where the last one ends.
+        offsets: the byte of the file where the offsets begin: int64 [examples + 1], where each
+            example begins among the tokens, and where the last one ends; 0 if it has no tokens.
+        weighted: whether tokens have weights.
         learnt: positions that carry loss, whose weight is not 0.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
         lengths_digest: the digest of the lengths of its examples, by
@@ -95,41 +95,95 @@ class Part:
     tokens: int
     bytes: int
     sha256: str
-    columns: Mapping[str, Place]
+    offsets: int = 0
+    weighted: bool = False
     learnt: int = 0
     text_bytes: int | None = None
     lengths_digest: str = ""
 
     def __post_init__(self) -> None:
-        columns = {
-            name: place if isinstance(place, Place) else Place(**place)
-            for name, place in self.columns.items()
-        }
-        # Arrow may put an empty buffer anywhere.
-        columns = {n: p if p.count else dataclasses.replace(p, at=0) for n, p in columns.items()}
-        object.__setattr__(self, "columns", columns)
-        sizes = {name: getattr(self, name) for name in ("examples", "tokens", "bytes", "learnt")}
+        sizes = {name: getattr(self, name) for name in SIZES}
         sizes |= {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
-        sizes |= {f"the place of {name}": place.at for name, place in columns.items()}
-        sizes |= {f"the number of {name}": place.count for name, place in columns.items()}
         for name, number in sizes.items():
             if type(number) is not int or number < 0:
                 raise InvalidValue(
                     f"{name} in {self.file} is {number!r}; it must be an integer from 0 up"
                 )
-        counts = {"offsets": self.examples + 1, "tokens": self.tokens, WEIGHTS: self.tokens}
-        for name, place in columns.items():
-            if name in counts and place.count != counts[name]:
-                raise InvalidValue(
-                    f"the number of {name} in {self.file} is {place.count:,}, not {counts[name]:,}"
-                )
-            item = place.stored.itemsize
-            if place.at % item or place.end > self.bytes:
-                raise InvalidValue(
-                    f"the place of {name} in {self.file} is {place.at:,}; it must be a multiple of "
-                    f"{item}, with {place.units:,} × {item} bytes after it within the "
-                    f"{self.bytes:,} of the file"
-                )
+
+
+# The types of the fields of `Part` in a table; all but the bytes of text are known of every part.
+TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), int | None: pa.int64()}
+
+
+class PartTable(Sequence[Part]):
+    """The parts of a corpus, in order, in an Arrow table: there may be hundreds of thousands."""
+
+    SCHEMA = pa.schema([
+        pa.field(field.name, TYPES[kind], nullable=field.name == "text_bytes")
+        for field, kind in zip(
+            dataclasses.fields(Part), get_type_hints(Part).values(), strict=True
+        )
+    ])  # fmt: skip
+
+    def __init__(self, parts: Iterable[Part] | pa.Table):
+        if not isinstance(parts, pa.Table):
+            rows = [vars(part) for part in parts]
+            columns = {name: [row[name] for row in rows] for name in self.SCHEMA.names}
+            parts = pa.table(columns, schema=self.SCHEMA)
+        self._table = parts
+
+    @classmethod
+    def read(cls, content: pa.Buffer) -> "PartTable":
+        """The table that `write` gave; refuses other content."""
+        table = pa.ipc.open_file(content).read_all()
+        if table.schema != cls.SCHEMA or any(
+            table[field.name].null_count for field in cls.SCHEMA if not field.nullable
+        ):
+            raise InvalidValue("it is not a table of parts")
+        parts = cls(table)
+        for name in SIZES:
+            if (parts.numbers(name) < 0).any():
+                raise InvalidValue(f"{name} of a part are negative")
+        return parts
+
+    def write(self) -> pa.Buffer:
+        """The content of an Arrow file with the table."""
+        memory = pa.BufferOutputStream()
+        with pa.ipc.new_file(memory, self.SCHEMA, options=WRITE) as writer:
+            writer.write_table(self._table)
+        return memory.getvalue()
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A field of all parts, one of `SIZES` or `weighted`: int64 or bool [parts]."""
+        return self._table[name].to_numpy()
+
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text of all parts that is learnt; None if no text is known."""
+        return compute.sum(self._table["text_bytes"]).as_py()
+
+    def strings(self, name: str) -> list[str]:
+        """A field of all parts that is a string."""
+        return self._table[name].to_pylist()
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    @overload
+    def __getitem__(self, number: int) -> Part: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Part]: ...
+
+    def __getitem__(self, number: int | slice) -> Part | list[Part]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        (row,) = self._table.slice(range(len(self))[number], 1).to_pylist()
+        return Part(**row)
+
+    def __iter__(self) -> Iterator[Part]:
+        for batch in self._table.to_batches(max_chunksize=1 << 12):
+            yield from (Part(**row) for row in batch.to_pylist())
 
 
 class PartFile:
@@ -156,18 +210,41 @@ class PartFile:
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
         self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
-        self.columns, places = _map_columns(batch, self.features, content.address)
+        self.columns, self._kinds = _map_columns(batch, self.features)
         header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
-        self.part = Part(file=name, bytes=content.size, columns=places, **header)
+        header |= {"file": name, "bytes": content.size, "weighted": WEIGHTS in self.columns}
+        if TOKENS in self.columns:
+            header["offsets"] = address_of(self.columns["offsets"]) - content.address
+        self.part = Part(**header)
+        if not all(values.flags.aligned for values in self.columns.values()):
+            raise InvalidValue("a column does not begin at a multiple of the size of its numbers")
+        if batch.num_rows != self.part.examples:
+            raise InvalidValue(f"it has {batch.num_rows:,} examples, not {self.part.examples:,}")
+        for column, (_, count) in self._kinds.items():
+            feature = {**OF_TOKENS, **self.features}[column]
+            due = feature.size * (self.part.examples if feature.per_example else self.part.tokens)
+            if count != due:
+                raise InvalidValue(f"it has {count:,} numbers of {column}, not {due:,}")
 
-    @property
+    @functools.cached_property
+    def segments(self) -> dict[str, Segments]:
+        """Where the examples are in memory, by column."""
+        found = {}
+        for name, (dtype, _) in self._kinds.items():
+            begins = self.columns["offsets"] if name == TOKENS else None
+            scale = dtype.itemsize * {**OF_TOKENS, **self.features}[name].size
+            is_bits, at = dtype.kind == "b", address_of(self.columns[name])
+            found[name] = Segments(dtype, at, begins, scale, is_bits)
+        return found
+
+    @functools.cached_property
     def counts(self) -> np.ndarray:
-        """The tokens of each example: int64 [examples]."""
-        return np.diff(self.columns["offsets"])
+        """The tokens of each example: int64 [examples]; refuses offsets that descend."""
+        return _count_tokens(self.part.file, self.columns["offsets"], self.columns[TOKENS])
 
     def read(self) -> Ragged:
         """The examples, as views of the file; those of features alone have no tokens or counts."""
-        return _as_ragged(self.part.file, self.columns, self.part.columns, self.features)
+        return _as_ragged(self.part.file, self.columns, self._kinds, self.features)
 
     def verify(self) -> Ragged:
         """The examples, as `read`; refuses them if their digest differs."""
@@ -178,17 +255,14 @@ class PartFile:
 
 
 def _map_columns(
-    batch: pa.RecordBatch, features: Mapping[str, Feature], begin: int = 0
-) -> tuple[dict[str, np.ndarray], dict[str, Place]]:
-    """The values of each column as they are stored, and their places from the address `begin`."""
+    batch: pa.RecordBatch, features: Mapping[str, Feature]
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[np.dtype, int]]]:
+    """The columns of a batch, flat, as they are stored, and beside tokens their offsets.
+
+    And the dtype of the numbers of each, of which bool are stored as bits, and their count.
+    """
     columns: dict[str, np.ndarray] = {}
-    places: dict[str, Place] = {}
-
-    def add(name: str, dtype: str, count: int, memory: pa.Buffer | None) -> None:
-        buffer = pa.py_buffer(b"") if memory is None else memory
-        place = places[name] = Place(buffer.address - begin if count else 0, dtype, count)
-        columns[name] = np.frombuffer(buffer, place.stored, place.units)
-
+    kinds: dict[str, tuple[np.dtype, int]] = {}
     for name, feature in {**OF_TOKENS, **features}.items():
         if name not in batch.schema.names:
             continue
@@ -198,41 +272,56 @@ def _map_columns(
                 raise InvalidValue(f"its column {name} is {column.type}, not large_list")
             values = column.values
         if name == TOKENS:
-            add("offsets", "int64", len(column) + 1, column.buffers()[1])
+            columns["offsets"] = _as_numbers(column, np.int64, len(column) + 1)
         size = 1
         if pa.types.is_fixed_size_list(values.type):
             size, values = values.type.list_size, values.values
         dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
-        allowed = [feature.dtype.name, *(["bool"] if name == WEIGHTS else [])]
+        allowed = [feature.dtype.name, *MORE_DTYPES.get(name, ())]
         if dtype not in allowed or size != feature.size:
             raise InvalidValue(
                 f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
             )
-        add(name, dtype, len(values), values.buffers()[1])
-    return columns, places
+        kinds[name] = np.dtype(dtype), len(values)
+        of_bits = dtype == "bool"
+        stored, count = (np.uint8, -(-len(values) // 8)) if of_bits else (dtype, len(values))
+        columns[name] = _as_numbers(values, stored, count)
+    return columns, kinds
+
+
+def _as_numbers(array: pa.Array, dtype: Any, count: int) -> np.ndarray:
+    """The first numbers of the second buffer of an array: its values, or the offsets of lists."""
+    memory = array.buffers()[1]
+    return np.frombuffer(b"" if memory is None else memory, dtype, count)
 
 
 def _as_ragged(
     file: str,
     columns: Mapping[str, np.ndarray],
-    places: Mapping[str, Place],
+    kinds: Mapping[str, tuple[np.dtype, int]],
     features: Mapping[str, Feature],
 ) -> Ragged:
     """Columns of `file` as `Ragged`, copying bits alone; refuses offsets that descend."""
-    offsets = columns.get("offsets", np.zeros(1, np.int64))
-    counts, tokens = np.diff(offsets), columns.get(TOKENS, ())
+    counts = np.zeros(0, np.int64)
+    if TOKENS in columns:
+        counts = _count_tokens(file, columns["offsets"], columns[TOKENS])
+    found = {}
+    for name, (dtype, count) in kinds.items():
+        feature, values = {**OF_TOKENS, **features}[name], columns[name]
+        if dtype.kind == "b":
+            values = np.unpackbits(values, count=count, bitorder="little")
+        found[name] = Column(feature, feature.restore(values))
+    return Ragged(counts, found)
+
+
+def _count_tokens(file: str, offsets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The tokens of each example: int64 [examples]; refuses offsets that descend."""
+    counts = np.diff(offsets)
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
         raise InvalidValue(
             f"the offsets of {file} do not ascend from 0 to its {len(tokens):,} tokens"
         )
-    found = {}
-    for name, feature in {**OF_TOKENS, **features}.items():
-        if name in columns:
-            values = columns[name]
-            if places[name].dtype == "bool":
-                values = np.unpackbits(values, count=places[name].count, bitorder="little")
-            found[name] = Column(feature, feature.restore(values))
-    return Ragged(counts, found)
+    return counts
 
 
 def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
@@ -317,32 +406,3 @@ def read_part(path: epath.Path) -> PartFile:
 def json_digest(document: Any) -> str:
     """A short hash of a JSON document, whatever the order of its keys."""
     return fingerprint_of(document)[:12]
-
-
-class Maps:
-    """Some parts of a corpus, by number, mapped as long as this object lives.
-
-    Attributes:
-        files: the mapped parts, by number.
-        has: whether each part of the corpus is mapped: bool [parts].
-        columns: by name and dtype of a column, one array over its memory in all mapped parts, made
-            by `join_memory`, and where each part begins in it: int64 [parts].
-    """
-
-    def __init__(self, files: Mapping[int, PartFile], parts: Sequence[Part]):
-        self.files = files
-        self.has = np.zeros(len(parts), bool)
-        self.has[[*files]] = True
-        self.columns = {}
-        kinds = {(name, place.dtype) for part in parts for name, place in part.columns.items()}
-        for name, dtype in kinds:
-            stored = Place(0, dtype, 0).stored
-            of = {
-                number: file.columns[name]
-                for number, file in files.items()
-                if file.part.columns[name].dtype == dtype
-            }
-            values, begins = join_memory([np.zeros(0, stored), *of.values()])
-            places = np.zeros(len(parts), np.int64)
-            places[[*of]] = begins[1:]
-            self.columns[name, dtype] = values, places

@@ -1,246 +1,358 @@
-"""The reader of the parts of a corpus: from memory maps, or by ranges of bytes."""
+"""Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
-import dataclasses
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.cache import PartCache
-from pipeline.corpus.columns import Columns, Entries
-from pipeline.corpus.gather import gather, join_memory
+from pipeline.corpus.gather import Fields, address_of, copy_memory, gather, new_array, take_numbers
 from pipeline.corpus.manifest import damage, open_part
-from pipeline.corpus.parts import Maps, Part
+from pipeline.corpus.parts import Part, PartFile, Segments
 from pipeline.corpus.tasks import Task
-from pipeline.fs import objects
-from pipeline.text.features import OF_TOKENS, Feature
+from pipeline.fs.fork import Handles
+from pipeline.text.features import TOKENS, WEIGHTS, Feature
+from pipeline.text.ragged import Ragged
+
+# The most parts that are mapped at a time: Linux allows a process 65,530 maps.
+MAPPED = 1 << 14
+
+INT64 = np.dtype(np.int64)
 
 
-class PartFiles:
-    """The files of parts in a directory: all mapped, or those in a cache, or none.
+class Pieces(NamedTuple):
+    """Pieces of examples to read, each of at least one position: int64 [pieces].
 
-    Parts that are not mapped (object storage) are read by ranges of bytes, in parallel. The header
-    and the offsets (8 bytes per example) of a part with tokens are fetched when it is first used;
-    offsets are kept.
+    Attributes:
+        examples: the example of each.
+        starts: the first position, within the example.
+        lengths: the positions.
+        reach: the places that it takes in the result.
+        epoch: an int, or one for each piece; see `Readable.read`.
     """
+
+    examples: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    reach: np.ndarray
+    epoch: Any = 0
+
+    def take(self, which: np.ndarray) -> "Pieces":
+        """Some of the pieces, by a mask or by their places."""
+        epoch = self.epoch[which] if np.ndim(self.epoch) else self.epoch
+        return Pieces._make([*(each[which] for each in self[:4]), epoch])
+
+
+class Opened(Protocol):
+    """A part whose columns are in memory as long as this object lives."""
+
+    @property
+    def segments(self) -> Mapping[str, Segments]:
+        """Where the examples are, by column."""
+        ...
+
+
+class PartStore(Protocol):
+    """Parts that can be opened.
+
+    Attributes:
+        source: the directory of the corpus, for errors.
+        evictions: a number that grows when a file that was opened is removed.
+    """
+
+    source: epath.Path
+    evictions: int
+
+    def open(self, numbers: Sequence[int]) -> Sequence[Opened]:
+        """The parts with these numbers."""
+        ...
+
+    def has(self, number: int) -> bool:
+        """Whether the file of an opened part is still there."""
+        ...
+
+
+class LocalParts:
+    """The files of parts in a local directory, which are mapped."""
+
+    evictions = 0
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
+        self.source, self._parts = directory, parts
+
+    def open(self, numbers: Sequence[int]) -> list[PartFile]:
+        """See `PartStore`."""
+        return [open_part(self.source, self._parts[number]) for number in numbers]
+
+    def has(self, number: int) -> bool:
+        """See `PartStore`."""
+        return True
+
+
+class InMemory:
+    """One part that is in memory; `held` are the arrays that `segments` tell the places of."""
+
+    source, evictions = epath.Path(), 0
+
+    def __init__(self, segments: Mapping[str, Segments], held: Any):
+        self.segments, self._held = segments, held
+
+    def open(self, numbers: Sequence[int]) -> "list[InMemory]":
+        """See `PartStore`."""
+        return [self for _ in numbers]
+
+    def has(self, number: int) -> bool:
+        """See `PartStore`."""
+        return True
+
+
+class _Table:
+    """Where the columns of the parts are that are open.
+
+    Attributes:
+        has: whether each part is open: bool [parts].
+        columns: by name, for each part: the address of its values, and that of the table of places
+            (`Segments.begins`), as int64 [parts]; and whether values are bits.
+        opened: what must live as long as this table is read, by part.
+    """
+
+    def __init__(self, parts: int, features: Mapping[str, Feature]):
+        self.has, self._features = np.zeros(parts, bool), features
+        self.columns = {name: np.zeros((3, parts), np.int64) for name in features}
+        self.opened: dict[int, Sequence[Opened]] = {}
+
+    def add(self, number: int, opened: Sequence[Opened]) -> None:
+        """Adds a part; threads may read others meanwhile."""
+        self.opened[number] = opened
+        segments = {name: column for each in opened for name, column in each.segments.items()}
+        for name, column in segments.items():
+            begins = column.begins
+            if begins is None and not self._features[name].per_example:
+                begins = segments[TOKENS].begins
+            place = 0 if begins is None else address_of(begins)
+            self.columns[name][:, number] = column.address, place, column.bits
+        self.has[number] = True
+
+
+class Reader(Handles):
+    """The columns of examples in parts, which are opened when they are first read.
+
+    Args:
+        task: decides the fields of a column, and how much later than inputs each is read.
+        lengths: positions of each example.
+        examples: the number of examples of each part: int64 [parts].
+        features: what each column holds, by name: `TOKENS`, `WEIGHTS` if tokens have weights,
+            and the features of the corpus.
+        stores: the parts of the tokens, then of added features; all divide examples alike.
+        owner: names the file of another program, whose features are converted and checked when
+            they are read; None: all values are as features say.
+    """
+
+    handles = ("_table",)
 
     def __init__(
         self,
-        directory: epath.Path,
-        parts: Sequence[Part],
+        task: Task,
+        lengths: np.ndarray,
+        examples: np.ndarray,
         features: Mapping[str, Feature],
-        mapped: bool,
-        cache: PartCache | None = None,
-        opened: "PartFiles | None" = None,
+        stores: Sequence[PartStore],
+        owner: str | None = None,
     ):
-        """Opens the parts, except those that `opened` has already."""
-        self.directory, self.parts, self.features, self._cache = directory, parts, features, cache
-        before = {} if opened is None else opened._maps.files
-        there = {file.part.file: file for file in before.values()}
-        files = {
-            number: there.get(part.file) or open_part(directory, part)
-            for number, part in enumerate(parts)
-            if mapped and cache is None
-        }
-        self._maps: Maps = Maps(files, parts)
-        # The offsets fetched so far, by the names of parts.
-        known = {} if opened is None else opened._offsets
-        self._offsets: dict[str, np.ndarray] = {
-            part.file: known[part.file] for part in parts if part.file in known
-        }
-
-    def maps(self, part: np.ndarray) -> Maps:
-        """The mapped parts, with those of `part` that are in the cache."""
-        return self._maps if self._cache is None else self._cache.maps(part)
-
-    def fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
-        """Bytes of parts, from each of `begins` to each of `ends`."""
-        paths = [os.fspath(self.directory / each.file) for each in self.parts]
-        begin = time.perf_counter()
-        found = objects.get_ranges([paths[number] for number in part], begins, ends)
-        if self._cache is not None:
-            waited = time.perf_counter() - begin
-            self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
-        return found
-
-    def fetch_offsets(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """The offsets of some parts, whose headers are compared with the manifest."""
-        every = [self.parts[number] for number in numbers]
-        new = [n for n, part in zip(numbers, every, strict=True) if part.file not in self._offsets]
-        parts = [self.parts[number] for number in new]
-        heads = [part.columns["offsets"].end for part in parts]
-        lasts = [max(place.end for place in part.columns.values()) for part in parts]
-        begins, ends = [0] * len(parts) + lasts, [*heads, *(part.bytes for part in parts)]
-        found = self.fetch([*new, *new], begins, ends) if new else []
-        footers = found[len(parts) :]
-        for part, last, head, footer in zip(parts, lasts, found, footers, strict=False):
-            # The file with zeros for its tokens, which parsing does not touch, so that the system
-            # does not allocate them.
-            content = np.zeros(part.bytes, np.uint8)
-            content[: len(head)] = np.frombuffer(head, np.uint8)
-            content[last:] = np.frombuffer(footer, np.uint8)
-            open_part(self.directory, part, pa.py_buffer(content))
-            at = part.columns["offsets"].at
-            offsets = np.frombuffer(head, np.int64, offset=at).copy()
-            # Another thread may have fetched the same, and use that memory.
-            self._offsets.setdefault(part.file, offsets)
-        return [self._offsets[part.file] for part in every]
-
-
-class Reader(Columns):
-    """The columns of a corpus in parts: of its tokens, and of features that were added.
-
-    Args:
-        task: decides the fields.
-        lengths: positions of each example.
-        stores: the parts of the tokens, then of added features; all divide examples alike.
-    """
-
-    def __init__(self, task: Task, lengths: np.ndarray, stores: Sequence[PartFiles]):
-        self.task, self._lengths, self.store = task, lengths, stores[0]
-        parts = self.store.parts
-        examples = np.array([part.examples for part in parts], np.int64)
+        self.task, self.features, self.owner = task, features, owner
+        self._lengths, self._stores = lengths, stores
         self._first = np.cumsum(examples) - examples
-        self._sizes = np.array([part.tokens for part in parts], np.int64)
-        self._columns = {
-            name: _Column.of(store, name, feature)
-            for store in stores
-            for name, feature in {**OF_TOKENS, **store.features}.items()
-            if name in store.parts[0].columns
-        }
-        self.features = {name: column.feature for name, column in self._columns.items()}
+        self._shifts = {name: task.fields_of(name, each) for name, each in features.items()}
+        # Of each column of numbers: their dtype, and the bytes of a unit of its table of places.
+        self._kinds: dict[str, tuple[np.dtype, int]] = {}
+        self.__setstate__({})
 
-    def locate(self, examples: np.ndarray, *, by_token: bool) -> "_Located":
-        """See `Columns`."""
-        part = np.searchsorted(self._first, examples, side="right") - 1
-        at = _Located(part, examples - self._first[part])
-        if not by_token:
-            return at
-        at.begin, ends = self._edges(at)
-        counts = np.asarray(self._lengths[examples], np.int64) + self.task.lookahead
-        wrong = (at.begin < 0) | (ends > self._sizes[part]) | (ends - at.begin != counts)
-        for piece in np.flatnonzero(wrong)[:1]:
-            raise damage(
-                self.store.directory / self.store.parts[int(part[piece])].file,
-                f"example {examples[piece]:,} has the offsets {at.begin[piece]} and {ends[piece]} "
-                f"in a part of {self._sizes[part[piece]]:,} tokens, and by its length "
-                f"{counts[piece]:,} tokens",
-            )
-        return at
+    def restart(self) -> None:
+        """See `Handles`."""
+        super().restart()
+        self._table = _Table(len(self._first), self.features)
+        self._evictions = 0
 
-    def entries(self, name: str, at: "_Located", starts: Any, counts: np.ndarray) -> Entries:
-        """See `Columns`."""
-        column = self._columns[name]
-        begin = at.number if column.feature.per_example else at.begin
-        first, counts = ((begin + starts) * column.feature.size, counts * column.feature.size)
-        maps, kinds = at.maps(column.store), column.kind[at.part]
-        if not len(kinds) or kinds.min() == kinds.max():
-            dtype = column.dtypes[int(kinds.max(initial=0))]
-            return column.find(dtype, maps, at.part, first, counts)
-        # Weights are bits in some parts and floats in others.
-        found = [
-            column.find(dtype, maps, *(each[kinds == kind] for each in (at.part, first, counts)))
-            for kind, dtype in enumerate(column.dtypes)
-        ]
-        stored = [each.values.astype(column.feature.dtype, copy=False) for each in found]
-        values, places = join_memory(stored)
-        ends = np.empty_like(first)
-        for kind, each in enumerate(found):
-            first[kinds == kind] = each.first + places[kind]
-            ends[kinds == kind] = each.ends + places[kind]
-        return Entries(values, first, ends, (found, stored))
+    @classmethod
+    def of(cls, task: Task, examples: Ragged) -> "Reader":
+        """The reader of examples in memory."""
+        offsets = np.cumsum(np.append(0, examples.counts))
+        segments, features = {}, {}
+        for name, (feature, values) in examples.columns.items():
+            scale = feature.size * values.itemsize
+            begins = offsets if name == TOKENS else None
+            segments[name] = Segments(values.dtype, address_of(values), begins, scale)
+            features[name] = feature
+        lengths, store = task.lengths(examples.counts), InMemory(segments, (examples, offsets))
+        return cls(task, lengths, np.array([len(lengths)]), features, [store])
+
+    def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
+        """The fields of pieces, as `Readable.read`: tokens, weights, and features `names`."""
+        columns = [*(name for name in (TOKENS, WEIGHTS) if name in self.features), *names]
+        return self._read(pieces, columns)
+
+    def read_examples(self, examples: np.ndarray, names: Iterable[str]) -> Fields:
+        """The values of some features of whole examples: `[n, *shape]`."""
+        ones = np.ones_like(examples)
+        return self._read(Pieces(examples, 0 * ones, ones, ones), names)
 
     def count_tokens(self) -> Iterator[np.ndarray]:
         """The number of tokens of each example, part by part: int64."""
-        for part, of in enumerate(self.store.parts):
-            numbers = np.arange(of.examples)
-            begins, ends = self._edges(_Located(np.full_like(numbers, part), numbers))
-            yield ends - begins
+        for number in range(len(self._first)):
+            (opened,) = self._stores[0].open([number])
+            begins = opened.segments[TOKENS].begins
+            assert begins is not None, "tokens have a table of places"
+            yield np.diff(begins)
 
-    def _edges(self, at: "_Located") -> tuple[np.ndarray, np.ndarray]:
-        """Where each example begins and ends among the tokens of its part."""
-        maps = at.maps(self.store)
-        offsets, places = maps.columns["offsets", "int64"]
-        if (away := ~maps.has[at.part]).any():
-            numbers = np.unique(at.part[away])
-            offsets, there = join_memory([offsets, *self.store.fetch_offsets(numbers.tolist())])
-            places = places + there[0]
-            places[numbers] = there[1:]
-        first = places[at.part] + at.number
-        return offsets.take(first), offsets.take(first + 1)
+    def _read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
+        part = self._first.searchsorted(pieces.examples, "right") - 1
+        number = pieces.examples - self._first.take(part)
+        table = self._open(part)
+        fields: Fields = {}
+        for name in names:
+            fields |= self._read_column(name, table.columns[name], part, number, pieces)
+        return fields
+
+    def _read_column(
+        self, name: str, table: np.ndarray, part: np.ndarray, number: np.ndarray, pieces: Pieces
+    ) -> Fields:
+        """The fields that are made of a column."""
+        _, starts, lengths, reach, _ = pieces
+        feature, shifts = self.features[name], self._shifts[name]
+        if not len(part):
+            return dict.fromkeys(shifts, feature.filled(0))
+        address, begins, bits = table.take(part, axis=1)
+        place = take_numbers(begins + 8 * number, INT64) if begins[0] else number
+        if bits.any():
+            ((field, shift),) = shifts.items()
+            place = place + starts + shift
+            return {field: _read_bits(feature, bits != 0, address, place, lengths, reach)}
+        dtype, scale = self._kinds[name]
+        unit = feature.size * dtype.itemsize
+        address += scale * place + unit * starts
+        sizes, places = unit * lengths, unit * reach
+        found: dict[int, np.ndarray] = {}
+        for shift in sorted({*shifts.values()}):
+            if shift == 1 and 0 in found:
+                # Inputs, one later, and the last of each piece: faster than to copy twice.
+                values = found[1] = new_array(len(found[0]), found[0].dtype)
+                values[:-1] = found[0][1:]
+                last = np.cumsum(reach) - reach + lengths - 1
+                values[last] = take_numbers(address + sizes, dtype)
+            else:
+                stored = copy_memory(address + unit * shift, sizes, places).view(dtype)
+                found[shift] = self._restore(name, stored)
+        return {field: found[shift] for field, shift in shifts.items()}
+
+    def _restore(self, name: str, stored: np.ndarray) -> np.ndarray:
+        """Stored numbers of a column as its values: `[n, *shape]`."""
+        feature = self.features[name]
+        if self.owner is None or name == TOKENS:
+            return feature.restore(stored)
+        return feature.cast(stored.reshape(-1, *feature.shape), f"{name} of {self.owner}")
+
+    def _open(self, part: np.ndarray) -> _Table:
+        """The table of open parts, once it has all of `part`."""
+        table, evictions = self._table, sum(store.evictions for store in self._stores)
+        if evictions == self._evictions and table.has.take(part).all():
+            return table
+        numbers = np.unique(part).tolist()
+        # What is held here stays readable, even if its file is removed meanwhile.
+        opened = {each: table.opened[each] for each in numbers if each in table.opened}
+        missing = [number for number in numbers if number not in opened]
+        files = [store.open(missing) for store in self._stores]
+        for number, *of_part in zip(missing, *files, strict=True):
+            self._check(number, of_part)
+            opened[number] = of_part
+        with self._lock:
+            table = self._table
+            if evictions != self._evictions or len(table.opened) + len(missing) > MAPPED:
+                table = _Table(len(self._first), self.features)
+                if evictions != self._evictions:  # else all others are unmapped
+                    for number, each in self._table.opened.items():
+                        if all(store.has(number) for store in self._stores):
+                            table.add(number, each)
+                self._table, self._evictions = table, evictions
+            for number, each in opened.items():
+                table.add(number, each)
+        return table
+
+    def _check(self, number: int, opened: Sequence[Opened]) -> None:
+        """Refuses a part that does not have the examples and the columns of the corpus.
+
+        A place outside of a file would end the process.
+        """
+        missing = {*self.features}
+        for part in opened:
+            missing -= {*part.segments}
+            for name, column in part.segments.items():
+                if not column.bits:
+                    self._kinds.setdefault(name, (column.dtype, column.scale))
+        tokens: Any = opened[0]
+        for store, part in zip(self._stores, opened, strict=True):
+            if isinstance(part, PartFile):
+                seen = self._compare(number, part, tokens)
+                if missing or seen:
+                    seen = f"it has no {min(missing)}" if missing else seen
+                    raise damage(store.source / part.part.file, seen)
+
+    def _compare(self, number: int, file: PartFile, tokens: PartFile) -> str:
+        """How the file of a part differs from the corpus, or from the file of its tokens."""
+        features = {name: self.features.get(name) for name in file.features}
+        if features != file.features:
+            return f"it has the features {file.features}, and the corpus {features}"
+        for name, column in file.segments.items():
+            if not column.bits and self._kinds[name] != (column.dtype, column.scale):
+                return f"its {name} are {column.dtype}, and not so in other parts"
+        if (seen := file.part.tokens) != (due := tokens.part.tokens):
+            return f"it has values for {seen:,} tokens, and {tokens.part.file} has {due:,}"
+        first = int(self._first[number])
+        lengths = self._lengths[first : first + len(tokens.counts)]
+        if file.part.examples != len(lengths):
+            return f"it has {file.part.examples:,} examples, not {len(lengths):,}"
+        for at in np.flatnonzero(self.task.lengths(tokens.counts) != lengths)[:1]:
+            return (
+                f"example {first + at:,} has {tokens.counts[at]:,} tokens by its offsets, and "
+                f"length {lengths[at]:,}"
+            )
+        return ""
 
 
-@dataclasses.dataclass
-class _Located:
-    """Where examples are: their parts, and their numbers and first tokens there; int64."""
+def _read_bits(
+    feature: Feature,
+    bits: np.ndarray,
+    address: np.ndarray,
+    first: np.ndarray,
+    lengths: np.ndarray,
+    reach: np.ndarray,
+) -> np.ndarray:
+    """Values of pieces that are stored as bits; weights may be floats in other parts.
 
-    part: np.ndarray
-    number: np.ndarray
-    begin: np.ndarray = dataclasses.field(init=False)
-    _maps: dict[PartFiles, Maps] = dataclasses.field(default_factory=dict)
-
-    def maps(self, store: PartFiles) -> Maps:
-        """The mapped parts of a store, the same for all columns."""
-        if store not in self._maps:
-            self._maps[store] = store.maps(self.part)
-        return self._maps[store]
-
-
-class _Column(NamedTuple):
-    """Where a column is in each part.
-
-    Attributes:
-        store: the parts.
-        name: the name of the column.
-        feature: the schema of its values.
-        dtypes: the dtype of its values, or the two that weights may have.
-        kind: which of them each part has: int64 [parts].
-        places: the byte where it begins: int64 [parts].
-        units: the number of its numbers, or of its bytes of bits: int64 [parts].
+    Args:
+        feature: the schema of the values.
+        bits: whether the part of each piece stores bits.
+        address: where the column begins in the part.
+        first: the number of the first value of the piece, in the part.
+        lengths: as in `Pieces`.
+        reach: as in `Pieces`.
     """
-
-    store: PartFiles
-    name: str
-    feature: Feature
-    dtypes: list[str]
-    kind: np.ndarray
-    places: np.ndarray
-    units: np.ndarray
-
-    @classmethod
-    def of(cls, store: PartFiles, name: str, feature: Feature) -> "_Column":
-        """The column `name` of the parts of a store."""
-        every = [part.columns[name] for part in store.parts]
-        dtypes = sorted({place.dtype for place in every})
-        kind = np.array([dtypes.index(place.dtype) for place in every])
-        places, units = np.array([(place.at, place.units) for place in every], np.int64).T
-        return cls(store, name, feature, dtypes, kind, places, units)
-
-    def find(
-        self, dtype: str, maps: Maps, part: np.ndarray, first: np.ndarray, counts: np.ndarray
-    ) -> Entries:
-        """The numbers in parts that store them as `dtype`; bits are copied, as a byte each."""
-        is_bits = dtype == "bool"
-        skip, per_unit = (first & 7, 8) if is_bits else (0, 1)
-        first, counts = first // per_unit, (skip + counts + per_unit - 1) // per_unit
-        (values, places), held = maps.columns[self.name, dtype], None
-        begins, ends = places[part] + first, places[part] + self.units[part]
-        if (away := ~maps.has[part]).any():
-            # Fetched ranges form one more array, in which pieces lie one after another.
-            at = self.places[part[away]] + values.itemsize * first[away]
-            pieces = self.store.fetch(part[away], at, at + values.itemsize * counts[away])
-            found = [np.frombuffer(each, values.dtype) for each in pieces]
-            held = fetched = np.concatenate([np.zeros(0, values.dtype), *found])
-            values, (base, there) = join_memory([values, fetched])
-            begins, ends = begins + base, ends + base
-            begins[away] = there + np.cumsum(counts[away]) - counts[away]
-            ends[away] = there + len(fetched)
-        if not is_bits:
-            return Entries(values, begins, ends, held)
-        bits = np.unpackbits(gather(values, begins, counts, ends), bitorder="little")
-        ends = 8 * np.cumsum(counts)
-        return Entries(bits, ends - 8 * counts + skip, ends, None)
+    if bits.all():
+        first, lengths, reach = (feature.size * each for each in (first, lengths, reach))
+        skip = first & 7
+        sizes = (skip + lengths + 7) >> 3
+        stored = copy_memory(address + (first >> 3), sizes, sizes)
+        begins = 8 * (np.cumsum(sizes) - sizes) + skip
+        return feature.restore(
+            gather(np.unpackbits(stored, bitorder="little"), begins, lengths, reach)
+        )
+    values = np.empty(int(reach.sum()), feature.dtype)
+    of_bits = bits.repeat(reach)
+    some, others = (
+        [each[kind] for each in (bits, address, first, lengths, reach)] for kind in (bits, ~bits)
+    )
+    values[of_bits] = _read_bits(feature, *some)
+    _, address, first, lengths, reach = others
+    item = values.itemsize
+    floats = copy_memory(address + item * first, item * lengths, item * reach)
+    values[~of_bits] = floats.view(values.dtype)
+    return values

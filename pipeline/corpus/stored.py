@@ -28,8 +28,8 @@ class Stored(SingleCorpus):
 
     _stored: Reader  # pyright: ignore  # of any columns elsewhere
 
-    def __init__(self, directory: epath.Path, manifest: Manifest, in_memory: bool, tokens: str):
-        self.directory, self._manifest, self.in_memory = directory, manifest, in_memory
+    def __init__(self, directory: epath.Path, manifest: Manifest, tokens: str):
+        self.directory, self._manifest = directory, manifest
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.features: Mapping[str, Feature] = manifest.features

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus import prng
-from pipeline.corpus.columns import Pieces
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, Split, View
+from pipeline.corpus.reader import Pieces
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_share, require_whole
 from pipeline.planning.layout import ranges
@@ -300,7 +300,7 @@ class _Side(Readable):
         made = self._view.draw(pieces.examples, pieces.epoch)
         flat, first = made[2 * self._number : 2 * self._number + 2]
         return {
-            field: gather(flat, first + pieces.starts + shift, pieces.reach)
+            field: gather(flat, first + pieces.starts + shift, pieces.lengths, pieces.reach)
             for field, shift in self._shifts.items()
         }
 

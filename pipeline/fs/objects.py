@@ -48,9 +48,6 @@ TRIES, LONGEST = 12, 15.0
 AGAIN = "response body|code: 41[26]|NoSuchUpload|InvalidBlockList"
 # Large objects are read and written in pieces of `PIECE` bytes, `TOGETHER` at once.
 PIECE, TOGETHER = 8 << 20, 16
-# Ranges with at most `GAP` bytes between them are read as one: at 200 MB/s, 256 KiB take as long as
-# each of 32 requests that wait 40 ms for their answers together.
-GAP = 1 << 18
 # Bytes that an open file requests at once, and that a file keeps in memory while it is written.
 READ, WRITTEN = 1 << 20, 64 << 20
 
@@ -156,7 +153,7 @@ def _request(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
+def together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
     """Results of concurrent calls, in order; after an error, no other call begins."""
     with ThreadPoolExecutor(2 * TOGETHER) as pool:
         return list(pool.map(call, *arguments))
@@ -259,55 +256,32 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
 
 
 def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
-    """The bytes of an object, in order."""
-    ranges = [(begin, min(begin + PIECE, size)) for begin in range(0, size, PIECE)]
-    if not (place := os.fspath(path)).startswith(SCHEMES):
-        yield from _read_ranges(place, ranges)
-        return
-
+    """The bytes of an object, or of any other file, in order."""
+    begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.
-    later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
-    for pieces in (ranges[:1], *later):
-        contents = _together(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
-        for (content,), (begin, end) in zip(contents, pieces, strict=True):
-            yield _whole(place, content, end - begin)
-
-
-def _fetch(place: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-    starts, ends = zip(*ranges, strict=True)
-    which = {"starts": starts, "ends": ends, "coalesce": GAP}
-    return _request(place, lambda store, key: store.get_ranges(key, **which))
+    later = [begins[at : at + TOGETHER] for at in range(1, len(begins), TOGETHER)]
+    for some in (begins[:1], *later):
+        yield from get_ranges([path] * len(some), some, [min(b + PIECE, size) for b in some])
 
 
 def get_ranges(
     paths: Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
-) -> list[memoryview]:
-    """Bytes of objects, or of other files, from each of `begins` up to each of `ends`.
-
-    Neighbouring ranges are one request.
-    """
-    numbers: dict[str, list[int]] = {}
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for number, (path, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
-        if begin < end:
-            numbers.setdefault(os.fspath(path), []).append(number)
-            ranges.setdefault(os.fspath(path), []).append((int(begin), int(end)))
-    found = [memoryview(b"")] * len(begins)
-    remote = [place for place in ranges if place.startswith(SCHEMES)]
-    contents = dict(zip(remote, _together(_fetch, remote, map(ranges.get, remote)), strict=True))
-    for place, wanted in ranges.items():
-        read = contents.get(place) or _read_ranges(place, wanted)
-        for number, (begin, end), content in zip(numbers[place], wanted, read, strict=True):
-            found[number] = memoryview(_whole(place, content, end - begin))
-    return found
+) -> list[Buffer]:
+    """Bytes of objects, or of other files, from each of `begins` up to each of `ends`."""
+    return together(_read_range, map(os.fspath, paths), begins, ends)
 
 
-def _read_ranges(place: str, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-    """Ranges of the bytes of a file that is not in object storage."""
+def _read_range(place: str, begin: int, end: int) -> Buffer:
+    if begin == end:
+        return b""
+    if place.startswith(SCHEMES):
+        which = {"start": begin, "end": end}
+        return _whole(
+            place, _request(place, lambda store, key: store.get_range(key, **which)), end - begin
+        )
     with epath.Path(place).open("rb") as file:
-        for begin, end in ranges:
-            file.seek(begin)
-            yield _whole(place, file.read(end - begin), end - begin)
+        file.seek(begin)
+        return _whole(place, file.read(end - begin), end - begin)
 
 
 def _whole(place: str, content: Buffer, size: int) -> Buffer:
@@ -319,6 +293,33 @@ def _whole(place: str, content: Buffer, size: int) -> Buffer:
 def head(path: epath.PathLike) -> Mapping[str, Any]:
     """The metadata of an object: its `size` in bytes, the time `last_modified`, and more."""
     return _request(path, lambda store, key: store.head(key))
+
+
+def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
+    """The metadata of objects, as `head`; None for those that are missing.
+
+    Many objects of a folder take one list of it, a request for each thousand that it holds.
+    """
+    folders: dict[str, list[str]] = {}
+    for place in map(os.fspath, paths):
+        folders.setdefault(place.rpartition("/")[0], []).append(place)
+    few = [place for mine in folders.values() if len(mine) <= TOGETHER for place in mine]
+    many = [folder for folder, mine in folders.items() if len(mine) > TOGETHER]
+    found = dict(zip(few, together(_find, few), strict=True))
+    for folder, listed in zip(many, together(_list, many), strict=True):
+        found |= {f"{folder}/{each['path'].rpartition('/')[2]}": each for each in listed["objects"]}
+    return [found.get(os.fspath(path)) for path in paths]
+
+
+def _find(path: epath.PathLike) -> Mapping[str, Any] | None:
+    with contextlib.suppress(FileNotFoundError):
+        return head(path)
+    return None
+
+
+def _list(path: epath.PathLike) -> Any:
+    """The objects and the folders of a folder."""
+    return _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
 
 
 def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
@@ -333,7 +334,7 @@ def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
 
 def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
     """The sizes of the objects in a folder, by name, and the names of the folders in it."""
-    found = _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
+    found = _list(path)
     sizes = {each["path"].rpartition("/")[2]: each["size"] for each in found["objects"]}
     return sizes, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 

@@ -54,9 +54,8 @@ class ReadAhead(Handles):
     def traffic(self) -> dict[str, float]:
         """Counts of reads through caches so far, in this process; empty without a cache.
 
-        `fetched_bytes` of whole parts and `ranged_bytes` of ranges; `cache_hits`, the share of
-        pieces of examples that were read from the cache; `stalls`, the number of reads that waited
-        for ranges, and `stalled`, their seconds.
+        `fetched_bytes` of parts; `stalls`, the number of reads that waited for a part, and
+        `stalled`, their seconds.
         """
         if not self._corpus.caches:
             return {}
@@ -65,8 +64,6 @@ class ReadAhead(Handles):
             sums.update(cache.traffic)
         return {
             "fetched_bytes": sums["fetched"],
-            "ranged_bytes": sums["ranged"],
-            "cache_hits": sums["hits"] / max(sums["hits"] + sums["misses"], 1),
             "stalls": sums["stalls"],
             "stalled": sums["waited"],
         }

@@ -22,9 +22,7 @@ AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 # which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
 # percentile of a wait is half.
-FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-# Reads that wait for a network or a tokenizer may wait for two batches at once.
-WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
 class Ended(OutOfRange):
@@ -110,10 +108,7 @@ class StepDataset(grain.MapDataset):
         self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
     ) -> "StepIterDataset":
         """An iterable data set whose iterators have the data state of this plan."""
-        if read_options is None:
-            corpus = self.origin.corpus
-            read_options = FROM_MEMORY if corpus is None or corpus.in_memory else WAITING
-        return StepIterDataset(self, read_options, allow_nones)
+        return StepIterDataset(self, read_options or IN_ONE_THREAD, allow_nones)
 
     def _keep(self, inside: grain.MapDataset, *order: str) -> "StepDataset":
         """The result of a transformation; with an `order`, its index is no step of the plan."""

@@ -20,7 +20,7 @@ from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import Batch, Batches, TraceAnnotation, Transform
 from pipeline.loading.collate import Positions
-from pipeline.loading.iteration import AT_ONCE, WAITING
+from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.joint_wait import JointWait, wait_together
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
 from pipeline.planning.bucket import Bucket, as_buckets
@@ -125,12 +125,11 @@ class Loader(grain.DatasetIterator):
                 arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
-        # The thread that transfers batches also builds them, unless building usually waits.
-        read_options = AT_ONCE if self.corpus.in_memory else WAITING
+        # The thread that transfers batches also builds them.
         noted = batches.with_plans().map_with_index(
             lambda step, built: (joins and plan.may_wait(step), *built)
         )
-        ahead = noted.to_iter_dataset(read_options).map(transfer)
+        ahead = noted.to_iter_dataset(AT_ONCE).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
 

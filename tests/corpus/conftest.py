@@ -18,6 +18,7 @@ def _small(request):
         yield
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["mapped", "ranges"])
-def memory_map(request):
-    return request.param
+@pytest.fixture(scope="module", params=["mapped", "cached"])
+def way(request, tmp_path_factory):
+    """Options of `Corpus.open`: of a corpus whose files are mapped, or read through a cache."""
+    return {} if request.param == "mapped" else {"cache": tmp_path_factory.mktemp("cache")}

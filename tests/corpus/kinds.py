@@ -8,13 +8,12 @@ import pipeline
 from pipeline import Corpora, Corpus, Feature, InPlace, Masked, Pairs, SpanCorruption
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
-from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
-STORED = ["arrays", "weighted", "ranges", "weighted ranges", "groups", "groups ranges"]
+STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
-KINDS = [*STORED, *JOINED, *FORMATS, "on_read", "template", "masked", "corrupted", "pairs"]
+KINDS = [*STORED, *JOINED, *FORMATS, "masked", "corrupted", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
 FEATURES = {
     "logprob": Feature("targets"),
@@ -63,14 +62,11 @@ def make(kind, directory, sizes=SIZES):
         else:
             weights = {"weights": [each / 7 for each in ids]} if "weighted" in kind else {}
             Corpus.from_arrays({"tokens": ids, **weights}, directory, vocab_size=99)
-        return Corpus.open(directory, memory_map="ranges" not in kind)
+        cache = directory.with_name(f"cache of {directory.name}")
+        return Corpus.open(directory, cache=cache if "cached" in kind else None)
     if kind == "pairs":
         return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
     texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
-    if kind in ("on_read", "template"):
-        if kind == "template":
-            options["template"] = Answer(prompt="", answer="{text}")
-        return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
     corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
     return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
 

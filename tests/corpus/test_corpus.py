@@ -1,7 +1,7 @@
+import dataclasses
 import os
 import pickle
 import sys
-import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Feature
-from pipeline.corpus import INPUTS, Corpus, Task
-from pipeline.corpus.columns import Memory, Pieces
-from pipeline.fs import objects
+from pipeline.corpus import INPUTS, Corpus, Task, manifest, parts, reader
+from pipeline.corpus.gather import address_of
+from pipeline.corpus.parts import Segments
+from pipeline.corpus.reader import InMemory, Pieces, Reader
+from pipeline.fs import as_path
 from pipeline.planning import lengths
 from pipeline.text import ragged
 from tests.corpus.files import few_bytes
-from tests.loading.definition import require_same
 from tests.processes import call
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
@@ -35,8 +36,8 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def corpus(directory, memory_map):
-    return Corpus.open(directory, memory_map=memory_map)
+def corpus(directory, way):
+    return Corpus.open(directory, **way)
 
 
 @pytest.fixture
@@ -69,9 +70,11 @@ def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
     sizes = np.array([data.draw(st.integers(1, end - at)) for at in starts.tolist()], np.int64)
     more = np.array([data.draw(st.integers(0, 20)) for _ in starts], np.int64)
     shifts = {"inputs": 0, "targets": 1, "later": 2}
-    feature, whole = Feature("inputs", dtype=dtype), np.zeros(1, np.int64)
-    lists = [(tokens, whole, np.array([len(tokens)]))]
-    memory = Memory(Task(name="any", shifts=shifts), {"tokens": (feature, lists)})
+    features = {"tokens": Feature("inputs", dtype=dtype)}
+    begins = np.array([address_of(tokens)])
+    store = InMemory({"tokens": Segments(tokens.dtype, 0, begins, 1)}, tokens)
+    task = Task(name="any", shifts=shifts)
+    memory = Reader(task, np.array([end]), np.array([1]), features, [store])
     read = memory.read(Pieces(np.zeros_like(starts), starts, sizes, sizes + more), ())
     at = np.cumsum(sizes + more) - sizes - more
     for field, values in read.items():
@@ -140,6 +143,31 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     assert len(os.listdir("/dev/fd")) < before + 10
 
 
+def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):
+    monkeypatch.setattr(reader, "MAPPED", 2)
+    corpus = Corpus.open(directory)
+    for number in [*range(30), *range(0, 30, 7)]:
+        assert corpus[number]["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
+        assert len(corpus._stored._table.opened) <= 2
+    every = np.arange(30)
+    read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
+    assert read.tolist() == np.concatenate([each[1:] for each in EXAMPLES]).tolist()
+
+
+def test_a_manifest_of_many_parts_is_small_and_makes_no_objects_of_them(tmp_path, monkeypatch):
+    part = parts.Part(file="", examples=9, tokens=99, bytes=999, sha256="ab" * 32, offsets=8)
+    names = [manifest.part_name(number) for number in range(20_000)]
+    every = parts.PartTable(dataclasses.replace(part, file=name) for name in names)
+    origin = {"source": None, "tokenizer": None, "field": None}
+    manifest.Manifest(task="causal", origin=origin, parts=every).write(tmp_path / "corpus.json")
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size < 200 * len(names)
+    monkeypatch.setattr(parts, "Part", None)
+    read = manifest.Manifest.read(as_path(tmp_path) / "corpus.json")
+    assert (read.examples, read.bytes, read.weighted) == (180_000, 19_980_000, False)
+    assert read.text_bytes is None
+
+
 def test_nothing_is_read_beyond_a_map(tmp_path, monkeypatch):
     # In a process of its own, which would be killed.
     program = """if True:
@@ -158,39 +186,6 @@ def test_nothing_is_read_beyond_a_map(tmp_path, monkeypatch):
     # Too large for the holes that other maps left.
     Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
     assert call(sys.executable, "-c", program, tmp_path).returncode == 0
-
-
-def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
-    corpus = Corpus.open(directory, memory_map=False)
-    corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
-    fetched, fetch = [], objects._read_ranges
-
-    def watched(*asked):
-        fetched.append(asked)
-        return fetch(*asked)
-
-    monkeypatch.setattr(objects, "_read_ranges", watched)
-    pieces = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
-    require_same(corpus.read(*pieces), Corpus.open(directory).read(*pieces))
-    assert len({place[0] for place in fetched}) == len(fetched) == 2
-
-
-def test_the_offsets_of_a_part_are_never_replaced(directory, monkeypatch):
-    """Another thread may be reading memory that is joined by address, and so kept by nobody."""
-    store = Corpus.open(directory, memory_map=False)._stored.store
-    fetch, known = store.fetch, []
-
-    def fetch_beside_another(*asked):
-        found = fetch(*asked)
-        if not known:  # a thread that touches both parts at the same time
-            known.append(None)
-            known[:] = [weakref.ref(each) for each in store.fetch_offsets([0, 1])]
-        return found
-
-    monkeypatch.setattr(store, "fetch", fetch_beside_another)
-    offsets = store.fetch_offsets([0, 1])
-    assert len(known) == 2
-    assert all(each is there() for each, there in zip(offsets, known, strict=True))
 
 
 def test_a_corpus_prints_itself_in_little_memory(corpus):
@@ -270,7 +265,8 @@ def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size
     assert not (tmp_path / "corpus.json").exists()
 
 
-PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
+PART, LENGTHS = "part-00002.arrow", "lengths.npy"
+MANIFEST, PARTS = "corpus.json", "parts.arrow"
 
 
 @pytest.mark.parametrize(
@@ -283,10 +279,12 @@ PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
         # 2**27 positions more, for which planning takes minutes and memory.
         (LENGTHS, lambda it: it[:-1] + b"\x08", "its digest differs"),
         (LENGTHS, lambda it: it[:-8] + it[-4:] + it[-8:-4], "its digest differs"),  # the same sum
+        (PARTS, lambda it: it[:90] + b"?" + it[91:], "its digest differs"),
+        (PARTS, None, ".*cannot be read"),
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
-        (MANIFEST, lambda _: b'{"schema_version": 5}', "it is half-written or changed: KeyError"),
-        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 5; write the corpus"),
+        (MANIFEST, lambda _: b'{"schema_version": 6}', "it is half-written or changed: KeyError"),
+        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 6; write the corpus"),
         (MANIFEST, lambda _: None, "it is a directory"),
     ],
 )

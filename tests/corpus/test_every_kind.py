@@ -31,7 +31,7 @@ def whole(request, tmp_path_factory):
         return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
 
 
-@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "on_read", "weighted"])
+@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "weighted"])
 def joined(request, tmp_path_factory):
     """Corpora of 9 and of 40 examples, which have nothing in common."""
     base, kind = tmp_path_factory.mktemp("joined"), request.param
@@ -79,7 +79,7 @@ def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks
         require_read(side, *pieces, wholes, epoch=epochs if several else epoch)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "ranges", "weighted", "weighted ranges", *FORMATS])
+@pytest.mark.parametrize("kind", ["arrays", "cached", "weighted", "weighted cached", *FORMATS])
 def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
     corpus = make(kind, tmp_path / "corpus")
     for example, ids in zip(corpus, ids_of(SIZES), strict=True):
@@ -93,7 +93,7 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
     plan = plan_of(corpus)
     assert plan.fingerprint == Plan(lengths, plan.buckets).fingerprint
     for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
-        assert (again.fingerprint, again.in_memory) == (corpus.fingerprint, corpus.in_memory)
+        assert again.fingerprint == corpus.fingerprint
     with load(corpus, buckets=[Bucket(4, 48)], num_epochs=1) as loader:
         assert sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in loader) == sum(lengths)
     corpus.verify()
@@ -179,7 +179,7 @@ def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
         assert len(view) == len(numbers)
         assert view.lengths.tolist() == whole.lengths[numbers].tolist()
         assert view.num_tokens == view.lengths.sum()
-        assert (view.vocab_size, view.in_memory) == (whole.vocab_size, whole.in_memory)
+        assert view.vocab_size == whole.vocab_size
         if whole.files is not None:
             assert (len(view.files), view.files.sum()) == (len(whole.files), len(view))
         for at, number in enumerate(numbers[:5].tolist()):

@@ -1,6 +1,5 @@
 """Corpora without a copy read what a corpus on disk would."""
 
-import pickle
 from functools import partial
 
 import numpy as np
@@ -10,17 +9,9 @@ from pyarrow import feather
 
 import pipeline
 from pipeline import InPlace, Masked
-from pipeline.corpus import INPUTS, tokenize_on_read
-from pipeline.text.sources import Records, TextFiles
-from pipeline.text.templates import Answer, Chat
-from pipeline.text.tokenizers import Bytes
-from tests.corpus.files import read_all, require_equal
+from pipeline.corpus import INPUTS
+from tests.corpus.files import read_all
 from tests.corpus.kinds import FORMATS, SIZES, ids_of, in_place
-from tests.loading.definition import require_same
-
-TEXTS = [f"text {number} " + "é" * (number % 9) for number in range(60)]
-CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "assistant")]}
-         for text in TEXTS]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -77,55 +68,3 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
     tokens.write_text("none")
     with pytest.raises(ValueError, match=r"tokens.npy is not an .npy array"):
         InPlace.npy(tokens, offsets)
-
-
-@pytest.mark.parametrize(
-    ("source", "more"),
-    [
-        (Records(TEXTS), {}),
-        (Records(TEXTS), {"task": INPUTS}),
-        (Records(CHATS), {"template": Chat()}),
-        (Records(TEXTS), {"template": Answer(prompt="", answer="{text}"), "task": INPUTS}),
-        (Records([{"body": text} for text in TEXTS]), {"field": "body"}),
-    ],
-)
-def test_text_on_the_fly_is_what_was_prepared(source, more, tmp_path):
-    options = {"progress": False, "num_workers": 0, **more}
-    prepared = pipeline.prepare(source, Bytes(), tmp_path / "corpus", **options)
-    fly = tokenize_on_read(source, Bytes(), tmp_path / "index", **options)
-    require_equal(fly, prepared)
-    assert (fly.weighted, fly.vocab_size) == (prepared.weighted, prepared.vocab_size)
-
-
-def test_batches_are_tokenised_in_several_processes(tmp_path):
-    source = Records(CHATS), Bytes(), tmp_path
-    fly = tokenize_on_read(*source, template=Chat(), readers=2, progress=False)
-    plan = pipeline.Plan(fly, [pipeline.Bucket(4, 128)])
-    alone = tokenize_on_read(*source, template=Chat())
-    for step in range(plan.num_batches()):
-        require_same(pipeline.Batches(fly, plan)[step], pipeline.Batches(alone, plan)[step])
-    assert pickle.loads(pickle.dumps(fly)).fingerprint == alone.fingerprint
-    fly.close()
-    require_same(fly[3], alone[3])
-    fly.close()
-
-
-def test_an_index_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\ntwo\n")
-    fly = tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index", progress=False)
-    stored = {each.name for each in (tmp_path / "index").iterdir()}
-    assert {name for name in stored if not name.startswith(".")} == {"counts.npy", "index.json"}
-    with pytest.raises(ValueError, match="made with another tokenizer"):
-        tokenize_on_read(TextFiles(path), Bytes(end=False), tmp_path / "index")
-    path.write_text("one\nthree\n")
-    with pytest.raises(ValueError, match="line 2 has 7 tokens, but had 5 when it was indexed"):
-        pickle.loads(pickle.dumps(fly))[1]  # as a worker has it, which opens the file anew
-    with pytest.raises(ValueError, match="made with another source"):
-        tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index")
-    given = [Records(TEXTS[:count], fingerprint="mine") for count in (2, 1)]
-    tokenize_on_read(given[0], Bytes(), tmp_path / "mine", progress=False)
-    with pytest.raises(ValueError, match="is the index of 2 records, but the source has 1"):
-        tokenize_on_read(given[1], Bytes(), tmp_path / "mine")
-    with pytest.raises(ValueError, match="the source is empty"):
-        tokenize_on_read(Records([]), Bytes(), tmp_path / "none")

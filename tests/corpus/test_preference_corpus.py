@@ -5,7 +5,7 @@ import pytest
 
 import pipeline
 from pipeline import Feature, prepare, prepare_pairs, templates
-from pipeline.corpus import INPUTS, Groups, prepare_share, ranges, tokenize_on_read
+from pipeline.corpus import INPUTS, Groups, prepare_share, ranges
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.templates import Preference
@@ -106,7 +106,6 @@ def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):
     for make, options, sentence in (
         (prepare, {"template": TEMPLATE, "task": INPUTS}, "of the task 'causal', and the"),
         (prepare_pairs, {"fields": ("q", TEMPLATE)}, "of the task 'causal', and the"),
-        (tokenize_on_read, {"template": TEMPLATE}, r"stored as tokens; prepare\(\)"),
     ):
         with pytest.raises(ValueError, match=f"makes groups, which are {sentence}"):
             make(*source, tmp_path / make.__name__, **options)

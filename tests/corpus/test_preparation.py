@@ -16,7 +16,6 @@ import pytest
 
 from pipeline import Corpus, prepare, prepare_pairs
 from pipeline.corpus import engines, preparation, prepare_share, ranges, tokenisation
-from pipeline.corpus.on_read import tokenize_on_read
 from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Slice, TextFiles
@@ -34,7 +33,7 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
-    from pipeline.corpus import on_read, preparation, ranges
+    from pipeline.corpus import preparation, ranges
     from pipeline.text.sources import TextFiles
     from pipeline.text.tokenizers import Bytes
 
@@ -328,10 +327,8 @@ def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
     assert "Traceback" not in seen.stderr
 
 
-@pytest.mark.parametrize("function", ["preparation.prepare", "on_read.tokenize_on_read"])
-def test_a_script_without_a_guard_gives_a_sentence(run, function):
-    text = PROGRAM.replace('if __name__ == "__main__":', "if True:")
-    process = run(2, program=text.replace("preparation.prepare", function))
+def test_a_script_without_a_guard_gives_a_sentence(run):
+    process = run(2, program=PROGRAM.replace('if __name__ == "__main__":', "if True:"))
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "prepare was called by the import of a script: guard its main part" in error
@@ -486,7 +483,7 @@ def _edits(path):
     }
 
 
-@pytest.mark.parametrize("make", [prepare, tokenize_on_read, prepare_share])
+@pytest.mark.parametrize("make", [prepare, prepare_share])
 @pytest.mark.parametrize("kind", ["longer", "as long", "gone", "slice", "two", "records"])
 def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, make):
     edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
@@ -497,8 +494,7 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_pa
     if kind != "gone":  # nothing of it is in the way of what the source is now
         again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
         make(again, Bytes(), directory, **options, progress=False)
-        opened = prepare if make is prepare_share else make
-        assert len(opened(again, Bytes(), directory, progress=False)) == len(again)
+        assert len(prepare(again, Bytes(), directory, progress=False)) == len(again)
 
 
 def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):

@@ -52,8 +52,7 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
                 writer.seal(cursor={"next": at})
                 due = at
                 if at:
-                    mapped = data.draw(st.booleans(), "mapped")
-                    reader = reader or Corpus.open(folder / "a", memory_map=mapped, follow=True)
+                    reader = reader or Corpus.open(folder / "a", follow=True)
                     reader.refresh()
                     assert len(reader) == due
             if act in ("stop", "kill"):
@@ -157,10 +156,9 @@ def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(corpus
 
 
 def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
-    assert not Corpus.open(corpus.directory, memory_map=False, follow=True).in_memory
-    train, _ = Growing(corpus.directory, memory_map=False, wait_seconds=7).split(0.2)
+    train, _ = Growing(corpus.directory, wait_seconds=7).split(0.2)
     for each in (train, pickle.loads(pickle.dumps(train))):
-        assert (each.in_memory, each.log.wait_seconds, each.hold_out) == (False, 7, 0.2)
+        assert (each.log.wait_seconds, each.hold_out) == (7, 0.2)
     assert [sealed_parts(train, wait).wait_seconds for wait in (None, 0)] == [7, 0]
 
 
@@ -284,7 +282,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     with pytest.raises(ValueError, match="examples is empty"):
         Writer(tmp_path / "b").finish()
     for options in ({"cache": tmp_path / "cache"}, {"features": ["reward"]}):
-        with pytest.raises(ValueError, match="has no cache and no added features"):
+        with pytest.raises(ValueError, match="default cache, and there are no added features"):
             Corpus.open(tmp_path / "a", follow=True, **options)
 
 

@@ -14,9 +14,9 @@ OWN_FOLDER = "in a folder with a random name that this process made"
 OWN_NAME = "by a name with digits that only it gives, in the directory of"
 
 RULES = {
-    "corpus/cache.py:PartCache._fetch_next": "names of parts that are fetched, which it has locked",
+    "corpus/cache.py:PartCache._fetch": "names of parts that are fetched, which it has locked",
     "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/cache.py:PartCache.file": f"{OWN_NAME} the cache, named by the corpus's digest",
+    "corpus/cache.py:PartCache._verify": f"{OWN_NAME} the cache, named by the corpus's digest",
     "corpus/engines.py:Beam.run": OWN_FOLDER,
     "corpus/log.py:Log.release": f"{OWN_NAME} a log",
     "corpus/log.py:Log.trim": "sealed parts before those of every reader, and their records",

@@ -34,7 +34,7 @@ from tests.fs import object_servers
 from tests.processes import in_child
 from tests.runs.programs import SLOW, start, uninterrupted, wait_for_step
 from tests.runs.programs import run as run_program
-from tests.runs.runs import audit, lines, loss_files, messages, segment_losses, summary
+from tests.runs.runs import audit, lines, loss_files, messages, segment_losses, steps, summary
 from tests.text import record_files
 
 SHARE = 0.1  # of requests that fail, where some are to
@@ -145,11 +145,9 @@ def test_a_file_is_read_and_written_as_a_local_one(root, place):
         (place / "f").open("a")
 
 
-def test_what_is_read_in_order_or_near_to_each_other_takes_few_requests(server, place, monkeypatch):
+def test_what_is_read_in_order_takes_few_requests(server, place, monkeypatch):
     content = np.random.default_rng(0).bytes(1 << 20)
     objects.put(place / "x", content)
-    ranges = [place / "x"] * 4, [0, 1000, 900_000, 200_000], [10, 2000, 900_010, 200_001]
-    assert requests_of(server, lambda: objects.get_ranges(*ranges)) == 2
     monkeypatch.setattr(objects, "READ", 1 << 17)
     with (place / "x").open("rb") as file:
         read = []
@@ -375,7 +373,6 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     assert contents(place / "c") == contents(tmp_path / "c")
     assert len(contents(place / "c")) == 12
     there.verify()
-    assert not there.in_memory
     assert there.fingerprint == local.fingerprint
     kept = [there.cached_file("note", lambda text=text: text) for text in (b"kept", b"other")]
     assert kept == [b"kept"] * 2
@@ -387,6 +384,29 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     (place / "c" / "corpus.json").unlink()
     (place / "c" / "part-00003.arrow").unlink()
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
+
+
+def test_the_fingerprint_of_many_files_takes_few_requests_and_reads_none(server, place):
+    with ThreadPoolExecutor(16) as pool:
+        paths = [place / "text" / f"{number:03}.txt" for number in range(60)]
+        list(pool.map(lambda path: objects.put(path, bytes(100)), paths))
+    objects.put(place / "text" / "folder" / "other.txt", b"")
+    made = []
+    source = functools.partial(sources.TextFiles, place / "text" / "*.txt")
+    assert requests_of(server, lambda: made.append(source().fingerprint)) < 12
+    (before,) = made
+    assert source().fingerprint == before
+    few = [sources.TextFiles(paths[:3]).fingerprint for _ in range(2)]
+    assert few[0] == few[1] != before
+    opened = source()
+    assert opened.fingerprint == before
+    objects.put(paths[7], bytes(99) + b"1")
+    assert source().fingerprint != before
+    with pytest.raises(ValueError, match=r"007\.txt changed after this source was first used"):
+        _ = opened.fingerprint
+    objects.delete([paths[8]])
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*008\.txt"):
+        sources.TextFiles(paths)
 
 
 def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
@@ -443,8 +463,8 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     here = record_files.make(kind, tmp_path, records)
     for file in here.files:
         (place / file.name).write_bytes(file.read_bytes())
-    there = open_files([str(place / f"*.{kind}")])
-    assert there.fingerprint == here.fingerprint
+    there, again = (open_files([str(place / f"*.{kind}")]) for _ in range(2))
+    assert there.fingerprint == again.fingerprint != here.fingerprint  # of entity tags
     assert [there[number] for number in (99, 0, 31, 30)] == [records[n] for n in (99, 0, 31, 30)]
 
 
@@ -739,7 +759,11 @@ def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
     assert server.proxy.failed > before + 5
     assert code == 0, output
     assert "resumed: step" in output
-    for read in (lines, summary, loss_files):
+    traffic = {"fetched_bytes", "stalls", "stalled"}  # of a corpus in a bucket
+    assert all(traffic <= {*line} for line in steps(workdir))
+    own = [{name: line[name] for name in line if name not in traffic} for line in lines(workdir)]
+    assert own == lines(whole)
+    for read in (summary, loss_files):
         assert read(workdir) == read(whole)
     segment_losses(workdir)
     assert audit(workdir)[0] == 0

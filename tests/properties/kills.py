@@ -120,11 +120,11 @@ class Trial:
 
 
 class Preparation(Trial):
-    """Text becomes a corpus of many small parts; or two corpora, or an index.
+    """Text becomes a corpus of many small parts; or two corpora.
 
     Args:
         text: from `write_documents`.
-        kind: "prepare", "prepare_pairs", "index" or "from_arrays".
+        kind: "prepare", "prepare_pairs" or "from_arrays".
         workers: processes that tokenise.
     """
 
@@ -133,7 +133,7 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline.corpus import Corpus, prepare, prepare_pairs, ranges, tokenize_on_read
+        from pipeline.corpus import Corpus, prepare, prepare_pairs, ranges
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
         from pipeline.text.tokenizers import Bytes
@@ -147,9 +147,7 @@ class Preparation(Trial):
         if self.kind == "prepare_pairs":
             prepare_pairs(source, Bytes(), folder, fields=("text", "back"), **options)
         else:
-            {"prepare": prepare, "index": tokenize_on_read}[self.kind](
-                source, Bytes(), folder, **options
-            )
+            prepare(source, Bytes(), folder, **options)
 
 
 class Stream(Trial):

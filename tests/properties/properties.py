@@ -117,7 +117,6 @@ def write(path: Path, content: bytes) -> Path:
 QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
 prepare = functools.partial(pipeline.prepare, **QUIETLY)
 prepare_pairs = functools.partial(pipeline.prepare_pairs, **QUIETLY)
-tokenize_on_read = functools.partial(pipeline.corpus.tokenize_on_read, **QUIETLY)
 
 
 def read_all(source: Any) -> list[Any]:
@@ -274,7 +273,7 @@ def files_in(place: Path) -> dict[str, bytes]:
 
 @functools.cache
 def made(kind: str) -> dict[str, bytes]:
-    """The files of a small corpus, index or run, by name."""
+    """The files of a small corpus or run, by name."""
     with folder() as place:
         if kind == "corpus":
             columns = {"tokens": [np.arange(5) + at for at in range(9)]}
@@ -282,8 +281,6 @@ def made(kind: str) -> dict[str, bytes]:
             Corpus.from_arrays(columns, place)
         elif kind == "prepared":
             prepare(sources.Records(TEXTS), directory=place)
-        elif kind == "index":
-            tokenize_on_read(sources.Records(TEXTS), directory=place)
         else:
             corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
             plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
@@ -307,7 +304,7 @@ def put(place: Path, files: dict[str, bytes]) -> None:
 
 @st.composite
 def damaged_files(draw, *kinds: str) -> tuple[str, str, bytes]:
-    """A file of a small corpus, index or run, damaged or altered: of which, its name, its bytes."""
+    """A file of a small corpus or run, damaged or altered: of which, its name, its bytes."""
     kind = draw(st.sampled_from(kinds))
     files = dict(made(kind))
     # What becomes of a run's corpus is told by `damaged_corpora`.
@@ -337,29 +334,18 @@ def content_of(kind: str) -> tuple[list, str]:
         return contents(corpus), corpus.fingerprint
 
 
-@holds(st.tuples(damaged_files("corpus", "prepared"), st.booleans()), 12)
+@holds(damaged_files("corpus", "prepared"), 12)
 def damaged_corpora(place, given):
-    (kind, name, content), memory_map = given
+    kind, name, content = given
     put(place, {**made(kind), name: content})
     with refusing(place):
-        corpus = Corpus.open(place, memory_map=memory_map)
+        corpus = Corpus.open(place)
         read = contents(corpus)
         corpus.verify()
         repr(corpus), str(corpus)
         expect((read, corpus.fingerprint) == content_of(kind), "read otherwise after", name)
         if kind == "prepared":
             expect(corpus.tokenizer == tokenizers.Bytes(), "another tokenizer")
-
-
-@holds(damaged_files("index"), 8)
-def damaged_indices(place, given):
-    kind, name, content = given
-    put(place, {**made(kind), name: content})
-    source = sources.Records(TEXTS)
-    with refusing():
-        opened = tokenize_on_read(source, directory=place)
-        texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]
-        expect(texts == list(source.records), texts)
 
 
 @functools.cache

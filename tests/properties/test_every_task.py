@@ -14,7 +14,7 @@ from pipeline.text.sources.source import read_texts
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.kinds import require_pieces
-from tests.properties.properties import prepare, prepare_pairs, tokenize_on_read
+from tests.properties.properties import prepare, prepare_pairs
 from tests.properties.questions import RECORDS, write_questions
 from tests.text.record_files import make
 
@@ -74,8 +74,6 @@ def make_corpus(task, source, directory):
             return SpanCorruption(prepare(**options, task=INPUTS), max_length=20, seed=3)
         case "pairs":
             return prepare_pairs(**options, fields=(asked_of_pair, answer_of_pair))
-        case "on the fly":
-            return tokenize_on_read(**options)
         case "in place":
             texts = read_texts(source, range(len(source)), "text")
             ids = [Bytes().encode_batch([text])[0].tolist() for text in texts]
@@ -85,7 +83,7 @@ def make_corpus(task, source, directory):
 
 
 OTHERS = ["txt", "jsonl", "parquet", "feather", "array_record", "tfds", "map_dataset"]
-TASKS = ["causal", "answers", "chat", "masked", "corrupted", "pairs", "on the fly", "in place"]
+TASKS = ["causal", "answers", "chat", "masked", "corrupted", "pairs", "in place"]
 
 
 @pytest.fixture(scope="module", params=OTHERS)
@@ -115,12 +113,9 @@ def test_each_source_gives_every_task_the_examples_of_a_list(source, task, tmp_p
             assert same(mine.read(*every, epoch=epoch), theirs.read(*every, epoch=epoch))
 
 
-# Batches depend on lengths and on what is read; only tokens on the fly come from the source itself.
-@pytest.mark.parametrize(
-    ("kind", "task"), [("list", task) for task in TASKS] + [(kind, "on the fly") for kind in OTHERS]
-)
-def test_two_epochs_on_any_hosts_from_any_step(kind, task, tmp_path):
-    corpus = make_corpus(task, make_source(kind, tmp_path), tmp_path)
+@pytest.mark.parametrize("task", TASKS)
+def test_two_epochs_on_any_hosts_from_any_step(task, tmp_path):
+    corpus = make_corpus(task, make_source("list", tmp_path), tmp_path)
     paired = np.asarray(corpus.lengths).ndim == 2
     buckets, overflow = (PAIRED, "error") if paired else (BUCKETS, "split")
     plan = pipeline.Plan(corpus, buckets, overflow=overflow)

@@ -29,7 +29,7 @@ def text(tmp_path):
     return tmp_path / "documents.jsonl"
 
 
-@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "index", "from_arrays", "Writer"])
+@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "from_arrays", "Writer"])
 def test_preparations_end_with_a_sentence_and_go_on_with_room(kind, text, tmp_path, capsys):
     trial = Stream(60) if kind == "Writer" else Preparation(text, kind)
     trial.notes = False  # which would be on the disk as well

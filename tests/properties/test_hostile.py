@@ -7,10 +7,10 @@ from etils import epath
 
 from pipeline import Corpus
 from pipeline.history import RunLog, audit
-from pipeline.text.sources import ArrowFiles, Records
+from pipeline.text.sources import ArrowFiles
 from pipeline.trainer.corpora import open_source
 from pipeline.trainer.schedule import Schedule
-from tests.properties.properties import PROPERTIES, TEXTS, made, put, run, tokenize_on_read
+from tests.properties.properties import PROPERTIES, made, put, run
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
@@ -60,18 +60,6 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
     assert source[2] == {"text": "three"}
     with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow"):
         source[0]
-
-
-def test_a_damaged_index_is_refused(tmp_path):
-    files, damage = made("index"), [("index.json", b"[]")]
-    for at in (0, -1, -12):
-        content = bytearray(files["counts.npy"])
-        content[at] ^= 1
-        damage.append(("counts.npy", bytes(content)))
-    for name, content in damage:
-        put(tmp_path, {**files, name: content})
-        with pytest.raises(ValueError, match=rf"the index is damaged at .*{name}"):
-            tokenize_on_read(Records(TEXTS), directory=tmp_path)
 
 
 @pytest.mark.parametrize(

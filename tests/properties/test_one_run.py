@@ -24,9 +24,8 @@ TEXT = (Bucket(4, 16), Bucket(2, 40)), (Bucket(2, 48),)
 TAILED = ((Bucket(4, 16), Bucket(2, 16), Bucket(6, 44), Bucket(4, 44), Bucket(2, 44)),)
 PAIRED = (Bucket(4, (24, 12)), Bucket(2, (40, 36))), (Bucket(2, (48, 48)),)
 
-KINDS = ["arrays", "weighted", "ranges", "on_read", "template", "masked"]
-UNNAMED = ["on_read", "template"]  # of records in memory, which no later process can open
-PAIRS, GROUPS = ["pairs", "corrupted"], ["groups", "groups ranges"]
+KINDS = ["arrays", "weighted", "cached", "masked"]
+PAIRS, GROUPS = ["pairs", "corrupted"], ["groups", "groups cached"]
 # One corpus; a part of it, beside examples that are held out; two, one after the other or by
 # weight; and one that another joins.
 FORMS = ["alone", "split", "joined", "weights", "joins"]
@@ -135,8 +134,7 @@ def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_s
             if given:
                 plan = plan.after(step, **given)
             saved = plan.next_block(step + steps)
-            if kind not in UNNAMED:
-                write_history(workdir, corpus, plan)
+            write_history(workdir, corpus, plan)
             with contextlib.ExitStack() as stack:
                 parts = open_iterators(stack, corpus, plan, processes, positions)
                 for part in parts if state else ():
@@ -157,8 +155,7 @@ def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_s
             step = saved
         with RunLog(workdir, step, step, state=log_state) as log:  # without what was lost
             log.write_summary(step)
-        if kind not in UNNAMED:
-            require_history(workdir, corpus, plan, ran)
+        require_history(workdir, corpus, plan, ran)
         require_scores(workdir / "scores", corpus, plan, epoch=len(starts) - 1)
     require_evaluation(held, plan)
 

@@ -73,8 +73,6 @@ def follow(asked):
     pipeline.loading.joint_wait.LAG = asked.get("lag", 60.0)
     if asked.get("grows_after"):
         threading.Timer(asked["grows_after"], grow, [asked]).start()
-    if asked.get("by_ranges"):
-        corpus = pipeline.Corpus.open(corpus, follow=True, memory_map=False)
     try:
         loader = pipeline.load(corpus, **options)
     except TimeoutError as error:

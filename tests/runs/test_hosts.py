@@ -48,7 +48,6 @@ LAYOUTS = {
 # For each wait for a corpus that grows: the examples that one process sees, and the other; options.
 WAITS = {
     "a window": (180, 120, {}),
-    "a window by ranges": (180, 120, {"by_ranges": True}),
     "the end": (250, 250, {"restores": True}),
     "the first window": (
         240,

@@ -3,7 +3,6 @@ import itertools
 import os
 import pickle
 import socket
-import sys
 import time
 
 import numpy as np
@@ -17,16 +16,6 @@ from tests.properties.questions import MORE, RECORDS, write_questions
 from tests.text.record_files import compressed
 
 
-@pytest.fixture(params=["indexed_gzip", "without"])
-def with_index(request, monkeypatch):
-    """Whether the package `indexed_gzip` is installed."""
-    if request.param == "without":
-        monkeypatch.setitem(sys.modules, "indexed_gzip", None)
-    else:
-        pytest.importorskip("indexed_gzip")
-    return request.param == "indexed_gzip"
-
-
 @pytest.fixture
 def scans(monkeypatch):
     """The places from which files are read, front to back."""
@@ -35,8 +24,7 @@ def scans(monkeypatch):
     return found
 
 
-def test_gzip_has_the_same_lines_with_or_without_index(tmp_path, with_index, scans, monkeypatch):
-    monkeypatch.setattr(files, "SPACING", 1 << 16)
+def test_the_members_of_a_gzip_file_are_one_text(tmp_path):
     text = [f"{number} {number**5:x}" for number in range(20_000)]
     parts = text[:9_000], [], text[9_000:], []  # members, some of them empty, and zeros after them
     members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
@@ -46,7 +34,6 @@ def test_gzip_has_the_same_lines_with_or_without_index(tmp_path, with_index, sca
     order = [19_999, *range(19_000, 5_000, -700), *range(0, 20_000, 999), 8_999, 9_000, 0]
     for each in (source, pickle.loads(pickle.dumps(source))):
         assert [each[number]["text"] for number in order] == [text[number] for number in order]
-    assert [len(place) == 4 and bool(place[3]) for place in scans[:2]] == [False, with_index], scans
     assert source.__getitems__(range(20_000)) == [{"text": line} for line in text]
 
 
@@ -61,7 +48,6 @@ def test_gzip_has_the_same_lines_with_or_without_index(tmp_path, with_index, sca
     ],
 )
 def test_a_compressed_file_is_read_twice_in_all(suffix, batches, tmp_path, scans, monkeypatch):
-    monkeypatch.setitem(sys.modules, "indexed_gzip", None)
     monkeypatch.setattr(lines, "BLOCK", 100)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(compressed("".join(f"{number}\n" for number in range(1000)).encode(), suffix))
@@ -205,7 +191,7 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_damaged_compressed_file_is_named(tmp_path, suffix, with_index):
+def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
     whole = compressed(b"".join(b"%d\n" % number**3 for number in range(1000)), suffix)
     for content in (b"this is not compressed at all" * 10, whole[:-20]):

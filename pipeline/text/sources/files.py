@@ -2,21 +2,22 @@
 
 import gzip
 import hashlib
-import importlib.util
 import io
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
+from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
+from pipeline.fs.objects import ObjectPath
 from pipeline.text.sources.source import PartedSource
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
@@ -25,8 +26,8 @@ SAMPLES, SAMPLE = 16, 1 << 16
 COMPRESSED = (".gz", ".zst")
 BUFFER = 1 << 17
 
-# `indexed_gzip` keeps 32 KiB for every `SPACING` bytes of content; a seek decompresses no more.
-SPACING = 1 << 22
+# The size of a file, and its time or entity tag.
+Stamp: TypeAlias = tuple[int, int | str]
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
@@ -40,13 +41,13 @@ class FileSource(PartedSource, Handles):
     def __init__(self, paths: Paths):
         self.files = find(paths)
         # The stamps of the files when the fingerprint was first computed, and their digest.
-        self._known: tuple[list[tuple[int, int]], str] | None = None
+        self._known: tuple[list[Stamp], str] | None = None
         self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
-        """See `Source`; a hash of names, sizes and samples of the files, which may not change."""
-        stamps = [_stamp(path) for path in self.files]
+        """See `Source`; the `digest` of the files, which may not change."""
+        stamps = read_stamps(self.files)
         if self._known is None:
             self._known = stamps, digest(self.files)
         for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
@@ -82,7 +83,10 @@ def find(paths: Paths) -> list[epath.Path]:
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
-    files = [file for name in names for file in _match(os.fspath(name))]
+    texts = [os.fspath(name) for name in names]
+    remote = any(text.startswith(objects.SCHEMES) for text in texts)
+    matches = objects.together(_match, texts) if remote else map(_match, texts)
+    files = [file for found in matches for file in found]
     for file in files:
         mode = os.stat(file).st_mode if is_local(file) and os.path.exists(file) else 0
         if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
@@ -95,6 +99,8 @@ def find(paths: Paths) -> list[epath.Path]:
 
 def _match(name: str) -> list[epath.Path]:
     path = as_path(name)
+    if isinstance(path, ObjectPath) and path.is_file():  # one request
+        return [path]
     if path.is_dir():
         raise InvalidValue(
             f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
@@ -106,23 +112,24 @@ def _match(name: str) -> list[epath.Path]:
     if wild is None:
         raise Missing(f"there is no file {name}; check the path")
     base = path.parents[len(path.parts) - wild - 1]
-    files = sorted(f for f in base.glob("/".join(path.parts[wild:])) if not f.is_dir())
+    files = sorted(base.glob("/".join(path.parts[wild:])))
+    if isinstance(path, ObjectPath):
+        known = zip(files, objects.heads(files), strict=True)
+        files = [file for file, head in known if head is not None]
+    else:
+        files = [file for file in files if not file.is_dir()]
     if not files:
         raise Missing(f"no file matches {name}; check the path and the pattern")
     return files
 
 
 @contextmanager
-def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
+def open_file(path: epath.Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek. A `.gz` file that is not `indexed` seeks by reading on, or from its
-    start.
+    All but `.zst` can seek. A `.gz` file seeks by reading on, or from its start.
     """
     try:
-        if indexed is not None:
-            yield indexed
-            return
         with path.open("rb") as raw:
             stream: Any = raw
             if path.suffix == ".gz":
@@ -139,27 +146,19 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
         ) from error
 
 
-def open_indexed(path: epath.Path) -> IO[bytes] | None:
-    """A `.gz` file that seeks directly; None for other files, or without `indexed_gzip`."""
-    if path.suffix != ".gz" or importlib.util.find_spec("indexed_gzip") is None:
-        return None
-    import indexed_gzip
-
-    file = {"filename": os.fspath(path)} if is_local(path) else {"fileobj": path.open("rb")}
-    sizes = {"spacing": SPACING, "readbuf_size": BUFFER, "buffer_size": BUFFER}
-    return indexed_gzip.IndexedGzipFile(**file, **sizes)
-
-
 def digest(files: Iterable[epath.Path]) -> str:
     """A short hash of the names, sizes and samples of the content of files, as they are stored.
 
     Times and directories do not count. An edit goes unnoticed if it keeps the size of a file above
-    1 MiB and misses all 16 samples of 64 KiB.
+    1 MiB and misses all 16 samples of 64 KiB. Of an object, its entity tag counts in place of
+    samples, which a cloud gives to each version: a copy may have another one.
     """
-    sha = hashlib.sha256()
-    for path in files:
-        size = path.stat().length
+    sha, paths = hashlib.sha256(), list(files)
+    for path, (size, change) in zip(paths, read_stamps(paths), strict=True):
         sha.update(f"{path.name}\n{size}\n".encode())
+        if isinstance(path, ObjectPath):
+            sha.update(f"{change}\n".encode())
+            continue
         with path.open("rb") as file:
             if size <= SAMPLES * SAMPLE:
                 sha.update(file.read())
@@ -170,9 +169,20 @@ def digest(files: Iterable[epath.Path]) -> str:
     return sha.hexdigest()[:12]
 
 
-def _stamp(path: epath.Path) -> tuple[int, int]:
-    """The size of a file and the time of its last change; zeros if the file is gone."""
+def read_stamps(paths: Sequence[epath.Path]) -> list[Stamp]:
+    """The size of each file and what changes with it: the time, or the entity tag of an object.
+
+    Both are 0 if the file is gone.
+    """
+    remote = [path for path in paths if isinstance(path, ObjectPath)]
+    heads = dict(zip(remote, objects.heads(remote), strict=True))
+    return [_stamp(path, heads.get(path)) for path in paths]
+
+
+def _stamp(path: epath.Path, head: Mapping[str, Any] | None) -> Stamp:
     try:
+        if isinstance(path, ObjectPath):  # some clouds quote tags in one answer, and not in others
+            return (0, 0) if head is None else (head["size"], str(head["e_tag"]).strip('"'))
         if is_local(path):
             status = os.stat(path)
             return status.st_size, status.st_mtime_ns

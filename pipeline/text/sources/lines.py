@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from etils import epath
 
@@ -50,7 +50,7 @@ class Line:
 class LineSource(files.FileSource):
     """Records from lines; the base of `TextFiles` and `JsonLines`."""
 
-    handles = ("_cursor", "_indexed")
+    handles = ("_cursor",)
     keep_blank = False  # whether a blank line is a record
     # The place where reading stopped: a file, the number of its next line, and an iterator from it.
     _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
@@ -80,11 +80,6 @@ class LineSource(files.FileSource):
     def _sizes(self) -> list[int]:
         return self._index[1]
 
-    @functools.cached_property
-    def _indexed(self) -> dict[int, IO[bytes] | None]:
-        """The results of `files.open_indexed`, by the number of the file."""
-        return {}
-
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         with self._lock:
             return [self._parse(self._read_line(part, number)) for number in numbers]
@@ -98,18 +93,11 @@ class LineSource(files.FileSource):
         latest, following, lines = self._cursor
         self._cursor = LineSource._cursor  # in case reading fails
         path, skip = self.files[file], number - following
-        if file not in self._indexed:
-            self._indexed[file] = files.open_indexed(path)
-        indexed = self._indexed[file]
-        rank, rest = divmod(number, STRIDE)
-        mark = marks[rank]
-        goes_on = file == latest and skip >= 0
-        if goes_on and skip >= STRIDE:  # unless a seek is cheaper than reading on
-            near = mark[0] - marks[following // STRIDE][0] <= files.SPACING
-            goes_on = near if indexed else path.suffix in files.COMPRESSED
-        if not goes_on:
-            scan = _scan(path, *mark, indexed)
-            lines, skip = filter(self._is_record, scan), rest
+        # A seek costs more than reading on in a compressed file, and over a few lines.
+        near = skip < STRIDE or path.suffix in files.COMPRESSED
+        if file != latest or skip < 0 or not near:
+            rank, skip = divmod(number, STRIDE)
+            lines = filter(self._is_record, _scan(path, *marks[rank]))
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise InvalidValue(
@@ -236,11 +224,9 @@ class ParallelText(PartedSource):
         return " beside ".join(map(str, self.sides))
 
 
-def _scan(
-    path: epath.Path, offset: int, number: int, indexed: IO[bytes] | None = None
-) -> Iterator[Line]:
+def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
     """The lines of one file from a place on; lines of only white space have no content."""
-    with files.open_file(path, indexed) as file:
+    with files.open_file(path) as file:
         if file.seekable():
             file.seek(offset)
         else:
