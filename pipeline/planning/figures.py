@@ -1,13 +1,10 @@
 """Figures of a plan: batches, tokens, epochs and losses, computed from counts of rows."""
 
-import itertools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.stage import Stage
 
 if TYPE_CHECKING:
     from pipeline.planning.plan import Plan
@@ -118,17 +115,3 @@ def losses(plan: "Plan") -> dict[str, int]:
         empty = int(layout.counts[0]) - dropped - excluded
         found += (excluded, empty, overlong, layout.pieces.lost)
     return dict(zip(("excluded", "empty", "overlong", "lost"), found.tolist(), strict=True))
-
-
-def phases(plan: "Plan") -> list[list[Stage]]:
-    """The stages, in groups of those that differ only in weights and new corpora."""
-    groups = itertools.groupby(plan.stages, lambda stage: stage.streams[0])
-    return [list(group) for _, group in groups]
-
-
-def weights_by_phase(plan: "Plan") -> list[tuple[int, Mapping[str, float]]]:
-    """The first step of each stage in the last of `phases`, and the weights from there on."""
-    return [
-        (stage.start, {name: float((stage.weights or {}).get(name, 0)) for name in plan.names})
-        for stage in phases(plan)[-1]
-    ]

@@ -34,7 +34,7 @@ from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
-from pipeline.planning.table import describe, represent
+from pipeline.planning.table import describe
 
 # The keywords of `Plan`.
 PLANNING = ("weights", "exclude", *PlanOptions.__annotations__)
@@ -282,12 +282,6 @@ class Plan:
         last = _earliest(self._last, last, self.stages[-1].end)
         return self._from_stages(self.stages, first, last)
 
-    def until(self, step: int) -> "Plan":
-        """The same plan without the changes that begin after `step`."""
-        step = require_whole("step", step, 0)
-        stages = [stage for stage in self.stages if stage.start <= step]
-        return self._from_stages(stages, self._first, self._last)
-
     # ---- stages
 
     def last_stage(self, step: int) -> Stage:
@@ -411,17 +405,13 @@ class Plan:
         return changes
 
     @property
-    def entries(self) -> tuple[dict[str, Any], ...]:
+    def entries(self) -> tuple[Mapping[str, Any], ...]:
         """The entries of a data state, one for each stage: JSON.
 
         "from" is the first step. "identity" is everything that the batches of the stage depend on,
-        and "fingerprint" a digest of it. "changes" (not in the first entry) are as in `changes`,
-        where a digest replaces a long list of examples left out.
+        and "fingerprint" a digest of it.
         """
-        return tuple(
-            {name: value for name, value in stage.entry.items() if number or name != "changes"}
-            for number, stage in enumerate(self.stages)
-        )
+        return tuple(stage.entry for stage in self.stages)
 
     def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
         """The entries of a data state after `step` batches: of stages that begin before `step`.
@@ -662,9 +652,7 @@ class Plan:
         return int(sum(stream.whole.layout.cuts.sum() for stream in self.stages[-1].streams))
 
     def __repr__(self) -> str:
-        if self.follows:
-            return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
-        return represent(self)
+        return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
         return describe(self)

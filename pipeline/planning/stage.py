@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import functools
 import gc
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
@@ -39,9 +38,6 @@ from pipeline.planning.stream import Stream
 # The cache holds windows with this many pieces; more if needed at a time. If a corpus grows, it
 # holds fewer, as windows are smaller.
 CACHED, HELD = 1 << 22, 1 << 18
-
-# The data state lists up to this many examples that are left out; of more, it has a digest.
-MAX_NAMED = 32
 
 
 class Stage(Handles):
@@ -203,18 +199,9 @@ class Stage(Handles):
 
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:
-        """The stage's entry in the data state; a digest replaces a long list of examples."""
-        changes = dict(self.changes)
-        numbers: Sequence[int] = changes.get("exclude", ())
-        if len(numbers) > MAX_NAMED:
-            digest = hashlib.sha256(np.array(numbers, "<i8").tobytes()).hexdigest()[:16]
-            changes["exclude"] = {"number": len(numbers), "digest": digest}
-        return {
-            "from": self.start,
-            "fingerprint": fingerprint_of(self.identity),
-            "identity": self.identity,
-            "changes": changes,
-        }
+        """The stage's entry in the data state."""
+        fingerprint = fingerprint_of(self.identity)
+        return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
     # ---- the data state, while corpora grow
 
@@ -248,7 +235,7 @@ class Stage(Handles):
                 place |= dataclasses.asdict(chapter.begin) | {"last": [end.part, end.digest]}
             legs[number] -= chapter.number
             places[stream.name] = place
-        entry = {name: value for name, value in self.entry.items() if name != "changes"}
+        entry = dict(self.entry)
         entry |= {"from": taken.step, "places": places, "rows": rows.tolist()}
         entry |= {"owed": [[*each] for each in taken.owed], "windows": legs}
         if any(self.schedule.offsets):

@@ -1,5 +1,6 @@
-"""The texts of a plan: `repr(plan)`, and tables for `print(plan)`."""
+"""The text of `print(plan)`: where the plan changes, and the table of one epoch."""
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,54 +16,27 @@ if TYPE_CHECKING:
 OVERFLOW = {"split": "split", "truncate": "truncated", "drop": "dropped"}
 
 
-def represent(plan: "Plan") -> str:
-    """The text of `repr(plan)`: the options of the last stage, and figures of an epoch."""
-    stage = plan.stages[-1]
-    values = dict(vars(stage.options))
-    if stage.weights is not None:
-        values["weights"] = {name: f"{share}" for name, share in stage.weights.items()}
-    names = "batches_per_bucket", "max_position", "num_examples", "counts", "names", "finite"
-    for name in ("num_tokens", "padding", *names, "fingerprint"):
-        values[name] = getattr(plan, name)
-    return "\n".join(["Plan(", *(f"    {name}={value!r}," for name, value in values.items()), ")"])
-
-
 def describe(plan: "Plan") -> str:
-    """The text of `print(plan)`: how each stage takes over, and the table of an epoch of it.
-
-    Stages that differ only in weights have one table.
-    """
+    """The text of `print(plan)`. The epoch is one of the last stage."""
     if plan.follows:
         buckets = ", ".join(map(str, plan.buckets))
         return (
             f"a plan of a corpus that grows, in windows of up to {plan.options.window:,} pieces; "
             f"buckets {buckets}"
         )
-    texts: list[str] = []
-    before = None
-    for group in figures.phases(plan):
-        texts += [] if before is None else [heading(before, group[0])]
-        before = group[-1]
-        texts += _tabulate(plan.until(before.start))
-    return "\n".join(texts)
+    changes = [_describe_change(*stages) for stages in itertools.pairwise(plan.stages)]
+    return "\n".join([*changes, *_tabulate(plan)])
 
 
-def heading(before: Stage, stage: Stage) -> str:
-    """A line that says how a stage takes over from the one before it."""
-    text = f"from step {stage.start:,} on"
+def _describe_change(before: Stage, stage: Stage) -> str:
+    """A line that says what a stage changes."""
+    names = [name for name in stage.changes if name not in ("examples", "exclude")]
+    changed = [", ".join(names)] if names else []
     if new := stage.num_examples - before.num_examples:
-        text += f", with {counted(new, 'new example')}"
-    if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
-        text += f", {counted(excluded, 'example')} left out"
-    stream = stage.streams[0]
-    if stage.weights is None and len(stream.legs) > 1:
-        steps = stage.schedule.first_step(stream.epoch) - stage.start
-        real = round(sum(stream.plan_of(leg).layout.real.sum() for leg in stream.legs[:-1]))
-        text += (
-            f", {counted(steps, 'batch')} for the {counted(real, 'position')} that epoch "
-            f"{stream.epoch - 1} still had, and then"
-        )
-    return f"{text}:"
+        changed.append(counted(new, "new example"))
+    if excluded := len(stage.excluded) - len(before.excluded):
+        changed.append(f"{counted(excluded, 'more example')} left out")
+    return f"from step {stage.start:,} on: {', '.join(changed) or 'the same options'}"
 
 
 def _tabulate(plan: "Plan") -> list[str]:
@@ -97,17 +71,15 @@ def _tabulate(plan: "Plan") -> list[str]:
 
 
 def _tabulate_corpora(plan: "Plan", counts: figures.Counts) -> list[str]:
-    phases = figures.weights_by_phase(plan)
+    stage = plan.stages[-1]
     share = "share" if plan.options.by == "tokens" else "of tokens"
     rows = [["corpus", "weight", share, "epochs", "tokens of one", "examples"]]
-    for stream in plan.stages[-1].streams:
-        name = stream.name
-        weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
+    for stream in stage.streams:
+        name, share_of = stream.name, stage.weights or {}
+        weight = f"{float(share_of[name]):.4g}"
         epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(stream.whole.layout.real.sum()):,}"
-        cells = name, weights, f"{counts.shares[name]:.3%}", epochs, tokens
+        cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)
-    if len(phases) > 1:
-        lines.append(f"weights begin at steps {', '.join(f'{start:,}' for start, _ in phases)}")
     how = "all its steps" if plan.finite else "steps until each has been through"
     return [*lines, f"an epoch is {how}"]

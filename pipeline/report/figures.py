@@ -214,12 +214,12 @@ def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
 def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:
     """The field `off` of `Epoch`, from the `shares` of the steps from `first` on."""
     sums = np.cumsum([[0] * len(plan.names), *shares], axis=0)
-    phases, found = planned.weights_by_phase(plan), []
-    ends = [*(start for start, _ in phases[1:]), first + len(shares)]
-    for (start, weights), end in zip(phases, ends, strict=True):
-        here = sums[max(start - first, 0) : max(end - first + 1, 0)]
+    starts, found = [stage.start for stage in plan.stages], []
+    for stage, end in zip(plan.stages, [*starts[1:], first + len(shares)], strict=True):
+        weights = [float((stage.weights or {}).get(name, 0)) for name in plan.names]
+        here = sums[max(stage.start - first, 0) : max(end - first + 1, 0)]
         if len(here) > RUN and len(plan.names) > 1:
             runs = here[RUN:] - here[:-RUN]
             of_runs = runs / runs.sum(axis=1, keepdims=True)
-            found.append(np.abs(of_runs - list(weights.values())).max(axis=0))
+            found.append(np.abs(of_runs - weights).max(axis=0))
     return dict(zip(plan.names, np.max(found, axis=0).tolist(), strict=True)) if found else {}

@@ -10,7 +10,6 @@ import pytest
 
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import options
-from pipeline.planning.plan import PLANNING
 from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
 
@@ -307,16 +306,9 @@ def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
     assert plan.batch(np.int64(0)).digest == plan.batch(0).digest
 
 
-def test_repr_has_every_option_and_the_figures_of_an_epoch():
+def test_repr_names_the_plan():
     plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
-    options = {"buckets", *PLANNING} - {"weights", "exclude"}
-    shown = dict(re.findall(r"^    (\w+)=(.*?),(?:  #.*)?$", repr(plan), re.MULTILINE))
-    assert options <= {*shown}
-    assert shown["seed"] == "2"
-    assert shown["window"] == "4194304"
-    assert shown["num_tokens"] == "12"
-    assert shown["padding"] == str(plan.padding)
-    assert shown["fingerprint"] == repr(plan.fingerprint)
+    assert repr(plan) == f"Plan(buckets=(Bucket(1, 8),), fingerprint={plan.fingerprint!r})"
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,8 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
 
 def test_the_printed_mixture_says_what_each_source_really_has():
     text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
-    assert re.search("^chat +0.1 → 0  ", text, re.M)
-    assert "weights begin at steps 0, 60" in text
+    assert text.startswith("from step 60 on: weights\n")
+    assert re.search("^chat +0  ", text, re.M)
     for ending in ("repeat", "stop"):  # an epoch has stages with different buckets
         plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
         assert "3x64" in str(plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)]))
@@ -287,9 +287,6 @@ def test_the_report_says_how_far_shares_are_off():
     assert reported_deviations(mixture).max() > 0.05
     short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     assert measure_epoch(short).off == {}
-    phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
-    text = str(Plan(SOURCES, BUCKETS, weights=phases))
-    assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
 
 
 def test_shares_of_examples_are_compared_with_weights_of_examples():

@@ -145,7 +145,7 @@ def made(corpora, phases, begin, changes, per_file):
         if plan.finite:
             step = min(step, plan.num_batches())
         step = plan.next_block(step)
-        given, there = dict(change), plan.until(step).names
+        given, there = dict(change), [*plan.last_stage(step).members]
         lengths = {name: lengths[name] for name in (lengths if "weights" not in given else there)}
         if more := given.pop("more", None):
             grown.append(len(lengths[""]))
@@ -166,7 +166,7 @@ def made(corpora, phases, begin, changes, per_file):
         before, plan = plan, plan.after(step, **given)
         for earlier in {0, step // 2, step - 1} & {*range(step)}:
             assert plan.batch(earlier).digest == before.batch(earlier).digest
-        used = [used_buckets(source) for source in plan.until(step).stages[-1].streams]
+        used = [used_buckets(source) for source in plan.last_stage(step).streams]
         events.append((step, {**change, "exclude": given["exclude"], "used": used}))
     return plan, {name: lengths[name] for name in plan.names}, events
 
