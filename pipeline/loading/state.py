@@ -6,10 +6,10 @@ It is small JSON, the same on every host and for any number of hosts:
                             "identity": {"plan": 5, "seed": 0, …},
                             "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
-A plan that changes (`Plan.after`) has an entry for each of its stages. If corpora join, an entry has the identity of all corpora so far. Entries of
-corpora that grow say where their windows begin. `"positions": "restart"` is there if batches are
-built with that option, and `"order"` if Grain slices or shuffles them: steps are then counted after
-that. The digest is that of the entries.
+A plan that changes (`Plan.after`) has an entry for each of its stages. If corpora join, an entry
+has the identity of all corpora so far. Entries of corpora that grow say where their windows begin.
+`"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
+slices or shuffles them: steps are then counted after that. The digest is that of the entries.
 """
 
 import itertools

@@ -98,6 +98,10 @@ class Interval:
     def _rotated(self) -> list[int]:
         return self.length_quota.before(self.rotation)
 
+    def has(self, step: int) -> bool:
+        """Whether it has a step."""
+        return self.start <= step and (self.end is None or step < self.end)
+
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """`batches` and `rows` of `taken(step)`."""
         places = self.length_quota.before(self.rotation + step - self.start)
@@ -173,6 +177,7 @@ class Schedule:
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # the first of each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
         self._runs: dict[int, tuple[Interval, ...]] = {}
+        self._latest: tuple[int, Interval] | None = None  # what `_reach` returned
         self._intervals_of_epoch: list[Interval] = []  # of the latest whole epoch of one stream
         self.end: int | None = None
         self._latest_epoch = 0, range(0)  # and some steps in it
@@ -457,6 +462,12 @@ class Schedule:
 
     def _reach(self, step: int) -> tuple[int, Interval]:
         """The interval of a step, and the number of the last mark before it."""
+        if (found := self._latest) is None or not found[1].has(step):
+            found = self._latest = self._extend(step)
+        return found
+
+    def _extend(self, step: int) -> tuple[int, Interval]:
+        """As `_reach`, by making intervals up to that of the step."""
         number = bisect.bisect_right(self.marks, step, key=lambda mark: mark.step) - 1
         extend = self._continue_one if self._one else self._continue_several
         while True:
