@@ -82,7 +82,6 @@ class Pass:
 
     Attributes:
         layout: the windows and their rows.
-        spans: the spans that the pieces are cut from, as for `merge_spans`; None: whole examples.
         first: the number in the corpus of the first of these examples.
         of_plan: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
@@ -103,7 +102,8 @@ class Pass:
     ):
         """`names` select its random bits; `first` is its first example in the corpus.
 
-        `buckets` are those that may have rows, by default all; `chapter` is as for `Layout`.
+        `buckets` are those that may have rows, by default all; `chapter` is as for `Layout`. The
+        pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
@@ -119,7 +119,9 @@ class Pass:
             files=files,
             chapter=chapter,
         )
-        self.spans, self.first, self.of_plan = spans, first, stream.first
+        self.first, self.of_plan = first, stream.first
+        # The epoch, example and first position of each span; None for whole examples.
+        self._spans = None if spans is None else [_narrow(each) for each in spans[:, :3].T]
         self.repeats = spans is None and chapter is None
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
@@ -245,9 +247,9 @@ class Pass:
         numbers, starts, sizes = self.layout.pieces.locate(pieces)
         if parts is not None:
             starts, sizes = starts + parts[0], parts[1, :, None]
-        if self.spans is None:
+        if self._spans is None:
             return as_spans(epoch, numbers + self.first if self.first else numbers, starts, sizes)
-        epochs, examples, first = self.spans[numbers, :3].T
+        epochs, examples, first = (each[numbers] for each in self._spans)
         return as_spans(epochs, examples, first + starts, sizes)
 
     def files_from(self, epoch: int, rows: np.ndarray) -> list[np.ndarray | None]:
@@ -648,6 +650,13 @@ class Stream(Handles):
                 found += leg.planned.files_from(leg.epoch, used)
         every = np.arange(len(self.lengths.files))
         return [every if files is None else files for files in found]
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """The numbers in the smallest unsigned type; if all are equal, one number repeated."""
+    values = values.astype(np.min_scalar_type(values.max()))
+    same = (values == values[0]).all()
+    return np.broadcast_to(values[0], values.shape) if same else values
 
 
 def _make_packer(
