@@ -202,7 +202,7 @@ class Chapter(Stream, Handles):
                 ends = True
                 break
             part, example = part + 1, example + len(lengths)
-            pieces += len(self._cut(lengths, None))
+            pieces += len(self._cut(Lengths(lengths)))
         if part == begin.part:
             return None
         digest = self._parts.digest(part)
@@ -219,6 +219,6 @@ class Chapter(Stream, Handles):
         return self.cache.get((self, window.begin), pieces, self._pack, window)
 
     def _pack(self, window: Window) -> Pass:
-        pieces, begin = self._cut(self.window_lengths(window), None), window.begin
+        pieces, begin = self._cut(Lengths(self.window_lengths(window))), window.begin
         chapter = window.rows_before, window.ends
         return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)

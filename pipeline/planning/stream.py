@@ -8,6 +8,7 @@ Here, `length` is the number of a length, whose bucket and tails take the same r
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +36,6 @@ from pipeline.planning.pieces import (
     as_spans,
     file_runs,
     merge_spans,
-    trainable_positions,
 )
 from pipeline.planning.solution import Solution, load_solution
 
@@ -78,8 +78,7 @@ class Pass:
     Attributes:
         layout: the windows and their rows.
         first_epoch: the epoch of its first rows.
-        spans: the spans that the pieces are cut from, as for `merge_spans`; None: whole examples.
-        first: the number in the plan of the first of these examples.
+        first: the number in the plan of the first of its examples.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one repetition.
         size: the tokens, examples or positions with loss in these rows, by the unit of weights.
@@ -114,7 +113,9 @@ class Pass:
             files=files,
             chapter=chapter,
         )
-        self.spans, self.first = spans, stream.first + first
+        self.first = stream.first + first
+        # The epoch, example and first position of each span; None: pieces are of whole examples.
+        self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
         self.repeats = spans is None and chapter is None
         self.first_epoch = stream.epoch if spans is None else int(spans[:, 0].min())
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
@@ -241,9 +242,9 @@ class Pass:
         numbers, starts, sizes = self.layout.pieces.locate(pieces)
         if parts is not None:
             starts, sizes = starts + parts[0], parts[1, :, None]
-        if self.spans is None:
+        if self._spans is None:
             return as_spans(epoch, numbers, starts, sizes)
-        epochs, examples, first = self.spans[numbers, :3].T
+        epochs, examples, first = (column[numbers * (len(column) > 1)] for column in self._spans)
         return as_spans(epochs, examples, first + starts, sizes)
 
     def files_from(self, epoch: int, rows: np.ndarray) -> list[np.ndarray | None]:
@@ -296,7 +297,7 @@ class Stream:
             )
         if options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
-        pieces = self._cut(lengths.array, lengths.trees)
+        pieces = self._cut(lengths)
         if len(pieces.table) == 1:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
@@ -319,10 +320,9 @@ class Stream:
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
             spans, self.lost = spans[stays], spans[~stays]
-        lengths = spans[:, 3:].astype(np.uint32)
         trees = self.lengths.trees
         trees = None if trees is None else trees[spans[:, 1]]
-        pieces, buckets = self._cut_rest(lengths if self.options.pairs else lengths[:, 0], trees)
+        pieces, buckets = self._cut_rest(spans[:, 3:].astype(np.uint32), trees)
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
@@ -335,7 +335,7 @@ class Stream:
         self, lengths: np.ndarray, trees: np.ndarray | None
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        pieces = self._cut(lengths, trees)
+        pieces = self._cut(self._as_lengths(lengths, trees))
         if not self.name:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
@@ -346,16 +346,21 @@ class Stream:
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.pairs:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return Pieces(sizes, room, "truncate", align=self.options.align), buckets
+            return Pieces(Lengths(sizes), room, "truncate", align=self.options.align), buckets
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
-        pieces = Pieces(sizes[:, 0], room, "split", trees=trees, align=self.options.align)
-        return pieces, buckets
+        rest = self._as_lengths(sizes, trees)
+        return Pieces(rest, room, "split", align=self.options.align), buckets
 
-    def _cut(self, lengths: np.ndarray, trees: np.ndarray | None) -> Pieces:
+    def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
+        """Sizes [n, sides] of spans as `Lengths`."""
+        array = sizes if self.options.pairs else sizes[:, 0]
+        return Lengths(types.SimpleNamespace(lengths=array, trees=trees))
+
+    def _cut(self, lengths: Lengths) -> Pieces:
         options = self.options
         room = options.buckets[-1].lengths
-        return Pieces(lengths, room, options.overflow, trees=trees, align=options.align)
+        return Pieces(lengths, room, options.overflow, align=options.align)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -428,9 +433,9 @@ class Stream:
         `lengths` may have new examples at its end; they join the latest epoch in progress.
         """
         spans, epoch = self.rest(rows)
-        new = np.arange(len(self.lengths), len(lengths))
-        if len(spans) and len(new):
-            sizes = trainable_positions(lengths.array[new])
+        if len(spans) and len(lengths) > len(self.lengths):
+            sizes = lengths.positions_from(len(self.lengths))
+            new = np.arange(len(self.lengths), len(lengths))
             joining = as_spans(epoch - 1, new, 0, sizes)
             spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
         return Stream(
@@ -456,6 +461,12 @@ class Stream:
         found += self.whole.files_from(self.epoch + over + 1, 0 * rows)
         every = np.arange(len(self.lengths.files))
         return [every if files is None else files for files in found]
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """`values` in the smallest dtype; only one of them if all are the same."""
+    low, high = values.min(), values.max()
+    return values[:1].copy() if low == high else values.astype(np.min_scalar_type(high))
 
 
 def _make_packer(
@@ -520,7 +531,7 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
         before = len(expected)
         expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
         if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
-            expected[before:] = trainable_positions(stream.lengths.array[before:])
+            expected[before:] = stream.lengths.positions_from(before)
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     return expected
