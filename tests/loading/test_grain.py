@@ -167,7 +167,7 @@ WITH_WORKERS = [
 
 @pytest.mark.parametrize(("kind", "workers", "number"), WITH_WORKERS)
 def test_every_chain_goes_on_from_every_state_with_workers(make, kind, workers, number):
-    steps = list(chains_of(make(kind)[:2], workers))[number]
+    steps = list(chains_of(make(kind)[:3], workers))[number]
     check(PREFETCH["thread"](steps) if number % 2 else steps)
 
 
