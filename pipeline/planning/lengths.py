@@ -104,29 +104,35 @@ def select_corpora(given: Any, names: Iterable[str]) -> Any:
 
 
 class Lengths:
-    """The lengths of a corpus, without the examples that a plan leaves out.
+    """The lengths of a corpus, and the examples that a plan leaves out.
 
     >>> lengths = Lengths([5, 3, 7], excluded=np.array([1]))
-    >>> lengths.array.tolist(), lengths.num_left_out
-    ([5, 0, 7], 1)
+    >>> lengths.positions_from(0).tolist(), lengths.num_left_out
+    ([[5], [0], [7]], 1)
+
+    They refer to the corpus: a pickle of them has no other copy of its lengths.
 
     Attributes:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
-        array: the lengths; 0 for examples that are left out.
+        array: the lengths, also of examples that are left out.
     """
 
     def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
         self.given, self.excluded = given, excluded
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
-        self._all = as_lengths(given)
-        self.array = self._all
-        if len(excluded):
-            self.array = np.array(self._all)
-            self.array[excluded] = 0
+        self.array = as_lengths(given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        taken = ("files", "trees", "array")  # from `given`
+        return {name: value for name, value in vars(self).items() if name not in taken}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["given"], state["excluded"])  # type: ignore[misc]
+        vars(self).update(state)
 
     @classmethod
     def of(cls, given: Any) -> "Lengths":
@@ -134,7 +140,7 @@ class Lengths:
         return given if isinstance(given, Lengths) else cls(given)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.array)
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -144,9 +150,9 @@ class Lengths:
         """The digest of the first `count` examples."""
         if self.trees is not None and self.trees[:count, 1].any():
             trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
-            return f"{digest(self._all[:count])} with groups ({trees})"
+            return f"{digest(self.array[:count])} with groups ({trees})"
         known = getattr(self.given, "lengths_digest", None) if count == len(self) else None
-        return known or digest(self._all[:count])
+        return known or digest(self.array[:count])
 
     @property
     def digest(self) -> str:
@@ -159,7 +165,7 @@ class Lengths:
     @property
     def num_left_out(self) -> int:
         """The number of examples left out that have something to train on."""
-        targets = self._all if self._all.ndim == 1 else self._all[:, 1]
+        targets = self.array if self.array.ndim == 1 else self.array[:, 1]
         return int(np.count_nonzero(targets[self.excluded]))
 
     @property
@@ -171,12 +177,22 @@ class Lengths:
                 f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
                 "carry loss; give corpora that were prepared with a template, or by='tokens'"
             )
-        return Fraction(learnt, int(self._all.reshape(len(self), -1)[:, -1].sum(dtype=np.int64)))
+        return Fraction(learnt, int(self.array.reshape(len(self), -1)[:, -1].sum(dtype=np.int64)))
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:
         """`cached_file` of the corpus; for an array of lengths, nothing is stored."""
         return getattr(self.given, "cached_file", lambda name, make: make())
+
+    def positions_from(self, first: int) -> np.ndarray:
+        """The positions to train on of each example from `first` on: int64 [examples, 1 or 2].
+
+        They are 0 for examples that are left out, and for pairs without targets.
+        """
+        sizes = self.array[first:].astype(np.int64)
+        sizes = sizes if sizes.ndim == 2 else sizes[:, None]
+        sizes[self.excluded[self.excluded >= first] - first] = 0
+        return np.where(sizes[:, -1:] > 0, sizes, 0)
 
     def exclude(self, examples: np.ndarray) -> "Lengths":
         """The same lengths without further `examples`: int64, ascending."""
@@ -186,8 +202,8 @@ class Lengths:
     def extend(self, given: Any) -> "Lengths":
         """The lengths of `given`, which has new examples after these; leaves out the same ones."""
         more = Lengths(given, self.excluded)
-        first = more._all[: len(self)]
-        if first.shape != self._all.shape or more._digest_of(len(self)) != self._digest:
+        first = more.array[: len(self)]
+        if first.shape != self.array.shape or more._digest_of(len(self)) != self._digest:
             raise InvalidValue(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
                 "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"

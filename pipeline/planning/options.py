@@ -14,6 +14,7 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.gaps import check_fill
+from pipeline.planning.lengths import AnyLengths, Lengths
 from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 from pipeline.planning.tails import group_tails
 
@@ -136,10 +137,9 @@ class Options:
         """Whether the buckets are for pairs."""
         return len(self.buckets[-1].lengths) == 2
 
-    def cut(self, lengths: np.ndarray, trees: np.ndarray | None = None) -> Pieces:
-        """The pieces of examples of these lengths; `trees` is as for `Pieces`."""
-        room = self.buckets[-1].lengths
-        return Pieces(lengths, room, self.overflow, trees=trees, align=self.align)
+    def cut(self, lengths: AnyLengths | Lengths) -> Pieces:
+        """The pieces of examples of these lengths."""
+        return Pieces(lengths, self.buckets[-1].lengths, self.overflow, align=self.align)
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""

@@ -38,12 +38,12 @@ class Pieces:
     Later parts of split examples come after their first part. Lengths of examples are not copied.
 
     Args:
-        lengths: the lengths of each example, `[n]`, for pairs `[n, 2]`.
+        lengths: the lengths of each example, as `Lengths`, or `[n]`, for pairs `[n, 2]`. Examples
+            that `Lengths` leave out have key 0.
         room: the lengths of the longest bucket.
         overflow: "split" makes several pieces of an overlong example and loses nothing (not for
             pairs), "truncate" keeps its first positions, "drop" loses it, "error" raises an error.
             Groups are never cut: for these, the first two raise an error, too.
-        trees: as for `lengths.Corpus`, if some examples are groups.
         align: columns in a unit; the lengths of buckets are multiples of it.
 
     Attributes:
@@ -57,17 +57,17 @@ class Pieces:
 
     def __init__(
         self,
-        lengths: np.ndarray,
+        lengths: lengths_lib.AnyLengths | lengths_lib.Lengths,
         room: tuple[int, ...],
         overflow: Overflow | None,
         *,
-        trees: np.ndarray | None = None,
         align: int = 1,
     ):
-        self._lengths, self.trees, self.align = lengths, trees, align
+        self._of, self.align = lengths_lib.Lengths.of(lengths), align
+        lengths, trees = self._lengths, self.trees
         self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
         self._drops = overflow == "drop"
-        self.overlong = lengths_lib.NO_EXAMPLES
+        self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
         self.lost = 0
         longest = lengths.max(axis=0, initial=0)
@@ -82,7 +82,7 @@ class Pieces:
             longest = sizes.max(initial=0)
         else:
             longest = min(int(longest), room[0])
-            if self._drops and len(self.overlong):
+            if len(self._left_out):
                 longest = max(int(sizes.max()) for _, sizes in self._chunks())
             self.table = np.arange(-(-longest // align) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
@@ -102,9 +102,12 @@ class Pieces:
             if lengths.ndim == 2:  # pairs with nothing to train on are not overlong
                 over = (chunk > self._room).any(axis=1) & (chunk[:, -1] > 0)
             found.append(np.flatnonzero(over) + first)
-        self.overlong = overlong = np.concatenate(found)
+        overlong = np.setdiff1d(np.concatenate(found), self._of.excluded, assume_unique=True)
+        self.overlong = overlong
         if not len(overlong):
             return
+        if self._drops:
+            self._left_out = np.union1d(self._of.excluded, overlong)
         if overflow == "error":
             raise _overlong_error(lengths, overlong, room)
         if trees is not None and not self._drops and (trees[overlong, 1] > 0).any():
@@ -120,6 +123,15 @@ class Pieces:
         size = np.minimum(np.repeat(sizes, times) - start, room[0])
         self._later = np.stack([np.repeat(overlong, times), start, size])
 
+    @property
+    def _lengths(self) -> np.ndarray:
+        return self._of.array
+
+    @property
+    def trees(self) -> np.ndarray | None:
+        """As for `lengths.Corpus`, if some examples are groups; else None."""
+        return self._of.trees
+
     def __len__(self) -> int:
         return len(self._lengths) + self.num_later
 
@@ -131,14 +143,14 @@ class Pieces:
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
 
-        A size is 0 if the example is in no batch: if it is dropped, or a pair without targets.
+        A size is 0 if the example is in no batch: left out, dropped, or a pair without targets.
         """
         sizes = self._lengths[begin:end]
-        first, last = self.overlong.searchsorted((begin, end)).tolist()
-        if first < last:
+        if len(_within(self.overlong, begin, end)):
             sizes = np.minimum(sizes, self._room)
-            if self._drops:
-                sizes[self.overlong[first:last] - begin] = 0
+        if len(left_out := _within(self._left_out, begin, end)):
+            sizes = np.array(sizes)
+            sizes[left_out - begin] = 0
         return sizes if sizes.ndim == 1 else np.where(sizes[:, -1:] > 0, sizes, 0)
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -242,6 +254,11 @@ class Pieces:
         return found
 
 
+def _within(examples: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """The numbers from `begin` to `end` among `examples`, which ascend."""
+    return examples[slice(*examples.searchsorted((begin, end)).tolist())]
+
+
 def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The number of each line of `units`, and the lines, which ascend by their share of a row."""
     share = units @ (math.prod(room) // np.maximum(room, 1))
@@ -296,13 +313,6 @@ def merge_spans(spans: np.ndarray) -> np.ndarray:
     first = np.flatnonzero(np.append(True, ~adjacent))
     sizes = np.add.reduceat(spans[:, 3], first)
     return np.column_stack([spans[first, :3], sizes])
-
-
-def trainable_positions(lengths: np.ndarray) -> np.ndarray:
-    """The positions of each example to train on, int64 [n, 1 or 2]; 0 for pairs without targets."""
-    sizes = lengths.astype(np.int64)
-    sizes = sizes if sizes.ndim == 2 else sizes[:, None]
-    return np.where(sizes[:, -1:] > 0, sizes, 0)
 
 
 def as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) -> np.ndarray:

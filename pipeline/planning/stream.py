@@ -10,6 +10,7 @@ Here, `length` is the number of a length, whose bucket and tails take the same r
 import bisect
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ from pipeline.planning.pieces import (
     as_spans,
     file_runs,
     merge_spans,
-    trainable_positions,
 )
 from pipeline.planning.solution import Solution, load_solution
 
@@ -82,7 +82,7 @@ class Pass:
 
     Attributes:
         layout: the windows and their rows.
-        first: the number in the corpus of the first of these examples.
+        first: the number in the corpus of the first of its examples.
         of_plan: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one repetition.
@@ -120,8 +120,8 @@ class Pass:
             chapter=chapter,
         )
         self.first, self.of_plan = first, stream.first
-        # The epoch, example and first position of each span; None for whole examples.
-        self._spans = None if spans is None else [_narrow(each) for each in spans[:, :3].T]
+        # The epoch, example and first position of each span; None: pieces are of whole examples.
+        self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
         self.repeats = spans is None and chapter is None
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
@@ -249,7 +249,7 @@ class Pass:
             starts, sizes = starts + parts[0], parts[1, :, None]
         if self._spans is None:
             return as_spans(epoch, numbers + self.first if self.first else numbers, starts, sizes)
-        epochs, examples, first = (each[numbers] for each in self._spans)
+        epochs, examples, first = (column[numbers * (len(column) > 1)] for column in self._spans)
         return as_spans(epochs, examples, first + starts, sizes)
 
     def files_from(self, epoch: int, rows: np.ndarray) -> list[np.ndarray | None]:
@@ -374,7 +374,7 @@ class Stream(Handles):
             )
         if self.options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
-        pieces = self.options.cut(lengths.array, lengths.trees)
+        pieces = self.options.cut(lengths)
         if len(pieces.table) == 1:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
@@ -396,10 +396,9 @@ class Stream(Handles):
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
             spans, self.lost = spans[stays], spans[~stays]
-        lengths = spans[:, 3:].astype(np.uint32)
         trees = self.lengths.trees
         trees = None if trees is None else trees[spans[:, 1]]
-        pieces, buckets = self._cut_rest(lengths if self.options.pairs else lengths[:, 0], trees)
+        pieces, buckets = self._cut_rest(spans[:, 3:].astype(np.uint32), trees)
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
@@ -421,7 +420,7 @@ class Stream(Handles):
         self, lengths: np.ndarray, trees: np.ndarray | None
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        pieces = self.options.cut(lengths, trees)
+        pieces = self.options.cut(self._as_lengths(lengths, trees))
         if not self.name or self.parts is not None:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
@@ -432,11 +431,16 @@ class Stream(Handles):
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.pairs:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return Pieces(sizes, room, "truncate", align=self.options.align), buckets
+            return Pieces(Lengths(sizes), room, "truncate", align=self.options.align), buckets
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
-        pieces = Pieces(sizes[:, 0], room, "split", trees=trees, align=self.options.align)
-        return pieces, buckets
+        rest = self._as_lengths(sizes, trees)
+        return Pieces(rest, room, "split", align=self.options.align), buckets
+
+    def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
+        """Sizes [n, sides] of spans as `Lengths`."""
+        array = sizes if self.options.pairs else sizes[:, 0]
+        return Lengths(types.SimpleNamespace(lengths=array, trees=trees))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -607,12 +611,11 @@ class Stream(Handles):
         spans, epoch, place = self.rest(rows, leg)
         if not isinstance(corpus, Lengths) and (self.parts is None or epoch > self.epoch):
             corpus = self.lengths
-        if isinstance(corpus, Lengths):
-            new = np.arange(len(self.lengths), len(corpus))
-            if len(spans) and len(new):
-                sizes = trainable_positions(corpus.array[new])
-                joining = as_spans(epoch - 1, new, 0, sizes)
-                spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
+        before = len(self.lengths)
+        if isinstance(corpus, Lengths) and len(spans) and len(corpus) > before:
+            sizes = corpus.positions_from(before)
+            joining = as_spans(epoch - 1, np.arange(before, len(corpus)), 0, sizes)
+            spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
         return Stream(
             corpus,
             options,
@@ -652,11 +655,10 @@ class Stream(Handles):
         return [every if files is None else files for files in found]
 
 
-def _narrow(values: np.ndarray) -> np.ndarray:
-    """The numbers in the smallest unsigned type; if all are equal, one number repeated."""
-    values = values.astype(np.min_scalar_type(values.max()))
-    same = (values == values[0]).all()
-    return np.broadcast_to(values[0], values.shape) if same else values
+def _compact(values: np.ndarray) -> np.ndarray:
+    """`values` in the smallest dtype; only one of them if all are the same."""
+    low, high = values.min(), values.max()
+    return values[:1].copy() if low == high else values.astype(np.min_scalar_type(high))
 
 
 def _make_packer(
@@ -726,7 +728,7 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
         if stream.parts is None:
             expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
             if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
-                expected[before:] = trainable_positions(stream.lengths.array[before:])
+                expected[before:] = stream.lengths.positions_from(before)
         elif epoch == 0:
             last = streams[number + 1].begin if number + 1 < len(streams) else None
             expected = np.concatenate([expected, *stream.window_positions(last)])

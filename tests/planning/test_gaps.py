@@ -9,6 +9,7 @@ import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
 from pipeline.planning.cascade import pack
+from pipeline.planning.pieces import merge_spans
 from tests.planning.corpora import histograms
 from tests.properties.accounts import (
     Account,
@@ -183,8 +184,9 @@ def test_a_plan_may_change_to_and_from_full_rows_at_every_step():
 
 def test_what_is_left_of_cut_documents_is_joined_again():
     plan = Plan(LENGTHS, ROWS, packing="fill", seed=1).after(1, packing="best_fit")
-    planned = plan.stages[1].streams[0].legs[0].planned
-    _, example, start, size = planned.as_spans(0, np.arange(len(planned.layout.pieces))).T
+    rest = plan.stages[1].streams[0].legs[0].planned
+    spans = rest.as_spans(0, np.arange(len(rest.layout.pieces)))
+    _, example, start, size = merge_spans(spans).T
     begun = {*plan.batch(0).segments[:, 1].tolist()}
     assert len({*example.tolist()}) == len(example)
     assert {*example[(start > 0) | (size < LENGTHS[example])].tolist()} <= begun

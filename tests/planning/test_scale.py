@@ -1,4 +1,5 @@
 import functools
+import pickle
 import tracemalloc
 from types import SimpleNamespace
 
@@ -67,3 +68,35 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3e6  # one int64 for each example would take 3.2 MB
+
+
+class Stored:
+    """A corpus that a pickle only refers to."""
+
+    def __init__(self, path):
+        self.path, self.lengths = path, np.memmap(path, np.uint32, "r")
+
+    def __reduce__(self):
+        return Stored, (self.path,)
+
+
+def test_a_pickled_plan_has_no_lengths(tmp_path):
+    LENGTHS.tofile(tmp_path / "lengths")
+    plan = Plan(Stored(tmp_path / "lengths"), BUCKETS, exclude=[7])
+    pickled = pickle.dumps(plan)
+    assert len(pickled) < len(LENGTHS) // 2  # bytes, where one length takes four
+    again = pickle.loads(pickled)
+    assert again.fingerprint == plan.fingerprint
+    assert again.batch(5).digest == plan.batch(5).digest
+
+
+def test_a_change_keeps_a_few_bytes_for_each_remaining_example(tmp_path):
+    LENGTHS.tofile(tmp_path / "lengths")
+    plan = Plan(Stored(tmp_path / "lengths"), BUCKETS)
+    plan.after(3, exclude=[8]).batch(3)
+    tracemalloc.start()
+    after = plan.after(3, exclude=[9])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after.stages[-1].start == 3
+    assert kept < 10 * len(LENGTHS)  # the number of each example, and its length
