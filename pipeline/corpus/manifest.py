@@ -143,7 +143,7 @@ class Manifest:
                 raise InvalidValue("its digest differs")
             parts = PartTable.read(content)
         except (ValueError, KeyError, pa.ArrowException) as error:
-            raise damage(table, str(error)) from error
+            raise damage(table, str(error).replace(f"{os.fspath(table)} ", "it ")) from error
         try:
             return cls(**entries, parts=parts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

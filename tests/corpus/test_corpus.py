@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Feature
-from pipeline.corpus import INPUTS, Corpus, Task, manifest, parts, reader
+from pipeline.corpus import CAUSAL, INPUTS, Corpus, Task, manifest, parts, reader
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Pieces, Reader
 from pipeline.fs import as_path
 from pipeline.planning import lengths
 from pipeline.text import ragged
+from pipeline.text.features import TOKEN_IDS
 from tests.corpus.files import few_bytes
 from tests.processes import call
 
@@ -141,6 +142,21 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     before = len(os.listdir("/dev/fd"))
     assert corpus.read([99, 0], [0, 0], [1, 1])["inputs"].tolist() == [99, 0]
     assert len(os.listdir("/dev/fd")) < before + 10
+
+
+def test_ids_of_two_bytes_are_read_as_int32(tmp_path):
+    ids = np.arange(65_530, 65_536).astype(np.uint16)
+    examples = ragged.Ragged.of(ids, np.array([4, 2]))
+    path = as_path(tmp_path) / "part-00000.arrow"
+    part = parts.write_part(path, examples, {}, CAUSAL, 0).part
+    lengths, tokens = CAUSAL.lengths(examples.counts), {"tokens": TOKEN_IDS}
+    store = reader.LocalParts(path.parent, parts.PartTable([part]))
+    read = Reader(CAUSAL, lengths, np.array([2]), tokens, [store]).read(
+        Pieces(*(np.array(each) for each in ([1, 0], [0, 1], [1, 2], [2, 2]))), ()
+    )
+    assert read["inputs"].dtype == read["targets"].dtype == np.int32
+    assert read["inputs"][[0, 2, 3]].tolist() == [65_534, 65_531, 65_532]
+    assert read["targets"][[0, 2, 3]].tolist() == [65_535, 65_532, 65_533]
 
 
 def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):

@@ -23,6 +23,7 @@ from etils import epath
 
 import pipeline
 from pipeline import sources, tokenizers
+from pipeline.corpus.cache import default_directory
 from pipeline.corpus.log import Log
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.text import ragged
@@ -371,7 +372,7 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
         for root in (tmp_path, place)
     )
     assert contents(place / "c") == contents(tmp_path / "c")
-    assert len(contents(place / "c")) == 12
+    assert len(contents(place / "c")) == 13
     there.verify()
     assert there.fingerprint == local.fingerprint
     kept = [there.cached_file("note", lambda text=text: text) for text in (b"kept", b"other")]
@@ -384,6 +385,24 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     (place / "c" / "corpus.json").unlink()
     (place / "c" / "part-00003.arrow").unlink()
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
+
+
+def test_a_corpus_in_a_bucket_is_read_through_a_cache_of_the_user(
+    server, place, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 40)
+    default_directory.cache_clear()
+    examples = [np.arange(number, number + 9) for number in range(20)]
+    with messages() as said:
+        pipeline.Corpus.from_arrays(examples, place / "c")
+        corpus, again = (pipeline.Corpus.open(place / "c") for _ in range(2))
+        for number in (7, 0, 19):
+            assert corpus[number]["targets"].tolist() == examples[number][1:].tolist()
+    assert str(said).count(f"are kept in {tmp_path}/lockstep, up to 20,000,000,000 bytes") == 1
+    assert len(list((tmp_path / "lockstep").glob("*/part-*.arrow"))) == 3
+    assert requests_of(server, lambda: again[0]) == 0
+    assert len(again.caches) == 1
 
 
 def test_the_fingerprint_of_many_files_takes_few_requests_and_reads_none(server, place):
