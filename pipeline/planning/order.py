@@ -128,7 +128,7 @@ def deal(
         within = (own >> np.uint64(33)).astype(np.int64)
         places = edges[:-1] + (within * np.diff(edges) >> 31)
         samples.append(shuffle(rows[places], own << np.uint64(32)))
-        rows = np.delete(rows, places)
+        rows = np.setdiff1d(rows, rows[places], assume_unique=True)
     strata = rows.reshape(rows_per_batch, -1)
     bits = bits[first : len(bits) - last].reshape(strata.shape)
     most = 3 * rows_per_batch // 4

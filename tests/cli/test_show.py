@@ -41,12 +41,11 @@ def test_a_small_batch_line_by_line(shown):
 def test_padding_between_aligned_segments_is_drawn(texts):
     shown = Shown(texts, Plan(texts, [Bucket(1, 12)], shuffle=False, align=4), 0)
     assert list(shown.lines(row=0))[3:] == [
-        "row 0   ▕AAAAAA··BBB·▏ 9 of 12",
+        "row 0   ▕AAAAAA··BBBB▏ 10 of 12",
         "  A example 0, positions 0 to 5, weights 6, columns 0 on:",
         "banana",
-        "  B example 2, positions 0 to 2, weights 3, columns 8 on:",
-        "fig",
-        "  · padding, columns 11 on",
+        "  B example 1, positions 0 to 3, weights 4, columns 8 on:",
+        "plum",
     ]
 
 

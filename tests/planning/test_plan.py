@@ -308,7 +308,9 @@ def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
 
 def test_repr_names_the_plan():
     plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
-    assert repr(plan) == f"Plan(buckets=(Bucket(1, 8),), fingerprint={plan.fingerprint!r})"
+    assert (
+        repr(plan) == f"Plan(buckets=(Bucket(rows=1, length=8),), fingerprint={plan.fingerprint!r})"
+    )
 
 
 @pytest.mark.parametrize(
