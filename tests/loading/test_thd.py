@@ -24,9 +24,9 @@ def test_padding_between_aligned_segments_is_in_sequences_of_its_own(tmp_path):
     batch = Batches(corpus, plan)[0]
     order = np.argsort(batch["inputs"][:, 0])
     batch = {name: values[order] for name, values in batch.items()}
-    assert batch["inputs_segment_ids"].tolist() == [[0] * 8, [1, 1, 0, 0, 2, 2, 2, 0], [1] * 8]
+    assert batch["inputs_segment_ids"].tolist() == [[0] * 8, [1] * 8, [1, 1, 1, 0, 2, 2, 0, 0]]
     # Each segment and the padding after it; the empty row is padding after none.
-    sizes = [0, 8, 0, 0, *(2, 2, 3, 1), *(8, 0, 0, 0)]
+    sizes = [0, 8, 0, 0, *(8, 0, 0, 0), *(3, 1, 2, 2)]
     for fields in (batch, jax.tree.map(jax.numpy.asarray, batch)):
         assert np.diff(cu_seqlens(fields, 2, align=4)["cu_seqlens_q"]).tolist() == sizes
     with pytest.raises(ValueError, match="a row has padding before a segment; give the plan's"):
