@@ -4,7 +4,8 @@
 the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
-- pattern: the sizes of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
+- key: the number of the columns that a piece takes of a row; packing sees only keys (`pieces`).
+- pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
 - layout: pieces divided into windows, each packed separately, and their rows (`layout`).
 - pass: the rows of a layout, window by window, in a seeded order (`stream`).
 - stream: the passes of one corpus under given options, one after another (`stream`).

@@ -56,14 +56,19 @@ def pack(
     groups = group_tails(buckets)
     buckets = [bucket for bucket, *_ in groups]
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    search = best_fit if positions.shape[1] == 1 else best_fit_pairs
+
+    def search(left: np.ndarray, bucket: Bucket, opens: np.ndarray) -> list[Pattern]:
+        if positions.shape[1] == 1:
+            return best_fit(left, bucket.length, opens, max_segments)
+        return best_fit_pairs(left, bucket.lengths, positions, opens, max_segments)
+
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))
     remaining[0] = 0
     holds = np.stack([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
     for index in reversed(range(len(buckets))):
         opens = ~np.logical_or.reduce(holds[:index])
-        placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
+        placed[index] += search(remaining, buckets[index], opens)
     assert not remaining.any(), "the last bucket holds every segment"
     if fill:
         return _fill(placed, groups, len(counts), max_segments, surplus)
@@ -75,7 +80,7 @@ def pack(
 
         def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
             moved = count_segments(rows, len(counts))
-            return search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
+            return search(moved, buckets[to], moved > 0)
 
         enough = FULL_ENOUGH * room.sum()
         empty = [p for p in placed[index] if p.fill < enough and p.segments != max_segments]

@@ -124,7 +124,7 @@ def fill_rows(
         max_segments: the most segments in one row; None for no limit.
     """
     sizes, tokens = np.arange(len(counts)), int(counts @ np.arange(len(counts)))
-    patterns = best_fit(counts.copy(), (length,), sizes, sizes > 0, max_segments)
+    patterns = best_fit(counts.copy(), length, sizes > 0, max_segments)
     patterns.sort(key=lambda pattern: -pattern.fill)
     fewest = -(-tokens // length)
     spare = (fewest + fewest // ROWS_PER_SPARE) * length - tokens  # positions

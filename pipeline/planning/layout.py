@@ -260,8 +260,10 @@ def lay_out(
         pattern, copy = pattern[at], copy[at]
         number = segments[pattern]
         which = ranges(start[pattern], number)
-        taken = pieces[piece[which] + copy.repeat(number)]
-        found.append(WindowRows(number, taken, None if parts is None else parts[:, which], every))
+        taken = piece[which]
+        taken += copy.repeat(number)
+        of_length = None if parts is None else parts[:, which]
+        found.append(WindowRows(number, pieces[taken], of_length, every))
     return found
 
 

@@ -34,7 +34,10 @@ def best_fit_pairs(
     opens: np.ndarray,
     max_segments: int | None = None,
 ) -> list[Pattern]:
-    """Rows of one bucket of pairs, which are removed from `counts`. Arguments as for `best_fit`.
+    """Rows of one bucket of pairs, which are removed from `counts`.
+
+    Arguments are as for `best_fit`, with `room` for inputs and for targets, and the table `sizes`,
+    which ascends by the share of a row.
 
     Makes one row at a time. The largest remaining pair opens it. Each further pair is the one that
     leads furthest towards the full row, and least aside. The full row is a point: the filling of

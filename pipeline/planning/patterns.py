@@ -77,11 +77,7 @@ def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
 
 
 def best_fit(
-    counts: np.ndarray,
-    room: tuple[int, ...],
-    sizes: np.ndarray,
-    opens: np.ndarray,
-    max_segments: int | None = None,
+    counts: np.ndarray, length: int, opens: np.ndarray, max_segments: int | None = None
 ) -> list[Pattern]:
     """Rows of one bucket, packed by best-fit decreasing; removes their segments from `counts`.
 
@@ -89,20 +85,16 @@ def best_fit(
     least room that holds it (Johnson et al., 1974).
 
     >>> counts = np.array([0, 0, 3, 0, 0, 0, 1, 0, 2])  # three of 2, one of 6, two of 8
-    >>> patterns = best_fit(counts, (10,), np.arange(9)[:, None], np.ones(9, bool))
+    >>> patterns = best_fit(counts, 10, np.ones(9, bool))
     >>> [(pattern.pieces, pattern.rows) for pattern in patterns]
     [(((8, 1), (2, 1)), 2), (((6, 1), (2, 1)), 1)]
 
     Args:
         counts: int64 [n], the segments of each size; changed in place.
-        room: positions in a row; for pairs, of inputs and of targets.
-        sizes: not used, as a size is its number of positions; for pairs, the positions of each
-            size, int64 [n, 2], ascending by the share of a row.
+        length: positions in a row.
         opens: bool [n], the sizes that may open a row; the others only fill rows already open.
         max_segments: the most segments in one row; None for no limit.
     """
-    del sizes
-    (length,) = room
     limit, may_open = max_segments or length, opens.tolist()
     # An entry is a set of equal rows: (pieces, segments, rows). `open_rows` maps the free room of a
     # row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.

@@ -240,7 +240,8 @@ class Pieces:
         `parts` has their sizes, if only parts of them are in the row.
         """
         examples, _, sizes = self.locate(pieces)
-        costs = ((sizes if parts is None else parts) ** 2).sum(axis=1)
+        sizes = sizes if parts is None else parts
+        costs = np.einsum("ij,ij->i", sizes, sizes)  # the sum of the squares of all sides
         if self.trees is None:
             return costs
         _, branches, of_groups = self.trees[examples].T

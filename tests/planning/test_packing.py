@@ -30,7 +30,7 @@ def slow_best_fit(counts, length, opens_above):
 @given(histograms(60), st.integers(40, 43), st.integers(0, 40))
 def test_histogram_packing_makes_the_rows_of_packing_one_by_one(counts, length, opens_above):
     left, sizes = counts.copy(), np.arange(41)
-    at_once = as_rows(best_fit(left, (length,), sizes[:, None], sizes > opens_above, None))
+    at_once = as_rows(best_fit(left, length, sizes > opens_above))
     one_by_one = slow_best_fit(counts, length, opens_above)
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
     placed = np.bincount([size for row in at_once for size in row], minlength=41)
