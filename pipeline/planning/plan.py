@@ -68,10 +68,15 @@ class Plan:
     >>> [plan.batch(step).sources for step in (0, 1)]
     [{'code': 16, 'prose': 16}, {'code': 16, 'prose': 16}]
 
+    A corpus may still grow. Its examples are then planned in windows, in the order in which they
+    are sealed, and a step waits until its rows are; so a batch is the same at any time and in any
+    process. Once the corpus is finished, its later epochs are those of the entire corpus.
+
     Args:
         lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]` (inputs and
-            targets), or a corpus. With `weights`, several of these by name, or `Corpora`; examples
-            are numbered consecutively over all corpora.
+            targets); or a corpus; or `corpus.log` of one that grows. With `weights`, several of
+            these by name, or `Corpora`; examples are numbered consecutively over all corpora. If
+            one grows, those of corpus number `n` are numbered from `n · 2**40` on.
         buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
             lengths, and the last is the longest on both sides. After a bucket may come its tails,
             of equal length and fewer rows (not with `weights`): full batches use the bucket; the
@@ -115,6 +120,7 @@ class Plan:
 
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
+        parts: the sealed parts of each corpus that grows or has grown, by name.
         identity: everything that the batches depend on, as JSON; if the plan changes, a list with
             an entry for each stage.
         fingerprint: a short digest of `identity`; plans with the same one have the same batches.
@@ -201,7 +207,7 @@ class Plan:
             lengths: the lengths of all examples, in the same order with new ones after them; or a
                 corpus with them, such as `Corpora` of the present one and others. New examples join
                 the epoch in progress. With several corpora: all corpora, new ones at the end.
-                Default None: no new examples.
+                Default None: no new examples. Not while a corpus grows, nor `exclude`.
             exclude: more examples to leave out from `step` on: their numbers; or a function of
                 the corpus (for an array, of the lengths) that returns numbers, or a bool for each
                 example.
