@@ -116,7 +116,7 @@ class Stage(Handles):
         """Gives the cache room for the windows of all passes."""
         cache = streams[0].cache  # shared by all stages of a plan
         passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
-        least = 0 if any(stream.parts for stream in streams) else CACHED
+        least = 0 if any(stream.parts is not None for stream in streams) else CACHED
         cache.capacity = max(cache.capacity, least, sum(each.needs for each in passes))
 
     @property

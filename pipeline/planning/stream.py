@@ -445,8 +445,6 @@ class Stream(Handles):
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        if self.parts is not None:  # the examples are not known
-            return {"window": self.options.window, "chapter": growing.CHAPTER}
         passes = [leg.planned for leg in self.legs if leg.planned]
         several = any(len(each.layout) > 1 for each in passes)
         window = self.options.window if several else None
