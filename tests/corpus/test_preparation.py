@@ -6,8 +6,6 @@ import signal
 import sys
 import tempfile
 import textwrap
-import threading
-import time
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -16,7 +14,7 @@ import pytest
 
 from pipeline import Corpus, prepare, prepare_pairs
 from pipeline.corpus import engines, preparation, prepare_share, ranges, tokenisation
-from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Slice, TextFiles
 from pipeline.text.templates import Answer
@@ -398,7 +396,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     error = call(sys.executable, "-c", script, tmp_path / "corpus").stderr
     sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large.*make room"
     assert re.search(sentence, error)
-    assert os.listdir(tmp_path) == []
+    assert contents(tmp_path / "corpus") == {}
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
@@ -424,25 +422,52 @@ def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
-    place, begun = tmp_path / "new", threading.Event()
+def test_a_file_stays_while_another_process_writes_it_up_to_the_moment_it_has_its_name(
+    tmp_path, monkeypatch
+):
+    def replace(self, target):
+        with atomic_write(target) as other:  # which removes what a killed process left
+            other.write(b"other")
+        os.replace(self, target)
 
-    def fail():
-        with contextlib.suppress(KeyError), directory_lock(place, "failing"):
-            begun.set()
-            time.sleep(0.3)
-            raise KeyError
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"mine")
+        file.flush()
+        path = type(as_path(tmp_path))
+        whole = path.replace
 
-    thread = threading.Thread(target=fail)
-    thread.start()
-    begun.wait()
-    with directory_lock(place, "working"):
-        assert not thread.is_alive() or place.exists()
-        with pytest.raises(RuntimeError, match="another process is working in"):
-            directory_lock(place, "working", wait=False).__enter__()
-        (place / "made").touch()
-    thread.join()
-    assert sorted(os.listdir(place)) == [".lock", "made"]
+        def once(self, target):
+            monkeypatch.setattr(path, "replace", whole)
+            return replace(self, target)
+
+        monkeypatch.setattr(path, "replace", once)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_names_of_new_directories_reach_the_disk(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or sync(file)
+    )
+    make_directory(tmp_path / "a" / "b")
+    for made_in in (tmp_path, tmp_path / "a"):
+        assert made_in.stat().st_ino in synced
+    synced.clear()
+    make_directory(tmp_path / "a" / "b")
+    assert not synced
+
+
+def test_the_directory_of_a_holder_that_fails_stays_for_those_who_wait(tmp_path):
+    with contextlib.suppress(KeyError), directory_lock(tmp_path / "new", "failing"):
+        raise KeyError
+    assert os.listdir(tmp_path / "new") == [".lock"]
+    with (
+        directory_lock(tmp_path / "new", "working"),
+        pytest.raises(RuntimeError, match="another process is working in"),
+        directory_lock(tmp_path / "new", "working", wait=False),
+    ):
+        pass
 
 
 class Edited:

@@ -16,7 +16,7 @@ from pipeline.corpus.log import Log
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.files import contents, require_equal, wait_for
+from tests.corpus.files import contents, few_bytes, require_equal, wait_for
 from tests.corpus.kinds import FEATURES, draw_columns
 
 SMALL = {"TOKENS_PER_PART": 40, "RECORDS": 8}
@@ -105,6 +105,15 @@ def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     writer.seal(cursor="nothing is new")
     assert contents(tmp_path) == after
     assert writer.cursor is None
+
+
+def test_a_writer_holds_few_bytes_for_each_example(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
+    tokens = np.arange(16)
+    with Writer(tmp_path) as writer, few_bytes(40_000 * 300):  # as it seals, more than twice 72
+        for _ in range(40_000):
+            writer.append(tokens)
+        writer.seal()
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ RULES = {
     "corpus/writer.py:PartWriter._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
     "corpus/writer.py:PartWriter.discard": "parts that it wrote or verified",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
-    "fs/atomic.py:_remove_empty": "a directory that this call made, if nothing is in it",
     "fs/atomic.py:_remove_leftovers": "temporary names of 32 random digits that nobody has locked",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",

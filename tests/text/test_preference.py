@@ -1,5 +1,8 @@
 """The template of preferences: the prefix that both sides share, and two continuations."""
 
+import dataclasses
+import types
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,3 +140,19 @@ def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
         templates.fill(two, Repeated([{}], 3), [0])
     two.nodes = 2
     assert templates.fill(two, Repeated([{}], 2), [0, 1]) == [[("a", 0.0, {})], [("b", 1.0, {})]]
+
+
+def long(record):
+    return [(record["good"], 1.0)]
+
+
+def test_a_preference_with_functions_has_a_fingerprint_that_other_processes_give_it():
+    template = Preference(prompt="{q}", chosen=long, rejected=Chat())
+    given = templates.fingerprint(template)
+    assert " at 0x" not in given
+    short = types.FunctionType(long.__code__, globals(), "long")
+    short.__module__, short.__qualname__ = long.__module__, long.__qualname__
+    assert templates.fingerprint(dataclasses.replace(template, chosen=short)) == given
+    for other in ({"chosen": two}, {"rejected": long}, {"prompt": ""}):
+        assert templates.fingerprint(dataclasses.replace(template, **other)) != given
+    assert templates.fingerprint(PAIR) == repr(PAIR)
