@@ -25,7 +25,7 @@ from typing import IO, TypeVar
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import open_part, part_name
+from pipeline.corpus.manifest import open_part
 from pipeline.corpus.parts import Maps, Part, PartFile
 from pipeline.errors import InvalidValue, UserError
 from pipeline.fs import objects
@@ -40,7 +40,7 @@ FETCHES = 4
 PAUSE, AFTER_FAILURE = 0.1, 10.0
 # The name of a part that is being fetched, and a pattern for the number in both names.
 FETCHING = ".{}.fetching"
-NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
+FETCHED = re.compile(r"\.(.*)\.fetching")
 LOCK = ".lock"
 NEVER = 1 << 40
 
@@ -67,6 +67,7 @@ class PartCache(Handles):
     ):
         self._source, self._parts, self.directory = source, parts, directory
         self.num_parts = len(parts)
+        self._numbers = {part.file: number for number, part in enumerate(parts)}
         make_directory(directory)
         self._sizes = np.array([part.bytes for part in parts], np.int64)
         here, _ = self._scan()
@@ -230,7 +231,7 @@ class PartCache(Handles):
                 return False
             if not self._make_room(number, needed, here, sum(fetching.values())):
                 return False
-            name, size = part_name(number), int(self._sizes[number])
+            name, size = self._parts[number].file, int(self._sizes[number])
             temporary = self._fetching(number)
             file = open_locked(temporary)
             try:
@@ -253,7 +254,7 @@ class PartCache(Handles):
 
     def _fetching(self, number: int) -> pathlib.Path:
         """The path of a part while it is being fetched."""
-        return self.directory / FETCHING.format(part_name(number))
+        return self.directory / FETCHING.format(self._parts[number].file)
 
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
@@ -270,7 +271,7 @@ class PartCache(Handles):
             return False
         out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
         for other in out:
-            (self.directory / part_name(other)).unlink(missing_ok=True)
+            (self.directory / self._parts[other].file).unlink(missing_ok=True)
         self._unmap(out)
         return True
 
@@ -282,9 +283,9 @@ class PartCache(Handles):
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}
         for entry in os.scandir(self.directory):
-            found = NUMBER.fullmatch(entry.name)
-            number = int(found[1] or found[2]) if found else self.num_parts
-            if number >= self.num_parts and entry.name != LOCK:
+            found = FETCHED.fullmatch(entry.name)
+            number = self._numbers.get(found[1] if found else entry.name, self.num_parts)
+            if number == self.num_parts and entry.name != LOCK:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 about = entry.stat(follow_symlinks=False)

@@ -68,7 +68,7 @@ class Growing(Handles, Stored):
                 "follow=True once it is finished"
             )
         mapped = is_local(place) if memory_map is None else memory_map
-        first = f"those of a log that begins with {about.parts[0].sha256[:12]}"
+        first = f"those of a log that begins with {self.log.begin}"
         super().__init__(place, about, mapped, first)
         if hold_out:
             split = {"hold_out": hold_out, "held_out": False}
@@ -120,7 +120,9 @@ class Growing(Handles, Stored):
 
         For a finished corpus, an empty range means all parts.
         """
-        parts = parts or range(len(self.log.entries()))
+        if not parts:
+            first = self.log.first()
+            parts = range(first, first + len(self.log.entries(first)))
         with self._lock:
             here = (
                 range(self.entries[0].number, self.entries[-1].number + 1) if self._run else parts

@@ -20,14 +20,16 @@ from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import WEIGHTS, Feature, check_features
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
-RANGES, LOG = "ranges", "log"
-PART_NAME = re.compile(r"part-\d{5,}\.arrow")
+# The folder of what is known of a corpus until there is a manifest; and what failed, a line each.
+SHARDS, SKIPPED = "shards", "skipped.jsonl"
+PART_NAME = re.compile(r"part-(\d{6,})-(\d{5,})\.arrow")
 # Temporary names of files of a corpus; see `pipeline.fs.atomic.atomic_write`.
 TEMPORARY = re.compile(
-    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
+    rf"\.({PART_NAME.pattern}|{'|'.join(map(re.escape, (LENGTHS, SKIPPED, MANIFEST)))})"
+    r"\.[0-9a-f]+\.tmp"
 )
 
 # Makes the error for a file, from a description of the damage.
@@ -39,7 +41,7 @@ ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `corpus.json`, which describes a corpus; while it grows, its first part alone.
+    """The content of `corpus.json`, which describes a corpus.
 
     Attributes:
         task: one of `TASKS`, by name.
@@ -68,8 +70,13 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidValue(f"its task is {self.task!r}; it must be one of {', '.join(TASKS)}")
-        for number, part in enumerate(self.parts):
-            require_name(part, number)
+        if not isinstance(self.origin, dict):
+            raise InvalidValue(f"its origin is {self.origin!r}, not a dict")
+        names = [PART_NAME.fullmatch(part.file) for part in self.parts]
+        places = [tuple(map(int, name.groups())) if name else (-1, -1) for name in names]
+        for part, before, place in zip(self.parts, [(-1, -1), *places], places, strict=False):
+            if place <= before:
+                raise InvalidValue(f"a part is {part.file!r}, which is no part, or out of order")
         features = {
             name: each if isinstance(each, Feature) else Feature(**each)
             for name, each in self.features.items()
@@ -113,9 +120,22 @@ class Manifest:
         """The manifest in a file; `damaged`, by default `damage`, makes errors about the file."""
         entries = read_entries(path, path.read_bytes(), damaged or damage)
         try:
-            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
+            if not entries["parts"]:
+                raise InvalidValue("it has no parts")
+            return cls.parse(entries)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise (damaged or damage)(path, str(error)) from error
+
+    @classmethod
+    def parse(cls, entries: Mapping[str, Any]) -> "Manifest":
+        """The manifest with these entries, as in `as_json`."""
+        return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Its entries, as JSON."""
+        features = {name: feature.as_json for name, feature in self.features.items()}
+        return dataclasses.asdict(self) | {"features": features}
 
     @classmethod
     def of(cls, directory: epath.Path) -> "Manifest":
@@ -126,11 +146,11 @@ class Manifest:
         except IsADirectoryError as error:
             raise damage(directory / MANIFEST, "it is a directory") from error
         except FileNotFoundError:
-            if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES, LOG)):
+            if any(any(directory.glob(each)) for each in ("part-*.arrow", SHARDS)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
                     "Prepare it again with the same source and tokenizer to finish it, or continue "
-                    "its pipeline.Writer; sealed parts can be read with follow=True"
+                    "its pipeline.Writer; what is done can be read with follow=True"
                 ) from None
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
@@ -142,8 +162,7 @@ class Manifest:
 
     def write(self, path: epath.Path) -> None:
         """Writes the manifest, which is the last file of a corpus."""
-        features = {name: feature.as_json for name, feature in self.features.items()}
-        write_entries(path, dataclasses.asdict(self) | {"features": features})
+        write_entries(path, self.as_json)
 
 
 def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
@@ -206,15 +225,9 @@ def _require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> 
                 )
 
 
-def part_name(number: int) -> str:
-    """The file of the part with this number."""
-    return f"part-{number:05d}.arrow"
-
-
-def require_name(part: Part, number: int) -> None:
-    """Refuses a part whose file does not have the name of its number."""
-    if part.file != part_name(number):
-        raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
+def part_name(shard: int, number: int) -> str:
+    """The file of a part of a shard."""
+    return f"part-{shard:06d}-{number:05d}.arrow"
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
@@ -233,7 +246,7 @@ def damage(path: epath.Path, seen: str) -> ValueError:
     """The error to raise for a damaged file of a corpus."""
     return InvalidValue(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        f"delete {MANIFEST} and prepare again, which repairs damaged parts"
+        "delete the directory and prepare again"
     )
 
 

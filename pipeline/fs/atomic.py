@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import io
 import logging
 import os
@@ -110,7 +109,7 @@ def atomic_write(
         return
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     if not shared:
-        _remove_leftovers(path)
+        remove_leftovers(path.parent, re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp"))
     try:
         raw = _Temporary(path, temporary)
         with io.BufferedWriter(raw) as file:
@@ -203,11 +202,12 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
     return StorageError(error.errno, f"{what}; {remedy}")
 
 
-def _remove_leftovers(path: epath.Path) -> None:
-    """Removes the temporary files of `path` that no process has locked."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-        with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
-            left.unlink(missing_ok=True)
+def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
+    """Removes local temporary files with such names, which no process has locked."""
+    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
+        if names.fullmatch(left.name):
+            with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -270,7 +270,7 @@ def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size
     assert not (tmp_path / "corpus.json").exists()
 
 
-PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
+PART, LENGTHS, MANIFEST = "part-000000-00002.arrow", "lengths.npy", "corpus.json"
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ PART, LENGTHS, MANIFEST = "part-00002.arrow", "lengths.npy", "corpus.json"
         (LENGTHS, lambda it: it[:-8] + it[-4:] + it[-8:-4], "its digest differs"),  # the same sum
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
-        (MANIFEST, lambda _: b'{"schema_version": 5}', "it is half-written or changed: KeyError"),
-        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 5; write the corpus"),
+        (MANIFEST, lambda _: b'{"schema_version": 6}', "it is half-written or changed: KeyError"),
+        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 6; write the corpus"),
         (MANIFEST, lambda _: None, "it is a directory"),
     ],
 )

@@ -154,24 +154,32 @@ def corpus(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "value", "sentence"),
     [
-        ("file", "/etc/passwd", "part 1 is '/etc/passwd', not 'part-00001.arrow'"),
-        ("file", "../corpus/part-00001.arrow", "part 1 is '../corpus"),
-        ("file", "part-00000.arrow", "part 1 is 'part-00000.arrow'"),
-        ("tokens.at", 1 << 40, "place of tokens in part-00001.arrow is 1,099,511,627,776; it"),
-        ("tokens.at", -8, "tokens in part-00001.arrow is -8; it must be an integer from 0 up"),
+        ("file", "/etc/passwd", "a part is '/etc/passwd'"),
+        ("file", "../corpus/part-000000-00001.arrow", "a part is '../corpus"),
+        ("file", "part-000000-00000.arrow", "a part is 'part-000000-00000.arrow'"),
+        (
+            "tokens.at",
+            1 << 40,
+            "place of tokens in part-000000-00001.arrow is 1,099,511,627,776; it",
+        ),
+        (
+            "tokens.at",
+            -8,
+            "tokens in part-000000-00001.arrow is -8; it must be an integer from 0 up",
+        ),
         ("tokens.at", 1001, "it must be a multiple of 4, with"),
-        ("tokens.count", 7, "number of tokens in part-00001.arrow is 7, not"),
-        ("tokens.dtype", "int8", "tokens of part-00001.arrow are .* int8, not .* int32"),
-        ("offsets.at", 1 << 40, "place of offsets in part-00001.arrow is"),
+        ("tokens.count", 7, "number of tokens in part-000000-00001.arrow is 7, not"),
+        ("tokens.dtype", "int8", "tokens of part-000000-00001.arrow are .* int8, not .* int32"),
+        ("offsets.at", 1 << 40, "place of offsets in part-000000-00001.arrow is"),
         ("offsets.at", 604, "it must be a multiple of 8, with"),
-        ("weights.at", 1 << 40, "place of weights in part-00001.arrow is"),
+        ("weights.at", 1 << 40, "place of weights in part-000000-00001.arrow is"),
         ("weights", None, "some of its parts have weights and others have none"),
-        ("examples", 1 << 40, "number of offsets in part-00001.arrow is"),
-        ("examples", 3.0, "examples in part-00001.arrow is 3.0; it must be an integer"),
-        ("examples", True, "examples in part-00001.arrow is True; it must be an integer"),
-        ("tokens", 4, "number of tokens in part-00001.arrow is"),
-        ("bytes", "many", "bytes in part-00001.arrow is 'many'"),
-        ("learnt", -1, "learnt in part-00001.arrow is -1; it must be an integer from 0 up"),
+        ("examples", 1 << 40, "number of offsets in part-000000-00001.arrow is"),
+        ("examples", 3.0, "examples in part-000000-00001.arrow is 3.0; it must be an integer"),
+        ("examples", True, "examples in part-000000-00001.arrow is True; it must be an integer"),
+        ("tokens", 4, "number of tokens in part-000000-00001.arrow is"),
+        ("bytes", "many", "bytes in part-000000-00001.arrow is 'many'"),
+        ("learnt", -1, "learnt in part-000000-00001.arrow is -1; it must be an integer from 0 up"),
     ],
 )
 def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sentence):
@@ -198,7 +206,7 @@ def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry,
     opened = Corpus.open(corpus.directory, memory_map=memory_map)
     for read in (lambda: opened[6], opened.verify):
         with pytest.raises(
-            ValueError, match=rf"part-00001.arrow: its {entry} is .*corpus.json says"
+            ValueError, match=rf"part-000000-00001.arrow: its {entry} is .*corpus.json says"
         ):
             read()
 
@@ -212,15 +220,17 @@ def test_offsets_of_examples_are_within_their_part(corpus, memory_map, number):
     path.write_bytes(content)
     opened = Corpus.open(corpus.directory, memory_map=memory_map)
     for example in (0, 1):
-        with pytest.raises(ValueError, match=r"part-00000.arrow: example \d has the offsets"):
+        with pytest.raises(
+            ValueError, match=r"part-000000-00000.arrow: example \d has the offsets"
+        ):
             opened[example]
     assert opened[6]["inputs"].tolist() == EXAMPLES[6][:-1].tolist()
-    with pytest.raises(ValueError, match=r"damaged at .*part-00000.arrow"):
+    with pytest.raises(ValueError, match=r"damaged at .*part-000000-00000.arrow"):
         opened.verify()
 
 
 def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
-    path = corpus.directory / "part-00000.arrow"
+    path = corpus.directory / "part-000000-00000.arrow"
     place = corpus._manifest.parts[0].columns["offsets"].at
     content = bytearray(path.read_bytes())
     for offset in range(1, 1 + corpus._manifest.parts[0].examples):
@@ -247,10 +257,10 @@ def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
 )
 def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries):
     corpus = write_texts(tmp_path)
-    (tmp_path / "part-00009.arrow").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"part-00009.arrow: it is not one of the parts"):
+    (tmp_path / "part-000000-00009.arrow").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"part-000000-00009.arrow: it is not one of the parts"):
         corpus.verify()
-    (tmp_path / "part-00009.arrow").unlink()
+    (tmp_path / "part-000000-00009.arrow").unlink()
     corpus.verify()
     alter(corpus, lambda it: (it["parts"][0] if of_part else it).update(entries))
     with pytest.raises(ValueError, match="damaged at"):

@@ -34,11 +34,11 @@ def see(directory):
 
 
 def record(directory, number):
-    return directory / "log" / f"{number:08d}.json"
+    return directory / "shards" / f"000000-{number:05d}.json"
 
 
 def part(directory, number):
-    return directory / f"part-{number:05d}.arrow"
+    return directory / f"part-000000-{number:05d}.arrow"
 
 
 def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
@@ -83,10 +83,10 @@ def reseal(directory, number, **entries):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda d: cut(record(d, 2)), "00000002.json: it is half-written or changed"),
+        (lambda d: cut(record(d, 2)), "000000-00002.json: it is half-written or changed"),
         (lambda d: record(d, 4).write_bytes(b""), "half-written or changed"),
         (lambda d: flip(record(d, 2), 100), "half-written or changed"),
-        (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 00000004.json is there"),
+        (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 000000-00004.json is there"),
         (lambda d: record(d, 0).unlink(), "begins at part 2, and part 0 is needed"),
         (lambda d: swap(record(d, 0), record(d, 2)), "0.json: .* is 2, but .* 0: it is out of"),
         (
@@ -95,11 +95,11 @@ def reseal(directory, number, **entries):
         ),
         (
             lambda d: reseal(d, 4, parts=json.loads(record(d, 2).read_text())["parts"][:1]),
-            "part 4 is 'part-00002.arrow', not 'part-00004.arrow'",
+            "a part of it is 'part-000000-00002.arrow', not 'part-000000-00004.arrow'",
         ),
         (lambda d: reseal(d, 4, schema_version=99), "has schema version 99"),
-        (lambda d: cut(d / "log" / "about.json"), "about.json: it is half"),
-        (lambda d: part(d, 1).unlink(), "part-00001.arrow: it is missing"),
+        (lambda d: cut(d / "shards" / "about.json"), "about.json: it is half"),
+        (lambda d: part(d, 1).unlink(), "part-000000-00001.arrow: it is missing"),
         (lambda d: cut(part(d, 3)), r"arrow: it has \S+ bytes instead of"),
         (lambda d: swap(part(d, 1), part(d, 2)), "its sha256 is|its digest"),
         (lambda d: shutil.copy(part(d.parent / "other", 1), part(d, 1)), "1.arrow: its sha256 is"),
@@ -148,21 +148,21 @@ def test_a_reader_at_the_end_of_a_log_that_is_removed_does_not_wait_for_ever(tmp
     log = Log(write(tmp_path))
     assert len(log.entries()) == 5
     Log(tmp_path).remove()
-    with pytest.raises(ValueError, match="log: it is gone: its source was edited"):
+    with pytest.raises(ValueError, match="shards: it is gone: its source was edited"):
         log.entries(5)
 
 
 def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_path):
     log = Log(write(tmp_path / "a", 16))
     assert len(log.entries()) == 4
-    shutil.copytree(tmp_path / "a" / "log", tmp_path / "log")
+    shutil.copytree(tmp_path / "a" / "shards", tmp_path / "log")
     write(tmp_path / "a", 24, finish=True)
-    shutil.copytree(tmp_path / "log", tmp_path / "a" / "log")
+    shutil.copytree(tmp_path / "log", tmp_path / "a" / "shards")
     assert [entry.number for entry in log.entries(4)] == [4, 5]
     assert len(Log(tmp_path / "a").entries()) == 6
     with pytest.raises(FileExistsError, match="is finished"):
         Writer(tmp_path / "a")
-    assert not (tmp_path / "a" / "log").exists()
+    assert not (tmp_path / "a" / "shards").exists()
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -170,6 +170,7 @@ def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_p
 def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_path, monkeypatch):
     """Records that were listed are gone when they are read, or are gone before they are listed."""
     corpus = Corpus.open(write(tmp_path), follow=True)
+    corpus.log.restart()
     sizes, calls = corpus.log._sizes, []
 
     def list_and_finish():
@@ -189,13 +190,15 @@ def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_pa
 
 def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     write(tmp_path)
-    temporary = tmp_path / "log" / f".00000005.json.{'0' * 32}.tmp"
+    temporary = tmp_path / "shards" / f".000000-00005.json.{'0' * 32}.tmp"
     temporary.write_bytes(b"{")
-    (tmp_path / "part-00007.arrow").write_bytes((tmp_path / "part-00001.arrow").read_bytes())
-    (tmp_path / "log" / "mine.txt").write_text("mine")
+    (tmp_path / "part-000000-00007.arrow").write_bytes(
+        (tmp_path / "part-000000-00001.arrow").read_bytes()
+    )
+    (tmp_path / "shards" / "mine.txt").write_text("mine")
     write(tmp_path, 24, finish=True)
     assert len(Corpus.open(tmp_path)) == 24
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["mine.txt"]
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
     assert len([*tmp_path.glob("part-*")]) == 6
 
 
@@ -230,10 +233,10 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is needed: its writer"):
         Log(tmp_path).entries(99)
     # What a writer that was killed had begun to delete.
-    (tmp_path / "log" / "00000100.json").unlink()
+    (tmp_path / "shards" / "000000-00100.json").unlink()
     Log(tmp_path).release("slow-run")
     with Writer(tmp_path, **options) as writer:
-        assert not (tmp_path / "part-00100.arrow").exists()
+        assert not (tmp_path / "part-000000-00100.arrow").exists()
         writer.append([200] * 5)
         writer.finish()
     assert Log(tmp_path).first() == 118

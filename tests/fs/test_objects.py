@@ -385,7 +385,7 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
         np.testing.assert_equal(*batches)
     assert server.proxy.failed > before + 5
     (place / "c" / "corpus.json").unlink()
-    (place / "c" / "part-00003.arrow").unlink()
+    (place / "c" / "part-000000-00003.arrow").unlink()
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
 
 
@@ -429,12 +429,12 @@ def test_of_several_that_create_a_record_one_does(root):
         writer.seal()
     one, other = Log(root), Log(root)
     last, _ = one.tail(), other.tail()
-    part = dataclasses.replace(last.part, file="part-00001.arrow")
+    part = dataclasses.replace(last.part, file="part-000000-00001.arrow")
     one.append([part], cursor="mine")
     with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
         other.append([part], cursor="theirs")
     assert Log(root).tail().cursor == "mine"
-    assert names(root / "log") == ["00000000.json", "00000001.json", "about.json"]
+    assert names(root / "shards") == ["000000-00000.json", "000000-00001.json", "about.json"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "arrow"])
@@ -445,7 +445,7 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
         (place / file.name).write_bytes(file.read_bytes())
     there = open_files([str(place / f"*.{kind}")])
     assert there.fingerprint == here.fingerprint
-    assert [there[number] for number in (99, 0, 31, 30)] == [records[n] for n in (99, 0, 31, 30)]
+    assert list(there) == records
 
 
 def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
