@@ -159,11 +159,15 @@ class Log(Handles):
 
     @property
     def finished(self) -> bool:
-        """Whether no part will be added."""
-        if self._finished_manifest() is None and not self._ended:
-            with self._lock:
-                self.tail()
-        return self._finished_manifest() is not None or self._ended
+        """Whether no part will be added, and all is written."""
+        return self._finished_manifest() is not None or (self.at_end and self.first() > 0)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a writer has written its last record; a manifest follows if it has all parts."""
+        if not self._ended:
+            self.tail()
+        return self._ended
 
     def about(self) -> Manifest:
         """The manifest of the corpus, with a sealed part at least.
@@ -274,7 +278,7 @@ class Log(Handles):
         """See `pipeline.planning.growing.Parts`."""
         from pipeline.corpus.corpus import Corpus  # it opens corpora that grow
 
-        if self._ended:  # and its first parts were deleted: the examples that are left
+        if self._finished_manifest() is None and self.at_end:  # the examples that are left
             lengths = np.zeros(self._end[1], np.uint32)
             for entry in self.entries(self.first()):
                 found = self.lengths(entry.number)
@@ -291,8 +295,10 @@ class Log(Handles):
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
             finished = self._finished_manifest() is not None  # before the poll
-            if (entry := self.find(number)) is not None or finished or self._ended:
+            if (entry := self.find(number)) is not None or finished:
                 return entry
+            if self._ended and self.first():  # parts were deleted, so there will be no manifest
+                return None
         raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
@@ -523,7 +529,7 @@ class Log(Handles):
     def append(self, parts: Sequence[Part], cursor: Any = None, *, last: bool = False) -> None:
         """Seals parts that are on disk: creates the next record, after what was read or appended.
 
-        After the `last` one, the corpus is at its end, without a manifest.
+        The `last` record says that no other follows; it may be without parts.
 
         Raises:
             FileExistsError: another writer has created that record.

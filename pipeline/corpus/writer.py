@@ -104,10 +104,8 @@ class Writer:
             more["save_tokenizer"] = functools.partial(tokenizer.save, self.directory)
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            log = Log(self.directory)
-            if log.finished:
-                if (self.directory / MANIFEST).exists():
-                    log.remove()  # a process was killed between the manifest and this
+            complete(self.directory)
+            if Log(self.directory).finished:
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
@@ -336,17 +334,24 @@ class PartWriter:
             self.log.trim(self.number - self._keep_parts)
 
     def finish(self) -> None:
-        """Writes the lengths and, last, the manifest, which replaces the log.
+        """Writes the last record, the lengths and the manifest, which replaces the log.
 
-        If parts were deleted, the last record ends the corpus.
+        Of several writers, one creates the last record. If parts were deleted, that is the end.
         """
-        if self.sealed and self.log.first():
-            self.seal(last=True)
-            return
-        sealed = [entry.part for entry in self.log.entries()] if self.sealed else []
-        if not (parts := [*sealed, *self._pending]):
+        if not self.examples:
             raise InvalidValue("examples is empty; a corpus holds at least one example")
-        finish(self.log, dataclasses.replace(self.manifest, parts=parts))
+        self.seal(last=True)
+        complete(self.directory)
+
+
+def complete(directory: epath.Path) -> None:
+    """Does what is left to do after the last record of a writer; nothing before it."""
+    log = Log(directory)
+    if not (directory / MANIFEST).exists():
+        if not log.at_end or log.first() or (about := log.declared()) is None:
+            return
+        finish(log, dataclasses.replace(about, parts=[entry.part for entry in log.entries()]))
+    log.remove()
 
 
 def refuse_others(directory: epath.Path) -> None:

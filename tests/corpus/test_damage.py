@@ -197,6 +197,20 @@ def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sent
         Corpus.open(corpus.directory)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"parts": []}, "it has no parts"),
+        ({"origin": None}, "its origin is None, not a dict"),
+        ({"parts": None}, "it has no parts"),
+    ],
+)
+def test_a_manifest_without_parts_or_origin_is_refused(corpus, change, sentence):
+    alter(corpus, lambda manifest: manifest.update(change))
+    with pytest.raises(ValueError, match=rf"damaged at .*corpus.json: {sentence}"):
+        Corpus.open(corpus.directory)
+
+
 @pytest.mark.parametrize(("entry", "shift"), [("tokens", 4), ("offsets", 8), ("weights", -4)])
 def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry, shift):
     def change(manifest):

@@ -12,7 +12,7 @@ from pipeline.corpus import CAUSAL, INPUTS, Job, preparation, prepare_job, prepa
 from pipeline.corpus.engines import Beam, Processes, Ray
 from pipeline.corpus.work import Work
 from pipeline.text.sources import JsonLines, Records
-from pipeline.text.templates import Answer
+from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents
 from tests.properties.kills import write_documents
@@ -222,6 +222,45 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
     options["features"] = {"reward": Feature("example", dtype="int8", fill=1)}
     weighted = prepare(source, Choosy(), tmp_path / "weighted", **options, progress=False)
     assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
+
+
+def test_records_that_fail_cost_no_more_than_others(tmp_path):
+    """Each is read and filled once, and texts are tokenised once a block."""
+    filled, encoded = [], []
+
+    def fill(record):
+        filled.append(record["text"])
+        if record["text"].startswith("x"):
+            raise ValueError("no")
+        return [(record["text"], 1.0)]
+
+    class Counting(Bytes):
+        def encode_batch(self, texts):
+            encoded.extend(texts)
+            return super().encode_batch(texts)
+
+    texts = [f"x{n}" if n % 5 == 0 else f"record {n}" for n in range(200)]
+    template = Function(fill, fingerprint="1")
+    options = {"template": template, "on_error": "skip", "num_workers": 0, "progress": False}
+    corpus = prepare(Records(texts), Counting(), tmp_path, **options)
+    assert filled == texts
+    assert len(encoded) == 200
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == [*range(0, 200, 5)]
+
+
+def test_calls_of_a_tokenizer_that_fail_are_halved_and_read_nothing_again(tmp_path):
+    reads = []
+
+    class Counted(Records):
+        def __getitems__(self, indices):
+            reads.extend(indices)
+            return super().__getitems__(indices)
+
+    texts = ["x" if number in (3, 70) else f"{number}" for number in range(100)]
+    source = Counted(texts, fingerprint="1")
+    corpus = prepare(source, Choosy(), tmp_path, on_error="skip", num_workers=0, progress=False)
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 70]
+    assert len(reads) == 100 + 64  # of which some decide the sizes of shards
 
 
 @pytest.mark.parametrize(("engine", "module"), [(Beam(), "apache_beam"), (Ray(), "ray")])

@@ -1,5 +1,6 @@
 """The log of a corpus that grows: whatever happens to its files, no other corpus is read."""
 
+import contextlib
 import json
 import shutil
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline import Corpus, Writer
+from pipeline.corpus import log as log_module
+from pipeline.corpus import writer as writer_module
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import write_entries
-from tests.corpus.files import flip
+from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}
 
@@ -252,3 +255,96 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
         Log(tmp_path, float("nan"))
     with pytest.raises(ValueError, match="keep_parts is 0"):
         Writer(tmp_path / "other", keep_parts=0)
+
+
+@pytest.mark.parametrize("name", ["write_record", "write_entries"])
+@pytest.mark.parametrize("keep_parts", [None, 1])
+def test_a_writer_that_is_killed_as_it_finishes_loses_and_repeats_nothing(
+    keep_parts, name, tmp_path, monkeypatch
+):
+    options, count = {"keep_parts": keep_parts}, 0
+    with Writer(tmp_path, **options) as writer:
+        for number in range(50):
+            writer.append([number] * 5)
+            if number % 8 == 7:
+                writer.seal(cursor=number + 1)
+                Log(tmp_path).hold("run", 4)
+        write = getattr(log_module, name)
+
+        def die(*arguments, **rest):
+            write(*arguments, **rest)
+            raise KeyError("killed")
+
+        monkeypatch.setattr(log_module, name, die)
+        with pytest.raises(KeyError, match="killed"):
+            writer.finish()
+        monkeypatch.undo()
+    with pytest.raises(FileExistsError, match="is finished"):
+        Writer(tmp_path, **options)
+    corpus = Corpus.open(tmp_path, follow=True)
+    corpus.refresh(start=corpus.log.first())
+    for entry in corpus.entries:
+        count += entry.examples
+    assert corpus.log.finished
+    assert corpus.entries[0].first + count == 50
+    assert (tmp_path / "corpus.json").exists() == (keep_parts is None)
+
+
+def test_of_two_writers_at_once_one_seals_or_finishes_and_the_other_changes_nothing(
+    tmp_path, monkeypatch
+):
+    """As when the lock of one was taken from it while it was stopped."""
+    monkeypatch.setattr(writer_module, "directory_lock", lambda *_: contextlib.nullcontext())
+    for act in ("seal", "finish"):
+        place = tmp_path / act
+        stopped = Writer(place)
+        stopped.append([1] * 5)
+        stopped.seal(cursor=1)
+        with Writer(place) as other:
+            other.append([2] * 5)
+            other.seal(cursor=2)
+            before = contents(place)
+            stopped.append([3] * 9)
+            with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
+                getattr(stopped, act)()
+            assert contents(place) == before
+            other.finish()
+        assert [each["inputs"][0] for each in Corpus.open(place)] == [1, 2]
+
+
+def test_the_whole_of_a_corpus_whose_first_parts_were_deleted_is_what_is_left(tmp_path):
+    with Writer(tmp_path, keep_parts=1) as writer:
+        for number in range(40):
+            writer.append([number] * 5)
+            writer.seal(cursor=number + 1)
+        Log(tmp_path).hold("run", 20)
+        writer.append([40] * 5)
+        writer.seal(cursor=41)
+        writer.finish()
+    assert Log(tmp_path).first() == 20
+    lengths = Log(tmp_path).whole()
+    assert lengths.tolist() == [0] * 20 + [4] * 21
+
+
+def test_held_out_examples_may_be_none_while_there_are_few(tmp_path):
+    with Writer(tmp_path) as writer:
+        for number in range(3):
+            writer.append([number] * 5)
+        writer.seal()
+    train, held_out = Corpus.open(tmp_path, follow=True).split(hold_out=1e-6)
+    assert (len(train), len(held_out), held_out.lengths.tolist()) == (3, 0, [])
+    with pytest.raises(ValueError, match="leaves none of the 3 examples to hold out"):
+        Corpus.from_arrays([[1, 2]] * 3, tmp_path / "finished").split(hold_out=1e-6)
+
+
+def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
+    with Writer(tmp_path, keep_parts=1) as writer:
+        writer.append([1] * 5)
+        writer.seal()
+        Log(tmp_path).hold("run", 0)
+        writer.append([1] * 5)
+        writer.seal()
+        monkeypatch.setattr(Log, "_sizes", None)
+        for _ in range(3):
+            writer.append([1] * 5)
+            writer.seal()
