@@ -611,16 +611,14 @@ def test_a_holder_that_gives_signs_of_life_keeps_its_lock_however_long(place, mo
     assert order == ["held", "released", "taken"]
 
 
-def test_who_has_lost_a_lock_ends(place, monkeypatch):
+def test_who_has_lost_a_lock_ends_with_an_error(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 1.0)
 
     def work():
         with directory_lock(place, "working"):
-            with contextlib.suppress(Exception):
-                (place / ".lock").write_text(json.dumps(OTHER))
-                for _ in range(500):
-                    time.sleep(0.01)
-            raise AssertionError("it goes on")
+            (place / ".lock").write_text(json.dumps(OTHER))
+            time.sleep(0.5)
 
     with pytest.raises(
         RuntimeError, match=r"lost the lock of .* another process may be working there now"
@@ -653,6 +651,34 @@ def test_who_was_stopped_for_long_writes_nothing_after_another_took_the_lock(pla
         (place / "x").write_text("after")
         assert json.loads((place / ".lock").read_text())["beat"] == 1
     assert (place / "x").read_text() == "after"
+
+
+def test_a_write_is_not_sent_again_once_the_lock_is_lost(server, place, monkeypatch):
+    """As after an answer that was lost, and a stop that lasts until another holds the lock."""
+    monkeypatch.setattr(lease, "SILENCE", 0.5)
+    monkeypatch.setattr(lease._Lease, "renew", lambda self: None)
+    sent, version = [], objects._version
+
+    def lose(meta):
+        if not sent:
+            sent.append("once")
+            time.sleep(0.6)
+            monkeypatch.setattr(objects, "_version", version)
+            objects.put(place / ".lock", json.dumps(OTHER).encode())
+            store, key = objects._open(place / "x")
+            store.put(key, b"theirs")
+            raise objects._error()("Generic error: connection closed")
+        return version(meta)
+
+    def work():
+        with directory_lock(place, "working"):
+            monkeypatch.setattr(objects, "_version", lose)
+            objects.put(place / "x", b"mine")
+
+    with pytest.raises(RuntimeError, match="lost the lock"):
+        work()
+    assert objects.get(place / "x") == b"theirs"
+    (place / ".lock").unlink()
 
 
 def test_the_silence_of_a_holder_begins_when_its_last_sign_of_life_was_first_sent(
