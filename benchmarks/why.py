@@ -21,7 +21,7 @@ from pipeline.history import losses
 from pipeline.history.loss_archive import LossLog
 from pipeline.steps import make_mesh
 from pipeline.steps.segments import sum_segments
-from pipeline.text.sources.source import read_texts
+from pipeline.text.sources.source import text_of
 
 DOCUMENTS = 3_000
 PLANTED, SHOWN = 20, 40
@@ -31,7 +31,7 @@ ROUNDS = 15
 def measure(steps: int, seed: int) -> Section:
     """Trains on functions of the standard library, some of which are spoilt."""
     source, chance = Functions("train"), random.Random(seed)
-    texts = chance.sample(read_texts(source, range(len(source)), "text"), DOCUMENTS)
+    texts = chance.sample([text_of(record, "text") for record in source], DOCUMENTS)
     long = [number for number, text in enumerate(texts) if len(text) > 200]
     spoilt = chance.sample(long, PLANTED)
     planted = {number: list(WAYS)[at % len(WAYS)] for at, number in enumerate(spoilt)}

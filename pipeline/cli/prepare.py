@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.preparation import prepare_share
-from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.corpus.preparation import pair_jobs, prepare_share
+from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources
@@ -50,14 +50,13 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     model = directory / "tokenizer.model"
     tokenizer = corpora.open_tokenizer(_tokenizer_fields(arguments), [text], model)
     if arguments.of is not None:
-        share = arguments.task, arguments.of
+        share, on_error = (arguments.task, arguments.of), arguments.on_error
         if isinstance(field, str):
-            options |= {"field": field, "template": text.template}
-            prepare_share(source, tokenizer, directory, share, **options)
+            job = Job(source, tokenizer, field, text.template, on_error=on_error)
+            prepare_share(job, directory, share, engine=engine)
         else:
-            for each, task in zip(field, (INPUTS, TARGETS), strict=True):
-                place = directory / task.name
-                prepare_share(source, tokenizer, place, share, field=each, task=task, **options)
+            for job in pair_jobs(source, tokenizer, field, on_error=on_error):
+                prepare_share(job, directory / job.task.name, share, engine=engine)
         return (
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"

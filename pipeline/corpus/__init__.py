@@ -14,8 +14,9 @@ from pipeline.corpus.growing import Growing
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs, open_corpus
-from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
+from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.corpus.tokenisation import Job
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.corpus.writer import Writer
 
@@ -30,6 +31,7 @@ __all__ = [
     "Groups",
     "Growing",
     "InPlace",
+    "Job",
     "Masked",
     "Pairs",
     "SpanCorruption",
@@ -39,6 +41,7 @@ __all__ = [
     "engines",
     "open_corpus",
     "prepare",
+    "prepare_job",
     "prepare_pairs",
     "prepare_share",
 ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import Manifest, damage, part_name
+from pipeline.corpus.manifest import Manifest, damage
 from pipeline.corpus.parts import write_features
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
@@ -72,9 +72,10 @@ def add_features(
     with directory_lock(place, "adding features"):
         there = Manifest.read(place / NAME).parts if (place / NAME).exists() else None
         parts = []
-        for number, examples in enumerate(_make_parts(counts, columns, known)):
+        made = _make_parts(counts, columns, known)
+        for number, (part, examples) in enumerate(zip(corpus.manifest.parts, made, strict=True)):
             if there is None:
-                parts.append(write_features(place / part_name(number), examples).part)
+                parts.append(write_features(place / part.file, examples).part)
             elif examples.digest != there[number].sha256:
                 raise InvalidValue(
                     f"{os.fspath(place)} holds other values of {', '.join(known)}; add them "

@@ -26,7 +26,7 @@ from pipeline.corpus.manifest import (
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.stored import Stored
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
-from pipeline.corpus.writer import ARRAYS, PartWriter
+from pipeline.corpus.writer import ARRAYS, PartWriter, complete
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning.lengths import digest
@@ -221,6 +221,7 @@ class Corpus(Stored):
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = divide_arrays(columns, features, vocab_size)
         with directory_lock(directory, "writing a corpus"):
+            complete(directory)
             if (directory / MANIFEST).exists():
                 corpus = cls(directory)
                 require_same_origin(directory, corpus.origin, ARRAYS)

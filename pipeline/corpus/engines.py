@@ -11,29 +11,18 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from etils import epath
-
 from pipeline.errors import InvalidState, InvalidValue, require
-from pipeline.fs.atomic import as_path, atomic_write
 
 __all__ = ["Beam", "Engine", "Processes", "Ray"]
 
-# Workers take a second or two to start. By default, work starts without any, and continues with
-# workers if more than `WORTH` seconds of it are left after the first `TRIAL` seconds.
-TRIAL, WORTH = 2.0, 15.0
-
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
-# Seconds between polls for new results.
-POLL = 0.5
 # Items submitted to Ray at a time: enough to occupy a cluster and to let it grow.
 AHEAD = 1024
 
@@ -41,13 +30,14 @@ AHEAD = 1024
 class Engine(Protocol):
     """Runs a function on many items, on some of them perhaps more than once.
 
-    A repeated item costs little: the function finds its result on disk.
+    The function leaves its results on disk, so a repeated item costs little.
     """
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The result for each item, at least once and in any order; closing it ends the work.
+        """What the function returned, as far as that is known, in any order; for a progress bar.
 
-        The function takes one item. It must pickle, and so must the items, which are small.
+        All items are done when it ends; closing it ends the work. The function takes one item. It
+        must pickle, and so must the items, which are small.
         """
         ...
 
@@ -56,8 +46,8 @@ class Processes:
     """Runs a function in processes of this machine: the default engine, which needs no extra.
 
     Args:
-        number: how many processes; 0 or 1: this one. None: as many as there are CPUs, if there is
-            enough to do. They start by `spawn`, so a script must guard its main part with
+        number: how many processes; 0 or 1: this one. None: as many as there are CPUs, if there are
+            as many items. They start by `spawn`, so a script must guard its main part with
             `if __name__ == "__main__":`.
     """
 
@@ -65,26 +55,20 @@ class Processes:
         self.number = number
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results in the order of the items; see `Engine`."""
-        waiting, number = iter(items), self.number
-        if number is None:
-            number, started = 0, time.monotonic()
-            for done, item in enumerate(waiting, 1):
-                yield function(item)
-                spent = time.monotonic() - started
-                if spent > TRIAL:
-                    left = spent * (len(items) - done) / done
-                    number = _cpus() if left > WORTH else 0
-                    break
-        if number < 2 or len(items) < 2:
-            yield from map(function, waiting)
+        """What the function returned, as items are done; see `Engine`."""
+        number = min(_cpus() if self.number is None else self.number, len(items))
+        if number < 2:
+            yield from map(function, items)
             return
-        with workers(function, min(number, len(items))) as submit:
+        with workers(function, number) as submit:
             # Two items are queued for each worker.
-            running = deque(map(submit, itertools.islice(waiting, 2 * number)))
+            waiting = iter(items)
+            running = set(map(submit, itertools.islice(waiting, 2 * number)))
             while running:
-                yield running.popleft().result()
-                running.extend(map(submit, itertools.islice(waiting, 1)))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    running |= set(map(submit, itertools.islice(waiting, 1)))
+                    yield future.result()
 
 
 def refuse_import() -> None:
@@ -174,74 +158,28 @@ class Beam:
     """Runs a function as an Apache Beam pipeline (extra `beam`).
 
     All workers must have this package and see the directories of the source and of the corpus under
-    the same paths.
+    the same paths. Progress is told by the runner.
 
     Args:
         options: flags of a pipeline, as `["--runner=DataflowRunner", "--project=mine"]`, or a dict
             of options, as `{"runner": "DataflowRunner"}`. Default: the runner of this machine.
-        results: a directory that this process and all workers can write to; the result of each item
-            is a small file there until it is read. Default: the option `temp_location`, or else a
-            temporary directory of this machine.
     """
 
-    def __init__(
-        self,
-        options: Sequence[str] | Mapping[str, Any] = (),
-        *,
-        results: epath.PathLike | None = None,
-    ):
-        self.options, self.results = options, results
+    def __init__(self, options: Sequence[str] | Mapping[str, Any] = ()):
+        self.options = options
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, in the order in which they arrive; see `Engine`."""
+        """Nothing, when all is done; see `Engine`."""
         beam = require("apache_beam", extra="beam", purpose="engines.Beam")
-        from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+        from apache_beam.options.pipeline_options import PipelineOptions
 
         if isinstance(self.options, Mapping):
             options = PipelineOptions.from_dictionary(dict(self.options))
         else:
             options = PipelineOptions(list(self.options))
-        pipeline = beam.Pipeline(options=options)
-        if shared := self.results or options.view_as(GoogleCloudOptions).temp_location:
-            place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
-            place.mkdir(parents=True)
-        else:  # readable by this user alone
-            place = epath.Path(tempfile.mkdtemp(prefix="lockstep-"))
-        numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
-        numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                pipeline.run().wait_until_finish()
-            except BaseException as error:
-                errors.append(error)
-
-        # In a thread, because some runners return only when all is done.
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            alive = True
-            while alive:
-                alive = thread.is_alive()  # before the poll, so that the last one misses nothing
-                for path in place.glob("*.result"):
-                    result = pickle.loads(path.read_bytes())
-                    path.unlink()
-                    yield result
-                if alive:
-                    time.sleep(POLL)
-        finally:
-            place.rmtree(missing_ok=True)
-        if errors:
-            raise errors[0]
-
-
-def _record(function: Callable[[Any], Any], place: str, numbered: tuple[int, Any]) -> None:
-    """Stores the result for an item as a file, in place of that of another attempt."""
-    number, item = numbered
-    result = function(item)
-    with atomic_write(as_path(place) / f"{number}.result", shared=True) as file:
-        pickle.dump(result, file)
+        with beam.Pipeline(options=options) as pipeline:
+            pipeline | beam.Create(list(items)) | beam.Reshuffle() | beam.Map(function)
+        yield from ()
 
 
 class Ray:
@@ -260,7 +198,7 @@ class Ray:
         self.address = address
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, in the order in which they arrive; see `Engine`."""
+        """What the function returned, as items are done; see `Engine`."""
         ray = require("ray", extra="ray", purpose="engines.Ray")
         if not ray.is_initialized():
             ray.init(self.address, log_to_driver=False)

@@ -68,7 +68,7 @@ class Growing(Handles, Stored):
                 f"{os.fspath(directory)} holds groups, which cannot be followed; open it without "
                 "follow=True once it is finished"
             )
-        first = about.parts[0].sha256[:12]
+        first = self.log.begin
         super().__init__(place, about, f"those of a log that begins with {first}")
         self._cache = None if is_local(place) else default_directory() / first
         if hold_out:
@@ -121,7 +121,9 @@ class Growing(Handles, Stored):
 
         For a finished corpus, an empty range means all parts.
         """
-        parts = parts or range(len(self.log.entries()))
+        if not parts:
+            first = self.log.first()
+            parts = range(first, first + len(self.log.entries(first)))
         with self._lock:
             here = (
                 range(self.entries[0].number, self.entries[-1].number + 1) if self._run else parts

@@ -382,7 +382,7 @@ class Split(View):
         self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
         found = prng.is_held_out(np.arange(len(corpus)), self.hold_out)
         self.numbers = np.flatnonzero(found == self.held_out)
-        if not len(self.numbers):
+        if not len(self.numbers) and not corpus.grows:  # it may gain some
             raise InvalidValue(
                 f"hold_out is {self.hold_out}, which leaves none of the {len(corpus):,} examples "
                 f"{'to hold out' if held_out else 'to train on'}; give a share nearer to one half, "
@@ -392,7 +392,7 @@ class Split(View):
         if corpus.files is not None:
             ends = np.searchsorted(self.numbers, np.cumsum(corpus.files))
             self.files = np.diff(ends, prepend=0)
-        columns = np.reshape(self.lengths, (len(self), -1)).T
+        columns = np.atleast_2d(self.lengths.T)
         self.sides = tuple(
             _SplitSide(side, self.numbers, lengths)
             for side, lengths in zip(corpus.sides, columns, strict=True)

@@ -1,30 +1,33 @@
 """The log of a corpus: its sealed parts, in order, so that readers can follow while it grows.
 
-While a corpus is written, `log/` beside its parts has a record for each seal: a JSON file, named by
-the number of its first part and created once, atomically. Readers poll for the next name. The
-manifest of a finished corpus lists all parts, and replaces the records.
+While a corpus is written, `shards/` beside its parts has a record for each seal: a JSON file that
+is created once, atomically, after its parts, and never changed. Its name has the number of a shard
+and that of its first part there. After it comes the next part of the shard or, if it is the last
+one, part 0 of the next shard. Readers look for records in that order. A `Writer` has one shard,
+which has no end; `prepare` has many, whose records appear in any order. The manifest of a finished
+corpus lists all parts, and replaces the records.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import (
     LENGTHS,
-    LOG,
     MANIFEST,
+    SHARDS,
     Manifest,
     part_name,
     read_entries,
@@ -43,22 +46,24 @@ from pipeline.planning import lengths as lengths_module
 
 logger = logging.getLogger(__name__)
 
-# The manifest with the first part, written before the first record; and the file that ends a log
-# whose first parts were deleted, since such a corpus gets no manifest.
-ABOUT, END = "about.json", "end.json"
-RECORD = re.compile(r"(\d{8,})\.json")
-# The fields of a record that say where its first part is.
-OF_PLACE = "number", "first", "before"
+# What all records belong to: the manifest without parts. It is written before the first part.
+ABOUT = "about.json"
+RECORD = re.compile(r"(\d{6,})-(\d{5,})\.json")
+# Names of all files of a log, including temporary ones.
+STEM = r"(about|\d{6,}-\d{5,})\.jsonl?"
+NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
+# The folder of what readers need of the parts, and the names in it.
+READERS, READER = "readers", re.compile(r"[\w-]+\.json")
+OF_READERS = re.compile(r"[\w-]+\.json|\.[\w-]+\.json\.[0-9a-f]+\.tmp")
 # The number of parts whose lengths are read at once.
 TOGETHER = 256
-# Names of all files of a log, including temporary ones.
-STEM = r"(\d{8,}|about|end|reader-[\w-]+)\.json"
-NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
-READER = re.compile(r"reader-[\w-]+\.json")
 # Seconds between polls for the next record: at first, and at most.
 LOOK, SELDOM = 0.02, 2.0
 # The number of entries kept before the latest one requested; older ones are read again.
 KEPT = 1 << 13
+
+# The number of a shard, and that of a part in it.
+Key: TypeAlias = tuple[int, int]
 
 # By directory, the error that stopped the writer in this process.
 _failures: dict[str, BaseException] = {}
@@ -130,7 +135,7 @@ class Log(Handles):
         hold_out: the share of examples that plans leave out, as for `AnyCorpus.split`.
     """
 
-    handles = ("_known", "_end", "_manifest", "_closed", "_waited")
+    handles = ("_known", "_end", "_key", "_ended", "_starts", "_manifest", "_closed", "_waited")
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class Log(Handles):
             )
         self.directory, self.wait_seconds = as_path(directory), wait_seconds
         self.hold_out = hold_out
-        self._place = self.directory / LOG
+        self._place = self.directory / SHARDS
         self.__setstate__({})
 
     def restart(self) -> None:
@@ -155,33 +160,73 @@ class Log(Handles):
         # Consecutive entries; and the number, first example and `before` of the next entry.
         self._known: list[Entry] = []
         self._end = (0, 0, "")
+        # The key of the next record; and whether a writer has written its last one.
+        self._key: Key = (0, 0)
+        self._ended = False
+        # A digest of the first part of the log; and the parts with which records begin.
+        self._begin_digest: str | None = None
+        self._starts: list[int] | None = None
         self._manifest: Manifest | None = None
         self._closed = self._waited = False
 
     @property
     def finished(self) -> bool:
-        """Whether no part will be added."""
-        return self._finished_manifest() is not None or (self._place / END).exists()
+        """Whether no part will be added, and all is written."""
+        return self._finished_manifest() is not None or (self.at_end and self.first() > 0)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a writer has written its last record; a manifest follows if it has all parts."""
+        if not self._ended:
+            self.tail()
+        return self._ended
 
     def about(self) -> Manifest:
-        """The manifest of the corpus, with the first part at least.
+        """The manifest of the corpus, with a sealed part at least.
 
         Raises:
             FileNotFoundError: nothing is sealed yet.
         """
-        with contextlib.suppress(FileNotFoundError):
-            return self._read_about()
         if (manifest := self._finished_manifest()) is None:
-            raise Missing(self._nothing)
+            about, (path, record) = self.declared(), self._read_first()
+            if about is None or record is None:
+                raise Missing(self._nothing)
+            return dataclasses.replace(about, parts=parts_of(path, record)[:1])
         return manifest
 
-    def _read_about(self) -> Manifest:
+    @property
+    def begin(self) -> str:
+        """A digest of the first part, which may be deleted by now."""
+        if (manifest := self._finished_manifest()) is not None:
+            return manifest.parts[0].sha256[:12]
+        path, record = self._read_first()
+        if record is None:
+            raise Missing(self._nothing)
+        return record["begin"] or parts_of(path, record)[0].sha256[:12]
+
+    def _read_first(self) -> tuple[epath.Path, dict[str, Any] | None]:
+        """The first record that has parts and is kept, and its path."""
+        key = 0, self.first()
+        while (record := self._read(key)) and not record["parts"] and record["next"] is None:
+            key = key[0] + 1, 0
+        return self._path(key), record
+
+    def declared(self) -> Manifest | None:
+        """The manifest without parts, as it was declared before the first part; or None."""
         path = self._place / ABOUT
-        entries = read_entries(path, path.read_bytes(), damaged)
         try:
-            return Manifest.parse(entries)
+            entries = read_entries(path, path.read_bytes(), damaged)
+        except FileNotFoundError:
+            return None
+        try:
+            return Manifest(**entries)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged(path, str(error)) from error
+
+    @property
+    def has_records(self) -> bool:
+        """Whether anything is sealed, in any shard."""
+        return bool(self._sizes())
 
     @property
     def _nothing(self) -> str:
@@ -243,6 +288,13 @@ class Log(Handles):
 
     def whole(self) -> Any:
         """See `pipeline.planning.growing.Parts`."""
+        if self._finished_manifest() is None and self.at_end:  # the examples that are left
+            lengths = np.zeros(self._end[1], np.uint32)
+            for entry in self.entries(self.first()):
+                found = self.lengths(entry.number)
+                assert found is not None, "it is sealed"
+                lengths[entry.first : entry.first + entry.examples] = found
+            return lengths
         manifest = Manifest.of(self.directory)
         lengths = read_lengths(self.directory / LENGTHS, manifest)
         files, digest = manifest.table.numbers("examples"), manifest.lengths_digest
@@ -253,9 +305,11 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = not self._knows(number) and self.finished  # before the poll
+            finished = self._finished_manifest() is not None  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
+            if self._ended and self.first():  # parts were deleted, so there will be no manifest
+                return None
         raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
@@ -344,9 +398,9 @@ class Log(Handles):
     def _go_on(self, start: int) -> None:
         """Reads the records after the known entries."""
         end = self._end
-        while record := self._read(self._end[0]):
-            self._follow(*record)
-        if self._end != end:
+        while not self._ended and (record := self._read(self._key)):
+            self._follow(self._key, record)
+        if self._end != end or self._ended:
             return
         there = (self._place / ABOUT).exists()  # before the look for a manifest, which replaces it
         if self._finished_manifest() is not None:
@@ -378,34 +432,43 @@ class Log(Handles):
             self._enter(start)  # its writer was deleting the records: it has a manifest now
 
     def _scan(self, start: int) -> None:
-        """Reads all records, from that with part `start` on."""
+        """Reads the records in order, those of a writer from that with part `start` on."""
         sizes = self._sizes()
-        if sizes and min(sizes) > start:
+        self._known, self._end, self._key, self._ended = [], (0, 0, ""), (0, 0), False
+        if not (numbers := [number for shard, number in sizes if not shard]):
+            return
+        if (least := min(numbers)) > start:
             raise Damaged(
-                f"the log of {os.fspath(self.directory)} begins at part {min(sizes):,}, and part "
+                f"the log of {os.fspath(self.directory)} begins at part {least:,}, and part "
                 f"{start:,} is needed: its writer deleted earlier parts (keep_parts=), or records "
                 "are missing"
             )
-        first = max((number for number in sizes if number <= start), default=0)
-        numbers = sorted(number for number in sizes if number >= first)
-        paths = [self._path(number) for number in numbers]
-        try:
-            if isinstance(self._place, objects.ObjectPath):
-                ends = [sizes[number] for number in numbers]
-                contents = [bytes(e) for e in objects.get_ranges(paths, [0] * len(paths), ends)]
-            else:
-                contents = [path.read_bytes() for path in paths]
-        except FileNotFoundError as error:
-            raise damaged(self._place, f"a record is gone: {error}") from error
-        self._known, self._end = [], (0, 0, "")
-        for path, content, number in zip(paths, contents, numbers, strict=True):
-            record = read_entries(path, content, damaged)
-            if not self._known:
-                self._end = number, record["first"], record["before"]
-            self._follow(path, record)
+        key = 0, max(number for number in numbers if number <= start)
+        first = self._read(key)
+        if of_writer := first is not None and first["before"] is not None:
+            assert first is not None
+            self._key, self._end = key, (key[1], first["first"], first["before"])
+            self._begin_digest = first["begin"]
+        wanted = sorted(each for each in sizes if each >= self._key)
+        contents: dict[Key, bytes] = {}
+        if isinstance(self._place, objects.ObjectPath):
+            paths, ends = [*map(self._path, wanted)], [sizes[each] for each in wanted]
+            try:
+                found = objects.get_ranges(paths, [0] * len(paths), ends)
+            except FileNotFoundError as error:
+                raise damaged(self._place, f"a record is gone: {error}") from error
+            contents = dict(zip(wanted, map(bytes, found), strict=True))
+        while not self._ended and (record := self._read(self._key, contents)):
+            self._follow(self._key, record)
+        if self._key in sizes:
+            raise damaged(self._path(self._key), "it was there and is gone")
+        later = [each for each in sizes if each > self._key]
+        if of_writer and later:
+            name = self._path(min(later)).name
+            raise damaged(self._path(self._key), f"it is missing, and {name} is there")
 
-    def _sizes(self) -> dict[int, int]:
-        """The bytes of each record, by the number of its first part; 0 in a local directory."""
+    def _sizes(self) -> dict[Key, int]:
+        """The bytes of each record, by its key; 0 in a local directory."""
         sizes: dict[str, int] = {}
         if isinstance(self._place, objects.ObjectPath):
             sizes = objects.children(self._place)[0]
@@ -413,45 +476,51 @@ class Log(Handles):
             with contextlib.suppress(FileNotFoundError):
                 sizes = dict.fromkeys(os.listdir(self._place), 0)
         named = {name: RECORD.fullmatch(name) for name in sizes}
-        return {int(found[1]): sizes[name] for name, found in named.items() if found}
+        return {(int(each[1]), int(each[2])): sizes[n] for n, each in named.items() if each}
 
-    def _path(self, number: int) -> epath.Path:
-        return self._place / f"{number:08d}.json"
+    def _place_of_next(self) -> dict[str, Any]:
+        """The entries that say where the next record of a writer is."""
+        number, first, before = self._end
+        return {"number": number, "first": first, "before": before}
 
-    def _read(self, number: int) -> tuple[epath.Path, dict[str, Any]] | None:
-        path = self._path(number)
-        try:
-            return path, read_entries(path, path.read_bytes(), damaged)
-        except FileNotFoundError:
-            return None
+    def _path(self, key: Key) -> epath.Path:
+        return record_path(self.directory, *key)
 
-    def _follow(self, path: epath.Path, record: Mapping[str, Any]) -> None:
+    def _read(self, key: Key, contents: Mapping[Key, bytes] | None = None) -> dict[str, Any] | None:
+        if contents and key in contents:
+            return read_entries(self._path(key), contents[key], damaged)
+        return read_record(self.directory, *key)
+
+    def _follow(self, key: Key, record: Mapping[str, Any]) -> None:
         """Adds the parts of the next record; refuses one that does not follow the last."""
-        if path != self._path(self._end[0]):
-            raise damaged(self._path(self._end[0]), f"it is missing, and {path.name} is there")
-        for name, due in zip(OF_PLACE, self._end, strict=True):
-            if record[name] != due:
+        path = self._path(key)
+        due = {"shard": key[0], "number": key[1]}
+        if record["before"] is not None:
+            due |= self._place_of_next()
+        for name, expected in due.items():
+            if record[name] != expected:
                 raise damaged(
                     path,
-                    f"its {name} is {record[name]!r}, but the record before it says {due!r}: it is "
-                    "out of order, or of another log",
+                    f"its {name} is {record[name]!r}, but the record before it says {expected!r}: "
+                    "it is out of order, or of another log",
                 )
-        try:
-            parts = [Part(**part) for part in record["parts"]]
-            for number, part in enumerate(parts, self._end[0]):
-                if part.file != (due := part_name(number)):
-                    raise InvalidValue(f"part {number} is {part.file!r}, not {due!r}")
-        except InvalidValue as error:
-            raise damaged(path, str(error)) from error
-        self._number(parts, record["cursor"])
+        parts = parts_of(path, record)
+        following = record["next"]
+        if record["before"] is None:
+            self._number(parts)
+        else:
+            self._number(parts, following and following[0])
+            self._ended = following is None
+        self._key = (key[0] + 1, 0) if following is None else (key[0], key[1] + len(parts))
 
     def _number(self, parts: Sequence[Part], cursor: Any = None) -> None:
         """Adds the next parts; `cursor` belongs to the last of them."""
-        for part in parts:
+        for place, part in enumerate(parts, 1):
             number, first, before = self._end
-            last = cursor if part is parts[-1] else None
+            last = cursor if place == len(parts) else None
             entry = Entry(number=number, part=part, first=first, before=before, cursor=last)
             self._end = number + 1, first + entry.examples, entry.after
+            self._begin_digest = self._begin_digest or part.sha256[:12]
             self._known.append(entry)
 
     # ---- writing
@@ -459,32 +528,31 @@ class Log(Handles):
     def tail(self) -> Entry | None:
         """The last entry, after which `append` continues; None if there is none."""
         with self._lock:
-            self._scan(max(self._sizes(), default=0))
+            self._scan(max((number for shard, number in self._sizes() if not shard), default=0))
             return self._known[-1] if self._known else None
 
-    def begin(self, manifest: Manifest) -> None:
-        """Writes the manifest with the first part; it must precede the first record."""
+    def declare(self, manifest: Manifest) -> None:
+        """Writes the manifest without parts; it must precede the first part."""
         make_directory(self._place)
         write_entries(self._place / ABOUT, manifest.as_json)
 
-    def append(self, parts: Sequence[Part], cursor: Any = None) -> None:
+    def append(self, parts: Sequence[Part], cursor: Any = None, *, last: bool = False) -> None:
         """Seals parts that are on disk: creates the next record, after what was read or appended.
+
+        The `last` record says that no other follows; it may be without parts.
 
         Raises:
             FileExistsError: another writer has created that record.
         """
-        record = {
-            **dict(zip(OF_PLACE, self._end, strict=True)),
-            "parts": [dataclasses.asdict(part) for part in parts],
-            "cursor": cursor,
-        }
-        write_entries(self._path(self._end[0]), record, once=True)
+        begin = self._begin_digest or parts[0].sha256[:12]
+        following = None if last else [cursor]
+        place = self._place_of_next()
+        write_record(self.directory, 0, parts=parts, next=following, begin=begin, **place)
+        if self._starts is not None:
+            self._starts.append(self._end[0])
         self._number(parts, cursor)
+        self._key, self._ended = (0, self._end[0]), last
         del self._known[:-1]
-
-    def end(self) -> None:
-        """Marks the log as ended, if there is no manifest to do so."""
-        write_entries(self._place / END, {})
 
     def hold(self, reader: str, number: int) -> None:
         """Protects the parts from a number on, which a reader needs, from deletion.
@@ -493,45 +561,114 @@ class Log(Handles):
             reader: a name of letters, digits, `_` and `-`, the same for all processes of a run.
             number: the first part that its oldest checkpoint needs.
         """
-        name = f"reader-{reader}.json"
+        name = f"{reader}.json"
         if not READER.fullmatch(name):
             raise InvalidValue(f"reader is {reader!r}; it is a name of letters, digits, _ and -")
         try:
             if self._finished_manifest() is None:
-                write_entries(self._place / name, {"number": number})
+                folder = make_directory(self._place / READERS)
+                write_entries(folder / name, {"number": number})
         except OSError:
             if self._finished_manifest() is None:  # else it was finished meanwhile
                 raise
 
     def release(self, reader: str) -> None:
         """Ends the hold of a reader."""
-        (self._place / f"reader-{reader}.json").unlink(missing_ok=True)
+        (self._place / READERS / f"{reader}.json").unlink(missing_ok=True)
 
     def trim(self, before: int) -> None:
         """Deletes the records whose parts are all before a number, and these parts.
 
         Parts that a reader holds stay; without any reader, all parts do.
         """
-        paths = [path for path in self._place.iterdir() if READER.fullmatch(path.name)]
-        held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in paths]
+        folder = self._place / READERS
+        paths = folder.iterdir() if folder.exists() else ()
+        holds = [path for path in paths if READER.fullmatch(path.name)]
+        held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in holds]
         before = min(before, *held) if held else 0
-        numbers = sorted(self._sizes())
-        for number, after in itertools.pairwise([*numbers, self._end[0]]):
-            if after > before:
-                return
+        if self._starts is None:  # else the records were listed before
+            self._starts = sorted(number for shard, number in self._sizes() if not shard)
+        stays = max(bisect.bisect_right(self._starts, before) - 1, 0)
+        for number, after in zip(self._starts[:stays], self._starts[1:], strict=False):
             # The record first: a part without a record counts as deleted.
-            self._path(number).unlink()
+            self._path((0, number)).unlink()
             for part in range(number, after):
-                (self.directory / part_name(part)).unlink(missing_ok=True)
+                (self.directory / part_name(0, part)).unlink(missing_ok=True)
+        del self._starts[:stays]
 
     def first(self) -> int:
         """The number of the first part that is kept."""
-        return min(self._sizes(), default=0)
+        return min((number for shard, number in self._sizes() if not shard), default=0)
 
     def remove(self) -> None:
         """Removes the log, once a manifest has replaced it, or to start over."""
         self.restart()
+        remove_files(self._place / READERS, OF_READERS)
         remove_files(self._place, NAMES)
+
+
+def record_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
+    """The file of a record."""
+    return directory / SHARDS / f"{shard:06d}-{number:05d}.json"
+
+
+def read_record(directory: epath.Path, shard: int, number: int) -> dict[str, Any] | None:
+    """A record; None if it is not there yet."""
+    path = record_path(directory, shard, number)
+    try:
+        return read_entries(path, path.read_bytes(), damaged)
+    except FileNotFoundError:
+        return None
+
+
+def write_record(
+    directory: epath.Path,
+    shard: int,
+    number: int,
+    *,
+    parts: Sequence[Part],
+    next: Any,
+    failed: int = 0,
+    origin: str | None = None,
+    first: int | None = None,
+    before: str | None = None,
+    begin: str | None = None,
+) -> None:
+    """Creates the record of parts that are on disk.
+
+    Args:
+        directory: that of the corpus.
+        shard: the number of the shard.
+        number: that of the first of the parts in it.
+        parts: one, or several of a writer; none if the shard has no examples.
+        next: where the shard continues, any JSON; None at its end.
+        failed: the number of records that failed, which a file beside the record lists.
+        origin: a digest of what decides the parts.
+        first: for a writer, the number of the first example.
+        before: for a writer, the digest of everything before.
+        begin: for a writer, the digest of the first part of the log.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
+    place = {"shard": shard, "number": number, "first": first, "before": before, "begin": begin}
+    path = record_path(directory, shard, number)
+    write_entries(path, {**place, **given, "origin": origin}, once=True)
+
+
+def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:
+    """The parts of a record; refuses those of another one."""
+    try:
+        parts = [Part(**part) for part in record["parts"]]
+        for number, part in enumerate(parts, record["number"]):
+            if part.file != (due := part_name(record["shard"], number)):
+                raise InvalidValue(f"a part of it is {part.file!r}, not {due!r}")
+    except InvalidValue as error:
+        raise damaged(path, str(error)) from error
+    if not parts and record["next"] is not None:
+        raise damaged(path, "it has no parts")
+    return parts
 
 
 class Damaged(InvalidValue):

@@ -33,11 +33,14 @@ from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Feature, check_fe
 SCHEMA_VERSION = 6
 MANIFEST = "corpus.json"
 LENGTHS, PARTS = "lengths.npy", "parts.arrow"
-RANGES, LOG = "ranges", "log"
-PART_NAME = re.compile(r"part-\d{5,}\.arrow")
+# The folder of what is known of a corpus until there is a manifest; and what failed, a line each.
+SHARDS, SKIPPED = "shards", "skipped.jsonl"
+# The files besides parts that are written just before the manifest.
+BESIDE = LENGTHS, PARTS, SKIPPED
+PART_NAME = re.compile(r"part-(\d{6,})-(\d{5,})\.arrow")
 # Temporary names of files of a corpus; see `pipeline.fs.atomic.atomic_write`.
 TEMPORARY = re.compile(
-    rf"\.({PART_NAME.pattern}|{'|'.join(map(re.escape, (LENGTHS, PARTS, MANIFEST)))})"
+    rf"\.({PART_NAME.pattern}|{'|'.join(map(re.escape, (*BESIDE, MANIFEST)))})"
     r"\.[0-9a-f]+\.tmp"
 )
 
@@ -50,7 +53,7 @@ ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `corpus.json`, which describes a corpus; while it grows, its first part alone.
+    """The content of `corpus.json`, which describes a corpus.
 
     The table of parts is a file of its own beside it, `parts.arrow`.
 
@@ -81,9 +84,14 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidValue(f"its task is {self.task!r}; it must be one of {', '.join(TASKS)}")
-        for number, file in enumerate(self.table.strings("file")):
-            if file != part_name(number):
-                raise InvalidValue(f"part {number} is {file!r}, not {part_name(number)!r}")
+        if not isinstance(self.origin, dict):
+            raise InvalidValue(f"its origin is {self.origin!r}, not a dict")
+        before = (-1, -1)
+        for file in self.table.strings("file"):
+            name = PART_NAME.fullmatch(file)
+            if not name or (place := (int(name[1]), int(name[2]))) <= before:
+                raise InvalidValue(f"a part is {file!r}, which is no part, or out of order")
+            before = place
         features = {
             name: each if isinstance(each, Feature) else Feature(**each)
             for name, each in self.features.items()
@@ -141,7 +149,8 @@ class Manifest:
             content = read_content(table)
             if hashlib.sha256(content).hexdigest() != entries.pop("parts"):
                 raise InvalidValue("its digest differs")
-            parts = PartTable.read(content)
+            if not (parts := PartTable.read(content)):
+                raise InvalidValue("it has no parts")
         except (ValueError, KeyError, pa.ArrowException) as error:
             raise damage(table, str(error).replace(f"{os.fspath(table)} ", "it ")) from error
         try:
@@ -149,22 +158,12 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damage(path, str(error)) from error
 
-    @classmethod
-    def parse(cls, entries: Mapping[str, Any]) -> "Manifest":
-        """The manifest with the entries of `as_json`."""
-        return cls(**{**entries, "parts": PartTable(Part(**part) for part in entries["parts"])})
-
     @property
     def as_json(self) -> dict[str, Any]:
-        """All entries, as JSON; for few parts."""
-        return self._others | {"parts": [vars(part) for part in self.parts]}
-
-    @property
-    def _others(self) -> dict[str, Any]:
-        """The entries but for the parts."""
+        """The entries but for the parts, as JSON."""
         entries = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        features = {name: feature.as_json for name, feature in self.features.items()}
-        return entries | {"features": features}
+        entries["features"] = {name: each.as_json for name, each in self.features.items()}
+        return {name: entry for name, entry in entries.items() if name != "parts"}
 
     @classmethod
     def of(cls, directory: epath.Path) -> "Manifest":
@@ -175,11 +174,11 @@ class Manifest:
         except IsADirectoryError as error:
             raise damage(directory / MANIFEST, "it is a directory") from error
         except FileNotFoundError:
-            if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES, LOG)):
+            if any(any(directory.glob(each)) for each in ("part-*.arrow", SHARDS)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
                     "Prepare it again with the same source and tokenizer to finish it, or continue "
-                    "its pipeline.Writer; sealed parts can be read with follow=True"
+                    "its pipeline.Writer; what is done can be read with follow=True"
                 ) from None
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
@@ -195,7 +194,7 @@ class Manifest:
         content = self.table.write()
         with atomic_write(path.parent / PARTS, shared=True) as file:
             file.write(content)
-        write_entries(path, self._others | {"parts": hashlib.sha256(content).hexdigest()})
+        write_entries(path, self.as_json | {"parts": hashlib.sha256(content).hexdigest()})
 
 
 def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
@@ -244,9 +243,9 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
     )
 
 
-def part_name(number: int) -> str:
-    """The file of the part with this number."""
-    return f"part-{number:05d}.arrow"
+def part_name(shard: int, number: int) -> str:
+    """The file of a part of a shard."""
+    return f"part-{shard:06d}-{number:05d}.arrow"
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
@@ -265,7 +264,7 @@ def damage(path: epath.Path, seen: str) -> ValueError:
     """The error to raise for a damaged file of a corpus."""
     return InvalidValue(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        f"delete {MANIFEST} and prepare again, which repairs damaged parts"
+        "delete the directory and prepare again"
     )
 
 

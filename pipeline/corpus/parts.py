@@ -193,8 +193,8 @@ class PartFile:
         columns: the values of each column of the part, flat, as they are stored.
         features: the features that have a column, by name; weights are not among them.
         part: the description in the header of the file.
-        metadata: the entries in the header: `HEADER`, `origin`, the number of the `first` example,
-            `features`, and a `digest` of these.
+        metadata: the entries in the header: `HEADER`, `origin`, `features`, and a `digest` of
+            these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -347,21 +347,23 @@ def write_columns(examples: Ragged) -> dict[str, pa.Array]:
 
 
 def write_part(
-    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, first: int
+    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, *, once: bool = False
 ) -> PartFile:
-    """Writes a part atomically; its first example has the number `first`."""
+    """Writes a part atomically; see `atomic_write` for `once`."""
     return write_features(
         path,
         examples,
+        once=once,
         origin=dict(origin),
-        first=first,
         text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         learnt=task.count_learnt(examples.counts, examples.weights),
         lengths_digest=lengths_module.digest(task.lengths(examples.counts)),
     )
 
 
-def write_features(path: epath.Path, examples: Ragged, **metadata: Any) -> PartFile:
+def write_features(
+    path: epath.Path, examples: Ragged, *, once: bool = False, **metadata: Any
+) -> PartFile:
     """Writes the columns of a part atomically, with `metadata` in its header."""
     columns, features = write_columns(examples), examples.features
     features.pop(WEIGHTS, None)
@@ -378,7 +380,7 @@ def write_features(path: epath.Path, examples: Ragged, **metadata: Any) -> PartF
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
     memory = None if is_local(path) else pa.BufferOutputStream()
-    with atomic_write(path, shared=True) as file:
+    with atomic_write(path, shared=True, once=once) as file:
         with pa.ipc.new_file(memory or file, schema, options=WRITE) as writer:
             writer.write_batch(batch)
         if memory is not None:

@@ -1,45 +1,64 @@
 """Prepare: text to a corpus; once, in parallel, and resumed where it was interrupted."""
 
-import functools
+import contextlib
+import dataclasses
+import json
 import logging
 import os
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from etils import epath
+from tqdm import tqdm
 
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.engines import Engine, Processes, refuse_import
-from pipeline.corpus.groups import Groups, add_parents
-from pipeline.corpus.log import Log
-from pipeline.corpus.manifest import LOG, MANIFEST, RANGES, Manifest, require_same_origin
-from pipeline.corpus.pairs import Pairs
-from pipeline.corpus.ranges import (
-    NAME,
-    RangeFiles,
-    assemble,
-    divide_records,
-    make_once,
-    run_ranges,
-    write_range,
+from pipeline.corpus.groups import Groups
+from pipeline.corpus.log import Log, parts_of, record_path
+from pipeline.corpus.manifest import (
+    BESIDE,
+    MANIFEST,
+    PART_NAME,
+    SHARDS,
+    SKIPPED,
+    TEMPORARY,
+    Manifest,
+    require_same_origin,
 )
-from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, Task
+from pipeline.corpus.pairs import Pairs
+from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, TASKS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
-from pipeline.corpus.writer import PartWriter
-from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
-from pipeline.text import templates
+from pipeline.corpus.work import Work, failures_path
+from pipeline.corpus.writer import finish
+from pipeline.errors import InvalidState, InvalidValue
+from pipeline.fs.atomic import (
+    as_path,
+    atomic_write,
+    directory_lock,
+    is_local,
+    remove_leftovers,
+)
 from pipeline.text.features import Feature, check_features
-from pipeline.text.sources import Source
+from pipeline.text.sources import Sharded, Source
+from pipeline.text.sources.source import Shard
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
+class _Bar(tqdm):
+    """A progress bar with a thread lock; the lock of tqdm would fix how processes start."""
+
+    _lock = threading.RLock()
+
+
 def prepare(
-    source: Source,
+    source: Source | Sharded,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     *,
@@ -54,30 +73,24 @@ def prepare(
 ) -> Corpus:
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
-    It may be killed at any time: run again, it keeps finished files, does the rest, and makes the
+    It may be killed at any time: run again, it keeps finished parts, does the rest, and makes the
     same corpus, bit for bit. Meanwhile, `Corpus.open(directory, follow=True)` reads the parts that
-    are sealed so far. If several processes of a machine (or of a shared file system) call it at
-    once, one prepares the corpus and the others wait. The corpus does not depend on `num_workers`
-    or on `engine`. Until all is done, tokens are also in `directory`/ranges; both together take the
-    space of the corpus and of a part or two.
+    are done so far, in order. If several processes of a machine (or of a shared file system) call
+    it at once, one prepares the corpus and the others wait. The corpus does not depend on
+    `num_workers` or on `engine`.
 
     Args:
-        source: records by number; see `pipeline.text.sources`.
+        source: records; see `pipeline.text.sources`.
         tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus.
         directory: where to write.
-        field: the field of each record that holds its text, all of which is trained on.
-        template: in place of `field`, a function from a record to spans of text with loss weights;
-            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. A template of
-            groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`.
-        features: the features of examples, by name, each with a dtype. Each is read from the field
-            of its name in the records; with a template, those of tokens come from the third entry
-            of each span.
-        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-        on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
-            example without tokens, which no batch has, and logs why and how many there are.
-        num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as
-            there are CPUs, if there is enough to do. They start by `spawn`, so a script must
-            guard its main part with `if __name__ == "__main__":`.
+        field: see `Job`, as for the next four.
+        template: a function from a record to spans of text with loss weights.
+        features: the features of examples, by name.
+        task: decides the fields and the lengths.
+        on_error: "raise" (default) or "skip", for records that fail.
+        num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as there are
+            CPUs, if the source has as many shards. They start by `spawn`, so a script must guard
+            its main part with `if __name__ == "__main__":`.
         engine: runs the work in place of these processes, on one machine or on many; see
             `pipeline.corpus.engines`.
         progress: whether to show a progress bar.
@@ -89,10 +102,8 @@ def prepare(
         OSError: the disk is full; finished work is kept.
         RuntimeError: a worker died.
     """
-    job = _make_job(source, tokenizer, field, template, features, task, on_error)
-    return _open_or_prepare(
-        job, directory, num_workers=num_workers, engine=engine, progress=progress
-    )
+    job = Job(source, tokenizer, field, template, features, task, on_error)
+    return prepare_job(job, directory, num_workers=num_workers, engine=engine, progress=progress)
 
 
 class RunOptions(TypedDict, total=False):
@@ -105,7 +116,7 @@ class RunOptions(TypedDict, total=False):
 
 
 def prepare_pairs(
-    source: Source,
+    source: Source | Sharded,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     *,
@@ -126,26 +137,9 @@ def prepare_pairs(
             targets.
         **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
     """
-    require_tokenizable(source, tokenizer)
-    if len(fields) != 2 or isinstance(fields, str):
-        raise InvalidValue(
-            f"fields is {fields!r}; it must be two, of the inputs and of the targets"
-        )
-    if tokenizer.begin_id is None:
-        raise InvalidValue(
-            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
-            "begins with that mark; make the tokenizer with begin=True"
-        )
     how: Any = dict(options)
-    on_error = how.pop("on_error", "raise")
-    known = check_features(features)
-    sides = []
-    for text, task in zip(fields, (INPUTS, TARGETS), strict=True):
-        field, template = (text, None) if isinstance(text, str) else ("text", text)
-        mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
-        job = _make_job(source, tokenizer, field, template, mine, task, on_error, of_pair=True)
-        sides.append(_open_or_prepare(job, as_path(directory) / task.name, **how))
-    inputs, targets = sides
+    jobs = pair_jobs(source, tokenizer, fields, features, how.pop("on_error", "raise"))
+    inputs, targets = (prepare_job(job, as_path(directory) / job.task.name, **how) for job in jobs)
     then, now = (side.origin["source"] for side in (inputs, targets))
     if then != now:
         raise InvalidValue(
@@ -156,75 +150,70 @@ def prepare_pairs(
     return Pairs(inputs, targets)
 
 
-def prepare_share(
-    source: Source,
+def pair_jobs(
+    source: Source | Sharded,
     tokenizer: Tokenizer,
+    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
+    features: Mapping[str, Feature] | None = None,
+    on_error: OnError = "raise",
+) -> list[Job]:
+    """The recipes of the two sides of pairs; see `prepare_pairs`."""
+    require_tokenizable(source, tokenizer)
+    if len(fields) != 2 or isinstance(fields, str):
+        raise InvalidValue(
+            f"fields is {fields!r}; it must be two, of the inputs and of the targets"
+        )
+    if tokenizer.begin_id is None:
+        raise InvalidValue(
+            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
+            "begins with that mark; make the tokenizer with begin=True"
+        )
+    known, jobs = check_features(features), []
+    for text, task in zip(fields, (INPUTS, TARGETS), strict=True):
+        field, template = (text, None) if isinstance(text, str) else ("text", text)
+        mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
+        jobs.append(Job(source, tokenizer, field, template, mine, task, on_error, of_pair=True))
+    return jobs
+
+
+def prepare_share(
+    job: Job,
     directory: epath.PathLike,
     share: tuple[int, int],
     *,
-    field: str = "text",
-    template: Template | None = None,
-    features: Mapping[str, Feature] | None = None,
-    task: Task = CAUSAL,
-    on_error: OnError = "raise",
     engine: Engine | None = None,
     progress: bool = True,
 ) -> None:
-    """Tokenises one share of the records; `prepare` then finds that work done.
+    """Tokenises one share of the records; `prepare_job` then finds that work done.
 
-    Shares may run on any machines that see `source` and `directory`, in any order and at once.
-    `prepare` itself does the shares that are missing. A `share` is its number, from 0, and the
-    number of shares; all other arguments and the errors are those of `prepare`.
+    Shares may run on any machines that see the source and `directory`, in any order and at once,
+    also beside `prepare_job`, which does the shares that are missing.
+
+    Args:
+        job: the recipe of the corpus.
+        directory: where to write.
+        share: its number, from 0, and the number of shares.
+        engine: as for `prepare`.
+        progress: as for `prepare`.
     """
-    directory = _as_directory(directory)
     number, shares = share
     if not 0 <= number < shares:
         raise InvalidValue(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
-    job = _make_job(source, tokenizer, field, template, features, task, on_error)
-    if (directory / MANIFEST).exists():
+    work = Work(job, _as_directory(directory))
+    if (work.directory / MANIFEST).exists():
         return
     refuse_import()
-    files, ranges = RangeFiles.of(job, directory), divide_records(job.count_records())
-    mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
+    work.declare()
+    mine = list(enumerate(job.records.shards()))[number::shares]
     name = f"share {number} of {shares}"
-    function = functools.partial(write_range, job, files)
-    make_directory(directory / RANGES)
-    for _ in run_ranges(engine or Processes(), function, mine, name=name, progress=progress):
-        pass
-    try:
+    _run(engine or Processes(), work, mine, name=name, progress=progress)
+    with _discarding(work):
         job.require_unchanged()
-    except ValueError:
-        for records in mine:
-            files.path(records).unlink(missing_ok=True)
-        raise
 
 
-def _make_job(
-    source: Source,
-    tokenizer: Tokenizer,
-    field: str,
-    template: Template | None,
-    features: Mapping[str, Feature] | None,
-    task: Task,
-    on_error: OnError,
-    *,
-    of_pair: bool = False,
-) -> Job:
-    known = check_features(features)
-    if templates.count_nodes(template) > 1:
-        if task != CAUSAL:
-            raise InvalidValue(
-                f"the template {templates.fingerprint(template)} makes groups, which are of the "
-                f"task 'causal', and the task is {task.name!r}; leave task= out"
-            )
-        task, source = GROUPS, templates.source_of_nodes(source, template)
-        known = add_parents(known)
-    return Job(source, tokenizer, field, template, task, on_error, known, of_pair)
-
-
-def _open_or_prepare(
+def prepare_job(
     job: Job,
     directory: epath.PathLike,
     *,
@@ -232,21 +221,27 @@ def _open_or_prepare(
     engine: Engine | None = None,
     progress: bool = True,
 ) -> Corpus:
+    """The corpus of a recipe; options and errors are those of `prepare`."""
     if engine is not None and num_workers is not None:
         raise InvalidValue(
             f"num_workers is {num_workers} and engine is {engine}; workers are processes of this "
             "machine without an engine, so give only one of the two"
         )
-    engine, directory = engine or Processes(num_workers), _as_directory(directory)
-    origin = job.origin
-    work = functools.partial(_prepare, job, directory, engine, progress)
-    make_once(directory / MANIFEST, "preparing a corpus", work)
-    if (directory / LOG).exists():  # a process was killed between the manifest and this
-        Log(directory).remove()
-    corpus = Corpus(directory)
-    require_same_origin(directory, corpus.origin, origin)
-    corpus.require_task(job.task)
-    return Groups(corpus) if job.task == GROUPS else corpus  # type: ignore[return-value]
+    engine, work = engine or Processes(num_workers), Work(job, _as_directory(directory))
+    manifest, origin = work.directory / MANIFEST, job.origin
+    # Finished work needs no lock, and may lie in a read-only directory.
+    if not manifest.exists():
+        refuse_import()
+        # The lock only keeps others from doing the same work.
+        with directory_lock(work.directory, "preparing a corpus"):
+            if not manifest.exists():
+                _prepare(work, engine, progress)
+    if (work.directory / SHARDS).exists():  # a process was killed between the manifest and this
+        Log(work.directory).remove()
+    corpus = Corpus(work.directory)
+    require_same_origin(work.directory, corpus.origin, origin)
+    corpus.require_task(job.stored_task)
+    return Groups(corpus) if job.stored_task == GROUPS else corpus  # type: ignore[return-value]
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -255,45 +250,120 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
     return path.absolute() if is_local(path) else path
 
 
-def _prepare(job: Job, directory: epath.Path, engine: Engine, progress: bool) -> None:
-    documents = job.count_records()
-    manifest = Manifest(
-        task=job.task.name,
-        origin=job.origin,
-        vocab_size=job.tokenizer.vocab_size,
-        source=str(job.source),
-        features=dict(job.features),
-    )
-    save = functools.partial(job.tokenizer.save, directory)
-    writer = PartWriter(directory, manifest, again=True, save_tokenizer=save)
-    files = RangeFiles.of(job, directory)
-    make_directory(directory / RANGES)
-    ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
-    assemble(writer, job, files, ranges, engine, progress)
+def _prepare(work: Work, engine: Engine, progress: bool) -> None:
+    manifest, shards = work.declare(), work.job.records.shards()
+    work.job.require_unchanged()  # such as one whose fingerprint is never the same twice
+    _run(engine, work, list(enumerate(shards)), name="preparing", progress=progress)
     try:
-        job.require_unchanged()  # some parts may be from before an edit, others from after it
-        parts, counts = writer.collect()
-        _require_tokens(job, counts, sum(part.learnt for part in parts))
-    except ValueError:
-        writer.discard()
+        _finish(work, manifest, len(shards), engine)
+    except (OSError, ValueError, InvalidState):
+        if not (work.directory / MANIFEST).exists():  # else another process has finished it
+            raise
+
+
+def _run(
+    engine: Engine, work: Work, items: Sequence[tuple[int, Shard]], *, name: str, progress: bool
+) -> None:
+    """Does the shards that are not done yet, with a progress bar."""
+    missing = {number: shard for number, shard in items if not work.read(number)[1]}
+    total = sum(shard.bytes for _, shard in items)
+    done = total - sum(shard.bytes for shard in missing.values())
+    options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
+    # In a log file, a line now and then is enough.
+    options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
+    every, started = 0, time.monotonic()
+    try:
+        with (
+            _Bar(desc=name, **options) as bar,
+            contextlib.closing(engine.run(work, list(missing.items()))) as results,
+        ):
+            for number, tokens in results:
+                every += tokens
+                rate = every / max(time.monotonic() - started, 1e-9)
+                postfix = f"{every / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+                bar.set_postfix_str(postfix, refresh=False)
+                if shard := missing.pop(number, None):  # else repeated by the engine
+                    bar.update(shard.bytes)
+    except (OSError, ValueError):
+        with _discarding(work):
+            work.job.require_unchanged()  # or that is why
         raise
-    finally:
-        remove_files(directory / RANGES, NAME)
-    writer.finish((parts, counts))
 
 
-def _require_tokens(job: Job, counts: np.ndarray, learnt: int) -> None:
-    """Refuses a corpus without tokens or loss; logs which records have no tokens."""
-    nodes = templates.count_nodes(job.template)
-    records, failed = len(counts) // nodes, np.unique(np.flatnonzero(counts == 0) // nodes)
-    if job.on_error == "skip" and len(failed):
-        if len(failed) == records:
-            raise InvalidValue(f"no record of {job.source} has tokens; the log says why")
-        first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
-        text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
-        logger.warning(text, f"{len(failed):,}", f"{records:,}", first)
-    if job.template is not None and job.task.has_targets and not learnt:
-        raise InvalidValue(
-            f"the template gives weight 0 to every token of all {records:,} records, so "
-            "nothing would be learnt; give a weight to the parts of a record to train on"
+def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None:
+    """Makes a corpus of the parts, once all shards are done."""
+    log, records, missing = Log(work.directory), list[dict[str, Any]](), list[int]()
+    for shard in range(shards):
+        found, done = work.read(shard)
+        records += found
+        missing += [] if done else [shard]
+    if missing:
+        raise InvalidState(
+            f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, first "
+            f"shard {missing[0]}; run again to finish"
         )
+    paths = [record_path(work.directory, each["shard"], each["number"]) for each in records]
+    of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
+    parts = [part for each in of_records for part in each]
+    log.require_files(parts)
+    task = TASKS[manifest.task]
+    counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, task)])
+    failures = list(_read_failures(work.directory, records))
+    with _discarding(work):
+        work.job.require_unchanged()  # some parts may be from before an edit, others from after it
+        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures)
+    if failures:
+        path = work.directory / SKIPPED
+        with atomic_write(path, shared=True) as file:
+            file.writelines(f"{line}\n".encode() for line in failures)
+        text = "%s of %s records failed and have no tokens; %s lists them"
+        records_in_all = len(counts) // work.job.nodes
+        logger.warning(text, f"{len(failures):,}", f"{records_in_all:,}", os.fspath(path))
+    finish(log, dataclasses.replace(manifest, parts=parts), counts)
+    remove_leftovers(work.directory, TEMPORARY)
+
+
+def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) -> Any:
+    """A line of JSON for each record that failed, with the number of its example in the corpus."""
+    first = 0
+    for record in records:
+        if record["failed"]:
+            path = failures_path(directory, record["shard"], record["number"])
+            for line in path.read_text().splitlines():
+                each = json.loads(line)
+                reason, example = each.pop("reason"), each.pop("example") + first
+                (part,) = record["parts"]
+                each |= {"part": part["file"], "example": example, "reason": reason}
+                yield json.dumps(each, ensure_ascii=False)
+        first += sum(part["examples"] for part in record["parts"])
+
+
+def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:
+    """Refuses a corpus without examples, tokens or loss."""
+    if not len(counts):
+        raise InvalidValue(
+            f"the source is empty ({job.source}); check that it names the right files"
+        )
+    if failures and not counts.any():
+        raise InvalidValue(f"no record of {job.source} has tokens; the first: {failures[0]}")
+    if job.template is not None and job.stored_task.has_targets and not learnt:
+        raise InvalidValue(
+            f"the template gives weight 0 to every token of all {len(counts) // job.nodes:,} "
+            "records, so nothing would be learnt; give a weight to the parts of a record to train "
+            "on"
+        )
+
+
+@contextlib.contextmanager
+def _discarding(work: Work) -> Iterator[None]:
+    """Removes all parts, and what is known of them, if the block refuses them."""
+    try:
+        yield
+    except ValueError:
+        if not (work.directory / MANIFEST).exists():
+            Log(work.directory).remove()
+            for path in work.directory.iterdir():
+                named = PART_NAME.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)
+                if named or path.name in BESIDE:
+                    path.unlink(missing_ok=True)
+        raise

@@ -1,34 +1,25 @@
-"""Tokenisation: records to chunks of tokens."""
+"""Tokenisation: the recipe of a corpus, and its examples of a block of records."""
 
 import dataclasses
 import functools
-import itertools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pipeline.corpus.groups import ABOVE
-from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.groups import ABOVE, add_parents
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
+from pipeline.text.features import WEIGHTS, Column, Feature, check_features
 from pipeline.text.ragged import Ragged
-from pipeline.text.sources import Source
-from pipeline.text.sources.source import read_records, read_texts, where
+from pipeline.text.sources import Sharded, Source
+from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
-from pipeline.text.tokenizers.markup import MarkError
-
-logger = logging.getLogger(__name__)
 
 OnError: TypeAlias = Literal["raise", "skip"]
-
-# Records are read in groups of up to `GROUP`. A chunk ends at `TEXT` characters, or if there is a
-# template at `TEXT` tokens. Neither number changes a result.
-GROUP, TEXT = 16, 1 << 22
 
 # The members of a tokenizer: see `pipeline.text.tokenizers.Tokenizer`.
 OF_TOKENIZERS = (
@@ -36,43 +27,75 @@ OF_TOKENIZERS = (
     *("encode_batch", "decode", "save"),
 )
 
-T = TypeVar("T")
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Reads and tokenises records by number; every worker gets a copy of it.
+    """The recipe of a corpus: all that decides its tokens; every worker gets a copy of it.
 
-    A task without targets drops the weights of a template, and refuses weights other than 1, unless
-    the records are `of_pair`, where the other side decides. If `on_error` is "skip", a record that
-    fails becomes an example without tokens. `features` are read from the fields of these names, or,
-    if they are of tokens and there is a template, from its spans. Each node of a group is an
-    example, and `source` repeats each record for each of its nodes.
+    Args:
+        source: the records; see `pipeline.text.sources`.
+        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus.
+        field: the field of each record that holds its text, all of which is trained on.
+        template: in place of `field`, a function from a record to spans of text with loss weights;
+            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. A template of
+            groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`.
+        features: the features of examples, by name, each with a dtype. Each is read from the field
+            of its name in the records; with a template, those of tokens come from the third entry
+            of each span.
+        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+        on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
+            without tokens, which no batch has, and lists it in `skipped.jsonl`.
+        of_pair: whether it is one side of pairs, the other one of which decides the weights.
+
+    Raises:
+        ValueError: the arguments do not fit each other.
+        TypeError: `source` is no source, or `tokenizer` no tokenizer.
     """
 
-    source: Source
+    source: Source | Sharded
     tokenizer: Tokenizer
     field: str = "text"
     template: Template | None = None
+    features: Mapping[str, Feature] | None = None
     task: Task = CAUSAL
     on_error: OnError = "raise"
-    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
     of_pair: bool = False
 
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
-        if self._nodes > 1 and ABOVE not in self.features:
+        if self.nodes > 1 and self.task != CAUSAL:
             raise InvalidValue(
-                f"the template {templates.fingerprint(self.template)} makes groups, which are "
-                "stored as tokens; prepare() them"
+                f"the template {templates.fingerprint(self.template)} makes groups, which are of "
+                f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
             )
-        for name, feature in self.task.check(self.features).items():
+        for name, feature in self.columns.items():
             if feature.dtype is None:
                 raise InvalidValue(
                     f"the feature {name!r} has no dtype; records that are prepared in several "
                     "processes need one, as in Feature('example', dtype='float32')"
                 )
+
+    @functools.cached_property
+    def records(self) -> Sharded:
+        """The source, cut into shards."""
+        return sharded(self.source)
+
+    @property
+    def nodes(self) -> int:
+        """The number of examples that are stored of a record: 1, or the nodes of a group."""
+        return templates.count_nodes(self.template)
+
+    @property
+    def stored_task(self) -> Task:
+        """The task of the stored examples."""
+        return GROUPS if self.nodes > 1 else self.task
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Feature]:
+        """The features of the stored examples."""
+        known = check_features(self.features)
+        return self.stored_task.check(add_parents(known) if self.nodes > 1 else known)
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
@@ -84,18 +107,10 @@ class Job:
             "field": self.field if template is None else None,
             "template": template,
         }
-        if self.features:
-            origin["features"] = fingerprint_of({n: f.as_json for n, f in self.features.items()})
+        if self.columns:
+            known = {name: feature.as_json for name, feature in self.columns.items()}
+            origin["features"] = fingerprint_of(known)
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
-
-    def count_records(self) -> int:
-        """The number of records; refuses a source that is empty or that changes."""
-        if not (count := len(self.source)):
-            raise InvalidValue(
-                f"the source is empty ({self.source}); check that it names the right files"
-            )
-        self.require_unchanged()  # such as one whose fingerprint is never the same twice
-        return count
 
     def require_unchanged(self) -> None:
         """Refuses a source that was edited since `origin` was first read."""
@@ -107,154 +122,214 @@ class Job:
                 "and run again"
             )
 
-    def run(self, records: Sequence[int]) -> Ragged:
-        """The tokens of the records with these numbers."""
-        return Ragged.concatenate(list(self.chunks(records)))
+    def run(self, block: Block) -> tuple[Ragged, dict[int, Exception]]:
+        """The examples of a block, and by number why records failed, whose examples are empty.
 
-    def chunks(self, records: Sequence[int]) -> Iterator[Ragged]:
-        """The tokens of the records with these numbers, in chunks."""
-        while len(records):
-            # Popped, or this generator would keep the chunk in memory while its caller works on it.
-            chunk = [self.run_first(records)]
-            records = records[len(chunk[0].counts) :]
-            yield chunk.pop()
-
-    def run_first(self, records: Sequence[int]) -> Ragged:
-        """The tokens of the first records, up to `TEXT` characters or tokens.
-
-        Errors, also those of the source, the template or the tokenizer, name the record.
+        Unless `on_error` is "skip", the first failure that is found is raised. The block has at
+        least one record.
         """
-        while True:
-            try:
-                return self._run_first(records)
-            except OSError:  # not the fault of a record
-                raise
-            except Exception as error:
-                if len(records) == 1:
-                    if self.on_error == "skip":
-                        place = where(self.source, records[0])
-                        logger.warning("%s failed and gets no tokens: %s", place, error)
-                        return self._make_empty(records[:1])
-                    if isinstance(error, MarkError):
-                        raise InvalidValue(f"{where(self.source, records[0])}: {error}") from error
-                    error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
-                    raise
-            records = records[: len(records) // 2]  # to find the one that fails
+        of_block = _OfBlock(self, block)
+        return of_block.encode(), of_block.failed
 
-    def _make_empty(self, records: Sequence[int]) -> Ragged:
-        """One example without tokens."""
-        one = np.zeros(1, np.int64)
-        known = {TOKENS: TOKEN_IDS}
-        known |= {WEIGHTS: LOSS_WEIGHTS} if self.template and self.task.has_targets else {}
-        columns = {
-            # No batch has this example, so its values do not matter.
-            name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
-            for name, each in {**known, **self.features}.items()
-        }
-        columns |= self._place_nodes(records)
-        return Ragged(one, columns, one)
 
-    def _run_first(self, records: Sequence[int]) -> Ragged:
-        groups = _divide(records)
-        if (template := self.template) is not None:
-            of_tokens = {n: each for n, each in self.features.items() if not each.per_example}
-            rest = self.tokenizer, of_tokens
-            encode = (templates.encode(template, self.source, group, *rest) for group in groups)
-            chunk = Ragged.concatenate(_take(encode, lambda group: len(group.flat)))
-        else:
-            read = (read_texts(self.source, group, self.field) for group in groups)
-            texts = list(itertools.chain(*_take(read, lambda group: sum(map(len, group)))))
-            sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
-            chunk = Ragged.of(*self.tokenizer.encode_batch(texts), text_bytes=sizes)
-        flat, most = chunk.flat, self.tokenizer.vocab_size
-        if flat.min(initial=0) < 0 or flat.max(initial=-1) >= most:
-            wrong = np.flatnonzero((flat < 0) | (flat >= most))
-            record = records[int(np.searchsorted(np.cumsum(chunk.counts), wrong[0], side="right"))]
-            raise InvalidValue(
-                f"{where(self.source, record)}: the tokenizer {self.tokenizer.fingerprint} gave "
-                f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
-                "must be at least 0 and below it"
-            )
+class _OfBlock:
+    """The tokenisation of one block."""
+
+    def __init__(self, job: Job, block: Block):
+        self._job, self._block = job, block
+        self.failed: dict[int, Exception] = {}
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """Keeps the error of a record; raises it if none may fail."""
+        if isinstance(error, OSError):  # not the fault of the record
+            raise error
+        if self._job.on_error == "raise":
+            place = self._job.records.where(self._block, number)
+            raise with_place(error, place)
+        self.failed[number] = error
+
+    def encode(self) -> Ragged:
+        """The examples; those of records that failed have no tokens."""
+        job, records = self._job, self._block.records
+        items = list(map(self._prepare, range(len(records))))
+        chunk = Ragged.concatenate(self._encode(items, 0))
+        self._require_ids(chunk)
         columns = dict(chunk.columns)
-        weights = None if self.task.has_targets else columns.pop(WEIGHTS, None)
-        if weights is not None and not self.of_pair:
-            self._require_equal_weights(records, chunk.counts, weights.values)
-        if self._nodes > 1 and (empty := np.flatnonzero(chunk.counts == 0)).size:
-            raise InvalidValue(
-                f"{where(self.source, records[empty[0]])}: its prefix or a continuation has no "
-                "token; give each of them text, or the tokenizer marks"
-            )
-        columns |= self._place_nodes(records[: len(chunk.counts)])
-        if missing := {n: each for n, each in self.features.items() if n not in columns}:
-            columns |= self._read_features(records[: len(chunk.counts)], chunk.counts, missing)
-        of_features = {name: columns.pop(name) for name in self.features}  # always in one order
-        return dataclasses.replace(chunk, columns=columns | of_features)
+        weights = None if job.task.has_targets else columns.pop(WEIGHTS, None)
+        if weights is not None and not job.of_pair:
+            self._require_equal_weights(chunk.counts, weights.values)
+        if job.nodes > 1:
+            self._require_nodes(chunk.counts)
+            above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
+            columns[ABOVE] = Column(job.columns[ABOVE], above)
+        if missing := {name: each for name, each in job.columns.items() if name not in columns}:
+            columns |= self._read_features(chunk.counts, missing)
+        of_features = {name: columns.pop(name) for name in job.columns}  # always in one order
+        return self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
+
+    # ---- items: what the tokenizer gets of each record
+
+    def _prepare(self, number: int) -> Any:
+        """The text of a record, or the spans of each of its nodes."""
+        job, record = self._job, self._block.records[number]
+        try:
+            if isinstance(record, Exception):
+                raise record
+            if job.template is None:
+                return text_of(record, job.field)
+            return templates.fill(job.template, record, self._of_spans)
+        except Exception as error:
+            self._fail(number, error)
+            return self._nothing
+
+    @functools.cached_property
+    def _of_spans(self) -> dict[str, Feature]:
+        return {name: each for name, each in self._job.columns.items() if not each.per_example}
 
     @property
-    def _nodes(self) -> int:
-        return templates.count_nodes(self.template)
+    def _nothing(self) -> Any:
+        if self._job.template is None:
+            return ""
+        values = {n: np.zeros((1, *each.shape), each.dtype) for n, each in self._of_spans.items()}
+        return [[("", 0.0, values)]] * self._job.nodes
 
-    def _place_nodes(self, records: Sequence[int]) -> dict[str, Column]:
-        """For groups, how many nodes back the prefix of each node is."""
-        if ABOVE not in self.features:
-            return {}
-        above = np.array(records) % self._nodes
-        return {ABOVE: Column(self.features[ABOVE], above.astype(np.int32))}
+    def _encode(self, items: Sequence[Any], first: int) -> list[Ragged]:
+        """The examples of items, the first of which is of the record `first`.
 
-    def _require_equal_weights(
-        self, records: Sequence[int], counts: np.ndarray, weights: np.ndarray
-    ) -> None:
+        If the tokenizer fails, halves are tried, to find the records that it fails for.
+        """
+        try:
+            return [self._encode_now(items)]
+        except Exception as error:
+            if len(items) == 1:
+                self._fail(first, error)
+                return [self._encode_now([self._nothing])]
+        half = len(items) // 2
+        return self._encode(items[:half], first) + self._encode(items[half:], first + half)
+
+    def _encode_now(self, items: Sequence[Any]) -> Ragged:
+        job = self._job
+        if job.template is not None:
+            return templates.encode(items, job.tokenizer, self._of_spans)
+        sizes = np.fromiter((len(text.encode()) for text in items), np.int64, len(items))
+        return Ragged.of(*job.tokenizer.encode_batch(list(items)), text_bytes=sizes)
+
+    # ---- checks of the examples
+
+    def _fail_examples(self, examples: np.ndarray, describe: Any) -> None:
+        """Fails the records of some examples, each with a description."""
+        for example in examples.tolist():
+            if (number := example // self._job.nodes) not in self.failed:
+                self._fail(number, InvalidValue(describe(example)))
+
+    def _require_ids(self, chunk: Ragged) -> None:
+        flat, tokenizer = chunk.flat, self._job.tokenizer
+        if flat.min(initial=0) >= 0 and flat.max(initial=-1) < tokenizer.vocab_size:
+            return
+        wrong = np.flatnonzero((flat < 0) | (flat >= tokenizer.vocab_size))
+        of = np.searchsorted(np.cumsum(chunk.counts), wrong, side="right")
+        examples, first = np.unique(of, return_index=True)
+        ids = dict(zip(examples.tolist(), flat[wrong[first]].tolist(), strict=True))
+        self._fail_examples(
+            examples,
+            lambda example: (
+                f"the tokenizer {tokenizer.fingerprint} gave the id {ids[example]}, and its "
+                f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it"
+            ),
+        )
+
+    def _require_equal_weights(self, counts: np.ndarray, weights: np.ndarray) -> None:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
         ends = np.cumsum(counts)
         other = weights != 1
-        if self.tokenizer.begin_id is not None:
+        if self._job.tokenizer.begin_id is not None:
             other[(ends - counts)[counts > 0]] = False
-        if other.any():
-            at = int(other.argmax())
-            record = records[int(np.searchsorted(ends, at, side="right"))]
-            raise InvalidValue(
-                f"{where(self.source, record)}: the template gave a text the weight "
-                f"{weights[at]:g}, and examples of the task 'inputs', for masked text and span "
-                "corruption, have no weights: any of their tokens may be hidden. Give all texts "
-                "the weight 1, leave out those that are not to be learnt, or train on the task "
-                "'causal'"
-            )
+        at = np.flatnonzero(other)
+        examples, first = np.unique(np.searchsorted(ends, at, side="right"), return_index=True)
+        found = dict(zip(examples.tolist(), weights[at[first]].tolist(), strict=True))
+        self._fail_examples(
+            examples,
+            lambda example: (
+                f"the template gave a text the weight {found[example]:g}, and examples of the task "
+                "'inputs', for masked text and span corruption, have no weights: any of their "
+                "tokens may be hidden. Give all texts the weight 1, leave out those that are not "
+                "to be learnt, or train on the task 'causal'"
+            ),
+        )
+
+    def _require_nodes(self, counts: np.ndarray) -> None:
+        self._fail_examples(
+            np.flatnonzero(counts == 0),
+            lambda _: (
+                "its prefix or a continuation has no token; give each of them text, or the "
+                "tokenizer marks"
+            ),
+        )
 
     def _read_features(
-        self, records: Sequence[int], counts: np.ndarray, features: Mapping[str, Feature]
+        self, counts: np.ndarray, features: Mapping[str, Feature]
     ) -> dict[str, Column]:
-        """Features from fields of the records, which have `counts` tokens."""
+        """Features from fields of the records; those of records that failed are zeros."""
+        nodes = self._job.nodes
         found: dict[str, list[np.ndarray]] = {name: [] for name in features}
-        read = read_records(self.source, records)
-        for index, record, tokens in zip(records, read, counts.tolist(), strict=True):
-            for name, feature in features.items():
-                what = f"{where(self.source, index)}: {name}"
-                if name not in record and feature.fill is None:
-                    raise InvalidValue(
-                        f"{what} is no field of it (its fields: {', '.join(map(str, record))}); "
-                        "name the feature like its field, or give it a fill="
-                    )
-                node, each = index % self._nodes, record.get(name)
-                if self._nodes > 1 and name in record:
-                    each = _value_of_node(each, feature, node, self._nodes, what)
-                found[name].append(
-                    feature.convert([each], what, [tokens])
-                    if name in record
-                    else feature.filled(1 if feature.per_example else tokens)
-                )
+        for number, record in enumerate(self._block.records):
+            sizes = counts[number * nodes : (number + 1) * nodes].tolist()
+            values: dict[str, list[np.ndarray]] = {}
+            try:
+                if number not in self.failed:
+                    for name, feature in features.items():
+                        values[name] = _values_of(record, name, feature, sizes)
+            except Exception as error:
+                self._fail(number, error)
+            if number in self.failed:
+                for name, each in features.items():
+                    shapes = [(1 if each.per_example else size, *each.shape) for size in sizes]
+                    values[name] = [np.zeros(shape, each.dtype) for shape in shapes]
+            for name, of_record in values.items():
+                found[name] += of_record
         return {name: Column(each, np.concatenate(found[name])) for name, each in features.items()}
 
+    def _empty_failed(self, chunk: Ragged) -> Ragged:
+        """The examples, without the tokens of those of records that failed."""
+        if not self.failed:
+            return chunk
+        stays = np.ones(len(self._block.records), bool)
+        stays[list(self.failed)] = False
+        stays = np.repeat(stays, self._job.nodes)
+        tokens = np.repeat(stays, chunk.counts)
+        columns = {
+            name: each if each.feature.per_example else Column(each.feature, each.values[tokens])
+            for name, each in chunk.columns.items()
+        }
+        texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
+        return Ragged(chunk.counts * stays, columns, texts)
 
-def _value_of_node(value: Any, feature: Feature, node: int, nodes: int, what: str) -> Any:
-    """The part of a record's value for one node; the prefix has the value of the group."""
-    none = np.zeros(feature.shape, feature.dtype)
+
+def _values_of(
+    record: Mapping[str, Any], name: str, feature: Feature, sizes: Sequence[int]
+) -> list[np.ndarray]:
+    """The values of a feature for each example of a record, which have so many tokens."""
+    if name not in record:
+        if feature.fill is None:
+            raise InvalidValue(
+                f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "
+                "feature like its field, or give it a fill="
+            )
+        return [feature.filled(1 if feature.per_example else size) for size in sizes]
+    value, nodes = record[name], len(sizes)
+    if nodes == 1:
+        return [feature.convert([value], name, sizes)]
+    none = np.zeros(feature.shape, feature.dtype)  # a prefix has the value of the group
     if feature.of == "example":
-        return none if node else value
-    if np.shape(value)[:1] != (nodes - 1,):
+        values = [value] + [none] * (nodes - 1)
+    elif np.shape(value)[:1] == (nodes - 1,):
+        values = [none, *value]
+    else:
         raise InvalidValue(
-            f"{what} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
+            f"{name} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
         )
-    return value[node - 1] if node else none
+    pairs = zip(values, sizes, strict=True)
+    return [feature.convert([each], name, [size]) for each, size in pairs]
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:
@@ -273,22 +348,3 @@ def require_tokenizable(source: Any, tokenizer: Any) -> None:
             f"the tokenizer {type(tokenizer).__name__} has no {', '.join(missing)}; a tokenizer "
             f"has {', '.join(OF_TOKENIZERS)}, as pipeline.text.tokenizers.Tokenizer says"
         )
-
-
-def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Groups of records that are read at once: at first small ones, as records may be huge."""
-    at, size = 0, 1
-    while at < len(records):
-        yield records[at : at + size]
-        at, size = at + size, min(2 * size, GROUP)
-
-
-def _take(groups: Iterable[T], size: Callable[[T], int]) -> list[T]:
-    """The first groups, until their sizes add up to `TEXT`."""
-    taken, total = [], 0
-    for group in groups:
-        taken.append(group)
-        total += size(group)
-        if total >= TEXT:
-            break
-    return taken

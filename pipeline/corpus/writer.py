@@ -5,24 +5,26 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import Damaged, Log
+from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import (
+    BESIDE,
     LENGTHS,
     MANIFEST,
     PART_NAME,
+    SHARDS,
     TEMPORARY,
     Manifest,
     part_name,
     require_same_origin,
 )
-from pipeline.corpus.parts import MARK, Part, PartFile, read_part, write_part
+from pipeline.corpus.parts import Part, write_part
 from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import (
     Exists,
@@ -102,10 +104,8 @@ class Writer:
             more["save_tokenizer"] = functools.partial(tokenizer.save, self.directory)
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            log = Log(self.directory)
-            if log.finished:
-                if (self.directory / MANIFEST).exists():
-                    log.remove()  # a process was killed between the manifest and this
+            complete(self.directory)
+            if Log(self.directory).finished:
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
@@ -252,21 +252,19 @@ class Writer:
 class PartWriter:
     """Parts of one corpus, added in order and sealed; `finish` writes lengths and manifest.
 
-    After an interrupted writer of the same origin, it continues after the sealed parts. It removes
-    only its own files, and refuses a directory with another file that could be taken for a part.
+    After an interrupted writer of the same origin, it continues after the sealed parts. Of several
+    writers that do so at once, because the lock of one was taken from it, only one can add a part.
 
     Args:
         directory: holds the parts.
         manifest: that of the corpus, without parts.
         keep_parts: as for `Writer`.
-        again: whether the source gives the same parts again. Then undamaged parts stay, sealed or
-            not, and a damaged log is started over.
         save_tokenizer: stores the tokenizer, before a manifest names it, and returns its entry.
 
     Attributes:
         manifest: as given; features get their dtype from the first part.
         number: the number of the next part.
-        examples, tokens: the numbers of both before that part; tokens are exact only with `again`.
+        examples: the number of examples before that part.
         sealed: the number of sealed examples.
         cursor: the last sealed cursor.
     """
@@ -277,180 +275,109 @@ class PartWriter:
         manifest: Manifest,
         *,
         keep_parts: int | None = None,
-        again: bool = False,
         save_tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
     ):
         self.directory, self.manifest, self.task = directory, manifest, TASKS[manifest.task]
         self._save_tokenizer = save_tokenizer
         self.log, self._keep_parts = Log(directory), keep_parts
-        self.number = self.examples = self.tokens = self.sealed = 0
+        self.number = self.examples = self.sealed = 0
         self.cursor: Any = None
         self._pending: list[Part] = []
-        self._resume(again)
-        files = self._find_parts()
-        if again:
-            self._keep_whole_parts(files)
-        self._remove_rest(files)
-
-    def _resume(self, again: bool) -> None:
-        """Continues after the sealed parts."""
-        try:
-            if (last := self.log.tail()) is None:
-                return
-            sealed, about = self.log.entries() if again else [last], self.log.about()
-        except Damaged:
-            if not again:
-                raise
-            self.log.remove()
+        if (about := self.log.declared()) is None:
+            refuse_others(directory)
             return
-        self._require_same(about)
-        self.log.require_files([entry.part for entry in sealed])
-        self.number, self.examples = last.number + 1, last.first + last.examples
-        self.tokens = sum(entry.part.tokens for entry in sealed)
-        self.sealed, self.cursor = self.examples, last.cursor
-
-    def _keep_whole_parts(self, files: Mapping[epath.Path, PartFile | None]) -> None:
-        """Takes over the files that are the next parts, up to the first damaged one."""
-        for path, file in files.items():
-            if path.name != part_name(self.number) or file is None:
-                break
-            try:
-                file.verify()
-            except ValueError:
-                break
-            if file.metadata.get("first") != self.examples:  # another part under this name
-                break
-            self.append(file.part)
+        require_same_origin(directory, about.origin, manifest.origin)
+        if (last := self.log.tail()) is not None:
+            self._require_same(about)
+            self.log.require_files([last.part])
+            self.number, self.examples = last.number + 1, last.first + last.examples
+            self.sealed, self.cursor = self.examples, last.cursor
+        self._remove_rest()
 
     def _require_same(self, about: Manifest) -> None:
-        require_same_origin(self.directory, about.origin, self.manifest.origin)
         for name in ("task", "vocab_size"):
             if (then := getattr(about, name)) != (now := getattr(self.manifest, name)):
                 raise InvalidValue(
                     f"{os.fspath(self.directory)} holds a corpus that grows with {name} {then}, "
                     f"not {now}; give what it was begun with, or another directory"
                 )
-        self.manifest = dataclasses.replace(about, parts=[])
+        self.manifest = about
 
-    @property
-    def _kept(self) -> range:
-        """The numbers of the parts that stay."""
-        return range(self.log.first() if self.number else 0, self.number)
-
-    def _find_parts(self) -> dict[epath.Path, PartFile | None]:
-        """The files of parts that are not sealed or not kept, in order; None for a damaged one.
-
-        Refuses files that are not parts.
-        """
-        files: dict[epath.Path, PartFile | None] = {}
-        kept, refused = self._kept, "Prepare into a directory of its own, or move that file"
-        for path in sorted(self.directory.glob("part-*.arrow")):
-            named = PART_NAME.fullmatch(path.name)
-            if named and _number(path) in kept:
-                continue
-            files[path] = file = None
-            if named:
-                with contextlib.suppress(ValueError):
-                    files[path] = file = read_part(path)
-            if file is not None:
-                origin = file.metadata["origin"]
-                require_same_origin(self.directory, origin, self.manifest.origin)
-            elif not _is_damaged_part(path):
-                raise InvalidValue(
-                    f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
-                    f"{refused}"
-                )
-        # Lengths are written after all parts.
-        if not files and not self.number and (lengths := self.directory / LENGTHS).exists():
-            raise InvalidValue(
-                f"{os.fspath(lengths)} is not of a corpus, which would have parts beside it. "
-                f"{refused}"
-            )
-        return files
-
-    def _remove_rest(self, files: Iterable[epath.Path]) -> None:
-        """Removes files that are not kept, and temporary files that a killed writer left."""
-        kept = self._kept
-        (self.directory / LENGTHS).unlink(missing_ok=True)  # `_find_parts` refuses others
-        for path in files:
-            if _number(path) not in kept:
-                path.unlink()
-        for path in self.directory.glob(".*.tmp"):
-            if TEMPORARY.fullmatch(path.name):
-                path.unlink()
-
-    def append(self, part: Part) -> None:
-        """Takes over the next part, which is on disk."""
-        self._pending.append(part)
-        self.number, self.examples = self.number + 1, self.examples + part.examples
-        self.tokens += part.tokens
+    def _remove_rest(self) -> None:
+        """Removes parts that are not sealed or not kept, and what a killed writer left."""
+        kept = range(self.log.first() if self.number else 0, self.number)
+        for path in self.directory.iterdir():
+            part = PART_NAME.fullmatch(path.name)
+            if (part and int(part[2]) not in kept) or TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
-        known = examples.features
-        known.pop(WEIGHTS, None)
-        self.manifest = dataclasses.replace(self.manifest, features=known)
-        path = self.directory / part_name(self.number)
-        made = write_part(path, examples, self.manifest.origin, self.task, self.examples)
-        self.append(made.part)
+        if not self.number:
+            known = examples.features
+            known.pop(WEIGHTS, None)
+            tokenizer = self._save_tokenizer()
+            self.manifest = dataclasses.replace(self.manifest, features=known, tokenizer=tokenizer)
+            self.log.declare(self.manifest)
+        path = self.directory / part_name(0, self.number)
+        part = write_part(path, examples, self.manifest.origin, self.task, once=True).part
+        self._pending.append(part)
+        self.number, self.examples = self.number + 1, self.examples + part.examples
 
-    def seal(self, cursor: Any = None) -> None:
-        """Seals the parts that are not sealed, together."""
-        if not self._pending:
+    def seal(self, cursor: Any = None, *, last: bool = False) -> None:
+        """Seals the parts that are not sealed, together; the `last` ones end the corpus."""
+        if not self._pending and not last:
             return
-        if not self.sealed:
-            self.log.begin(self._with_tokenizer(parts=self._pending[:1]))
-        self.log.append(self._pending, cursor)
+        self.log.append(self._pending, cursor, last=last)
         self._pending, self.cursor, self.sealed = [], cursor, self.examples
         if self._keep_parts is not None:
             self.log.trim(self.number - self._keep_parts)
 
-    def _with_tokenizer(self, **fields: Any) -> Manifest:
-        """The manifest with these fields, once the tokenizer that it names is stored."""
-        tokenizer = self.manifest.tokenizer or self._save_tokenizer()
-        return dataclasses.replace(self.manifest, tokenizer=tokenizer, **fields)
+    def finish(self) -> None:
+        """Writes the last record, the lengths and the manifest, which replaces the log.
 
-    def collect(self) -> tuple[list[Part], np.ndarray]:
-        """All parts, sealed or not, and the token counts of their examples: uint32 [examples]."""
-        sealed = [entry.part for entry in self.log.entries()] if self.sealed else []
-        if not (parts := [*sealed, *self._pending]):
-            raise InvalidValue("examples is empty; a corpus holds at least one example")
-        return parts, np.concatenate(self.log.read_counts(parts, self.task))
-
-    def discard(self) -> None:
-        """Removes all parts and the log; after that, nothing can be added."""
-        self.log.remove()
-        for number in range(self.number):
-            (self.directory / part_name(number)).unlink()
-
-    def finish(self, collected: tuple[list[Part], np.ndarray] | None = None) -> None:
-        """Writes the lengths and, last, the manifest, which replaces the log.
-
-        If parts were deleted, the log stays, marked as ended. `collected` is the result of
-        `collect`, if it is known.
+        Of several writers, one creates the last record. If parts were deleted, that is the end.
         """
-        if self.sealed and self.log.first():
-            self.seal(self.cursor)
-            self.log.end()
+        if not self.examples:
+            raise InvalidValue("examples is empty; a corpus holds at least one example")
+        self.seal(last=True)
+        complete(self.directory)
+
+
+def complete(directory: epath.Path) -> None:
+    """Does what is left to do after the last record of a writer; nothing before it."""
+    log = Log(directory)
+    if not (directory / MANIFEST).exists():
+        if not log.at_end or log.first() or (about := log.declared()) is None:
             return
-        parts, counts = collected or self.collect()
-        lengths = self.task.lengths(counts)
-        with atomic_write(self.directory / LENGTHS) as file:
-            np.save(file, lengths)
-            size = file.tell()
-        digest = lengths_module.digest(lengths)
-        manifest = self._with_tokenizer(parts=parts, lengths_digest=digest, lengths_bytes=size)
-        manifest.write(self.directory / MANIFEST)
-        self.log.remove()
+        finish(log, dataclasses.replace(about, parts=[entry.part for entry in log.entries()]))
+    log.remove()
 
 
-def _number(path: epath.Path) -> int:
-    return int(path.name.partition("-")[2].partition(".")[0])
+def refuse_others(directory: epath.Path) -> None:
+    """Refuses a directory in which no corpus was begun, but with files that would be in its way."""
+    for path in sorted(directory.iterdir()) if directory.exists() else ():
+        if PART_NAME.fullmatch(path.name) or path.name in BESIDE:
+            raise InvalidValue(
+                f"{os.fspath(path)} is not of a corpus that was begun here, as there is neither "
+                f"{MANIFEST} nor {SHARDS}, and it would be in the way of one. Use a directory of "
+                "its own, or move that file"
+            )
 
 
-def _is_damaged_part(path: epath.Path) -> bool:
-    """Whether a file that cannot be read as a part was one: it has the mark, or is empty."""
-    if not (PART_NAME.fullmatch(path.name) and path.is_file()):
-        return False
-    content = path.read_bytes()
-    return not content or MARK in content
+def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> None:
+    """Writes the lengths of the examples and, last, the manifest, which replaces the log.
+
+    `counts` are the token counts of the examples, if they are known.
+    """
+    task = TASKS[manifest.task]
+    if counts is None:
+        counts = np.concatenate(log.read_counts(manifest.parts, task))
+    lengths = task.lengths(counts)
+    with atomic_write(log.directory / LENGTHS, shared=True) as file:
+        np.save(file, lengths)
+        size = file.tell()
+    digest = lengths_module.digest(lengths)
+    manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
+    manifest.write(log.directory / MANIFEST)
+    log.remove()

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import io
 import logging
 import os
@@ -45,11 +44,29 @@ def as_path(path: epath.PathLike) -> epath.Path:
 
 
 def make_directory(path: epath.PathLike) -> epath.Path:
-    """Makes a directory and its parents, unless they exist; returns its path."""
+    """Makes a directory and its parents, unless they exist; returns its path.
+
+    Their names reach the disk itself, so that a loss of power does not take what is in them.
+    """
     path = as_path(path)
+    if not is_local(path):
+        return path
+    missing = [each for each in (path, *path.parents) if not each.exists()]
     with _name_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            _sync_directory(each.parent)
     return path
+
+
+def _sync_directory(path: epath.Path) -> None:
+    """Returns when the names of the files in a directory are on the disk itself."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
@@ -92,7 +109,7 @@ def atomic_write(
         return
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     if not shared:
-        _remove_leftovers(path)
+        remove_leftovers(path.parent, re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp"))
     try:
         raw = _Temporary(path, temporary)
         with io.BufferedWriter(raw) as file:
@@ -100,22 +117,18 @@ def atomic_write(
             file.flush()
             if durable:
                 raw.sync()
-        if once:
-            _link(temporary, path)
-        else:
-            with _name_errors(path):
-                temporary.replace(path)
+            # Before it is closed, which unlocks it: another process would remove it as a leftover.
+            if once:
+                _link(temporary, path)
+            else:
+                with _name_errors(path):
+                    temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     if durable:
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems cannot
-                os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync_directory(path.parent)
 
 
 def _link(temporary: epath.Path, path: epath.Path) -> None:
@@ -189,11 +202,12 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
     return StorageError(error.errno, f"{what}; {remedy}")
 
 
-def _remove_leftovers(path: epath.Path) -> None:
-    """Removes the temporary files of `path` that no process has locked."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-        with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
-            left.unlink(missing_ok=True)
+def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
+    """Removes local temporary files with such names, which no process has locked."""
+    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
+        if names.fullmatch(left.name):
+            with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -204,8 +218,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     a minute (see `hold_lease`).
 
     Args:
-        directory: a path; the directory is made if it does not exist, and removed again if the
-            block raises and leaves nothing in it.
+        directory: a path; the directory is made if it does not exist.
         doing: the work in words, for the processes that wait.
         wait: whether to wait for a process that holds the lock, or to raise.
 
@@ -213,42 +226,22 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
-    made = is_local(directory) and not as_path(directory).exists()
     directory = make_directory(directory)
     if isinstance(directory, ObjectPath):
         with hold_lease(directory, doing, wait=wait):
             yield
         return
     lock = directory / ".lock"
-    while True:
-        try:
-            file = open_locked(lock, wait=False)
-        except BlockingIOError:
-            said = f"another process is {doing} in {os.fspath(directory)}"
-            if not wait:
-                raise InvalidState(f"{said}; stop it first, or use another directory") from None
-            logger.warning("%s; waiting for it", said)
-            file = open_locked(lock)
-        if os.fstat(file.fileno()).st_nlink:
-            break
-        make_directory(directory)  # the previous holder failed, and removed the directory
+    try:
+        file = open_locked(lock, wait=False)
+    except BlockingIOError:
+        said = f"another process is {doing} in {os.fspath(directory)}"
+        if not wait:
+            raise InvalidState(f"{said}; stop it first, or use another directory") from None
+        logger.warning("%s; waiting for it", said)
+        file = open_locked(lock)
     with file:
-        try:
-            yield
-        except BaseException:
-            if made:
-                with contextlib.suppress(OSError):
-                    _remove_empty(pathlib.Path(directory))
-            raise
-
-
-def _remove_empty(directory: pathlib.Path) -> None:
-    """Removes a directory that has only a lock and empty directories."""
-    for path in directory.iterdir():
-        if path.name != ".lock":
-            path.rmdir()
-    (directory / ".lock").unlink()
-    directory.rmdir()
+        yield
 
 
 def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:

@@ -1,7 +1,6 @@
 """Lease: the lock of a directory in object storage, which its holder must renew."""
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -23,10 +22,6 @@ BEAT, SILENCE = 10.0, 45.0
 _held: set[str] = set()  # the owners that are threads of this process
 
 
-class _Lost(BaseException):
-    """Raised in the thread that held a lock, wherever it is; no `except Exception` stops it."""
-
-
 @contextlib.contextmanager
 def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of a directory while the block runs; other processes wait, and log that.
@@ -37,9 +32,9 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     only if it has not changed since it read it, so only one process has the lock.
 
     A holder that was stopped, or has had no answer for 35 seconds, renews its lock before it writes
-    or deletes anything else in the directory. If another process has taken the lock, that fails,
-    and the block ends with an error. Only a request that was in flight when the process was stopped
-    may arrive later. Arguments are those of `directory_lock`.
+    or deletes anything else in the directory, also when it repeats a request. If another process
+    has taken the lock, that fails, or else the end of the block. Only a request that was in flight
+    when the process was stopped may arrive later. Arguments are those of `directory_lock`.
     """
     lease = _Lease(directory, doing)
     guard = f"{directory}/", lease.require
@@ -56,24 +51,29 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
             objects.guards.remove(guard)
             renewing.join()
             lease.release()
-    except _Lost:
-        raise lease.describe_loss() from None
+        if lease.lost:
+            raise lease.describe_loss()
     finally:
-        lease.ended.set()  # the lock may have been lost at the end of the block
         _held.discard(lease.owner)
 
 
 class _Lease:
-    """An object that one process writes, and the version that it wrote last."""
+    """An object that one process writes, and the version that it wrote last.
+
+    Attributes:
+        owner: the holder, among all processes and threads.
+        ended: set when the holder has ended.
+        lost: whether another process has taken the lock.
+    """
 
     def __init__(self, directory: objects.ObjectPath, doing: str):
         self.owner, self.ended = uuid.uuid4().hex, threading.Event()
         self._directory, self._path, self._doing = directory, directory / ".lock", doing
         self._version: objects.Version | None = None
-        self._beat, self._lost = 0, False
+        self._beat, self.lost = 0, False
         self._begun: float | None = None  # when this beat was first sent, if it was
         self._heard = 0.0  # when the last beat that was heard was first sent
-        self._writing, self._thread = threading.Lock(), threading.get_ident()
+        self._writing = threading.Lock()
 
     def acquire(self, wait: bool) -> None:
         """Returns once the lock is held."""
@@ -83,7 +83,7 @@ class _Lease:
         while True:
             # Nobody holds a lock that is absent or empty.
             if not seen or _is_gone(seen) or _now() - since > SILENCE:
-                self._heard, self._lost = -SILENCE, False
+                self._heard, self.lost = -SILENCE, False
                 if self._hold():
                     if seen:
                         logger.warning(
@@ -121,12 +121,11 @@ class _Lease:
         while not self.ended.wait(BEAT):
             try:
                 with self._writing:
-                    self._lost = self._lost or not self._write()
+                    self.lost = self.lost or not self._write()
             except OSError as error:
                 logger.warning("the lock %s could not be renewed: %s", self._path, error)
-            if self._lost:
-                thread = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Lost))
+            if self.lost:
+                logger.error("%s", self.describe_loss())
                 return
 
     def release(self) -> None:
@@ -138,9 +137,9 @@ class _Lease:
     def _hold(self) -> bool:
         """Whether this process has the lock for at least another beat; renews an old one."""
         with self._writing:
-            while not self._lost and _now() - self._heard > SILENCE - BEAT:
-                self._lost = not self._write()
-            return not self._lost
+            while not self.lost and _now() - self._heard > SILENCE - BEAT:
+                self.lost = not self._write()
+            return not self.lost
 
     def _write(self) -> bool:
         """Writes the lock; False if it has changed since this process read or wrote it."""

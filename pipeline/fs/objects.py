@@ -3,7 +3,8 @@
 A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. An object is whole or absent;
 nobody sees a part of it. obstore makes the requests. It repeats a request that fails for a reason
 that may pass (status 5xx or 429, a connection that is cut or silent for 30 seconds), 12 times
-within about a minute and a half. Other errors are sentences:
+within about a minute and a half. Writes to a directory whose lock this process holds are repeated
+here, so that none is sent again once the lock is lost. Other errors are sentences:
 
     Missing        there is no such object
     NotAllowed     there are no credentials, or they do not suffice
@@ -20,8 +21,10 @@ import fnmatch
 import functools
 import io
 import os
+import random
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -78,12 +81,15 @@ def _open(path: epath.PathLike) -> tuple[Any, str]:
         )
     require("obstore", extra="cloud", purpose=f"reading {bucket}")
     _users.add(os.getpid())
-    return _open_store(bucket), key
+    return _open_store(bucket, TRIES), key
 
 
 @functools.lru_cache(maxsize=64)
-def _open_store(bucket: str) -> Any:
-    """The client of a bucket, with the credentials of its cloud's own programs."""
+def _open_store(bucket: str, tries: int) -> Any:
+    """The client of a bucket, with the credentials of its cloud's own programs.
+
+    It makes so many attempts of each request.
+    """
     from obstore import store
 
     config: dict[str, Any] = {}
@@ -116,7 +122,7 @@ def _open_store(bucket: str) -> Any:
         except _error() as error:
             if _asks_machine(str(error)):
                 raise
-    return open_with(TRIES - 1)
+    return open_with(tries - 1)
 
 
 def _profile() -> dict[str, Any]:
@@ -150,6 +156,31 @@ def _request(
                 tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
                 if last or (tried and not re.search(AGAIN, str(error))):
                     raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _request_guarded(
+    path: epath.PathLike, call: Callable[[Any, str], Any], *, in_bucket: bool = False
+) -> Any:
+    """As `_request`, for a write: each attempt is made only if the lock is held."""
+    if not any(os.fspath(path).startswith(directory) for directory, _ in guards):
+        return _request(path, call, in_bucket=in_bucket)
+    _open(path)  # which refuses forks
+    bucket, key = split(path)
+    store = _open_store(bucket, tries=1)
+    with _told(path, in_bucket):
+        for attempt in range(TRIES):
+            _guard(path)
+            try:
+                return call(store, key)
+            except (_error(), FileNotFoundError) as error:
+                status = re.search(r"status code: 4(\d\d)", str(error))
+                refused = isinstance(error, FileNotFoundError) or (
+                    status is not None and status[1] not in ("08", "25", "29")
+                )
+                if attempt == TRIES - 1 or (refused and not re.search(AGAIN, str(error))):
+                    raise
+            time.sleep(random.uniform(0, min(LONGEST, 0.1 * 2**attempt)))
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -378,7 +409,6 @@ def put(
     Returns:
         Its version; None if the condition does not hold, and nothing is written.
     """
-    _guard(path)
     file = content if hasattr(content, "read") else io.BytesIO(content)
     size = file.seek(0, os.SEEK_END)
     conditional = if_absent or if_version is not None
@@ -399,7 +429,7 @@ def put(
                     return _version(result.meta)
             return None
 
-    return _request(path, write, in_bucket=True)
+    return _request_guarded(path, write, in_bucket=True)
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -409,9 +439,8 @@ def _version(meta: Mapping[str, Any]) -> Version:
 def delete(paths: Sequence[epath.PathLike]) -> None:
     """Deletes objects, in this order; missing objects count as deleted."""
     for path in paths:
-        _guard(path)
         with contextlib.suppress(FileNotFoundError):
-            _request(path, lambda store, key: store.delete(key))
+            _request_guarded(path, lambda store, key: store.delete(key))
 
 
 def was_written(path: epath.PathLike) -> Exists:

@@ -53,7 +53,7 @@ def fingerprint(value: Any) -> str:
         return given
     name = _name(value)
     described = repr(_Description(name).of(value, name)).encode(errors="surrogatepass")
-    if dataclasses.is_dataclass(type(value)) and _is_known(type(value)):
+    if dataclasses.is_dataclass(type(value)) and _is_clear(value):
         return repr(value)
     return name if _is_known(value) else f"{name}-{hashlib.sha256(described).hexdigest()[:12]}"
 
@@ -68,6 +68,18 @@ def _name(value: Any) -> str:
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", "__main__")
         module = spec.name if spec else pathlib.PurePath(file).stem
     return f"{module}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _is_clear(value: Any) -> bool:
+    """Whether `repr` describes a value completely, without an address in memory."""
+    if isinstance(value, Mapping):
+        return all(map(_is_clear, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_clear, value))
+    if dataclasses.is_dataclass(type(value)) and _is_known(type(value)):
+        fields = dataclasses.fields(cast(Any, value))
+        return all(_is_clear(getattr(value, field.name)) for field in fields)
+    return type(value) in PLAIN or isinstance(value, CLEAR)
 
 
 def _is_known(value: Any) -> bool:

@@ -27,8 +27,9 @@ from pipeline.text.features import (
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
-# The number of examples of arrays that are converted at once. This changes no result.
-BLOCK = 1 << 12
+# The number of examples of arrays that are converted at once; and of checked ones that are joined,
+# since small arrays take more memory than their content. Neither number changes a result.
+BLOCK, JOIN = 1 << 12, 1 << 8
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ class Buffer:
     def _clear(self) -> None:
         self._rows: list[tuple[int, int, Mapping[str, Any]]] = []
         self._checked: list[Ragged] = []
+        self._joined: list[Ragged] = []
         self._examples = self._tokens = 0
 
     def __len__(self) -> int:
@@ -203,6 +205,9 @@ class Buffer:
         self._rows.append((number, tokens, example))
         if len(self._rows) == self._block:
             self._check()
+        if len(self._checked) >= JOIN:
+            self._joined.append(Ragged.concatenate(self._checked))
+            self._checked = []
         self._examples += 1
         self._tokens += tokens
 
@@ -239,7 +244,7 @@ class Buffer:
         """All examples in the buffer, at least one; empties it."""
         if self._rows:
             self._check()
-        checked = self._checked
+        checked = [*self._joined, *self._checked]
         self._clear()
         return Ragged.concatenate(checked)
 

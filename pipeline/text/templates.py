@@ -18,14 +18,12 @@ from pipeline.errors import InvalidValue
 from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
-from pipeline.text.sources.source import Concatenated, Repeated, Source, read_records, where
 from pipeline.text.tokenizers import Markup, Tokenizer
 from pipeline.text.tokenizers.markup import parts_of
 
 __all__ = [
     "Answer",
     "Chat",
-    "FilledSource",
     "Function",
     "Markup",
     "Preference",
@@ -210,70 +208,58 @@ def _is_same(one: Any, other: Any) -> bool:
     return parts_of(text) == parts_of(its_text) and pickle.dumps(rest) == pickle.dumps(its_rest)
 
 
-class FilledSource(Concatenated):
-    """Records `{"text": …}`: all spans of each record of a source, one after another.
-
-    >>> FilledSource([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
-    {'text': '2+2=4'}
-    """
-
-    def __init__(self, source: Source, template: Template):
-        super().__init__([source_of_nodes(source, template)])
-        self.template = template
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Source`."""
-        return f"{super().fingerprint}-{fingerprint(self.template)}"
-
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
-        filled = fill(self.template, self.sources[part], numbers)
-        return [{"text": "".join(text for text, *_ in spans)} for spans in filled]
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}, by a template"
-
-
 def count_nodes(template: Template | None) -> int:
     """The number of lists of spans that a template makes of a record: 1, or more for groups."""
     return getattr(template, "nodes", 1)
 
 
-def source_of_nodes(source: Source, template: Template | None) -> Source:
-    """A source that has each record once for each list of spans that a template makes of it."""
-    nodes = count_nodes(template)
-    return source if nodes == 1 else Repeated(source, nodes)
+# A span with its weight, and the value of its tokens for each feature, `[1, *shape]`.
+Filled = tuple[str, float, Mapping[str, np.ndarray]]
 
 
 def fill(
-    template: Template, source: Source, indices: Sequence[int]
-) -> list[list[tuple[str, float, Mapping[str, Any]]]]:
-    """The spans that a template makes of each record, checked, each with values for features.
+    template: Template, record: Mapping[str, Any], features: Mapping[str, Feature] | None = None
+) -> list[list[Filled]]:
+    """The spans that a template makes of a record, checked: a list, or one for each node of groups.
 
-    For groups, `source` is from `source_of_nodes`, and each record has the spans of one node.
+    >>> fill(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": b"4"})
+    [[('2+2=', 0.0, {}), ('4', 1.0, {})]]
     """
-    filled, nodes = [], count_nodes(template)
-    for index, record in zip(indices, read_records(source, indices), strict=True):
-        try:
-            # Some sources give text as bytes.
-            texts = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
-            given = template(texts)
-            if nodes > 1:
-                if not isinstance(given, list | tuple) or len(given) != nodes:
-                    raise InvalidValue(
-                        f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return "
-                        "that many lists of spans, the prefix first"
-                    )
-                given = given[index % nodes]
-            filled.append(_check(given))
-        except Exception as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    try:
+        # Some sources give text as bytes.
+        decoded = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
+        given: Any = template(decoded)
+        if (nodes := count_nodes(template)) == 1:
+            given = [given]
+        elif not isinstance(given, list | tuple) or len(given) != nodes:
             raise InvalidValue(
-                f"{where(source, index)} does not suit the template {fingerprint(template)}: "
-                f"{reason}. Its fields are {', '.join(map(str, record))}; correct it, or give "
-                "another template"
-            ) from error
-    return filled
+                f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
+                "many lists of spans, the prefix first"
+            )
+        return [
+            [
+                (text, weight, {n: _value_of(text, more, n, each) for n, each in known.items()})
+                for known in [features or {}]
+                for text, weight, more in _check(spans)
+            ]
+            for spans in given
+        ]
+    except Exception as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        name = getattr(template, "__qualname__", type(template).__qualname__)
+        raise InvalidValue(
+            f"it does not suit the template {name}: {reason}. Its fields are "
+            f"{', '.join(map(str, record))}; correct it, or give another template"
+        ) from error
+
+
+def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
+    """The text of the spans that a template makes of a record, for each node one text.
+
+    >>> texts(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": "4"})
+    ['2+2=4']
+    """
+    return ["".join(text for text, *_ in spans) for spans in fill(template, record)]
 
 
 def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
@@ -300,33 +286,31 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
 
 
 def encode(
-    template: Template,
-    source: Source,
-    indices: Sequence[int],
+    filled: Sequence[Sequence[Sequence[Filled]]],
     tokenizer: Tokenizer,
     features: Mapping[str, Feature] | None = None,
 ) -> Ragged:
-    """The tokens of records, with their weights and features.
+    """The tokens of records that `fill` has filled, with their weights and features.
 
     Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks enclose
     each record: the begin mark weighs 0, the end mark as much as the last span. For features, the
     begin mark has the value of the first span. A span without a value has the feature's `fill`.
 
-    For groups, `source` is from `source_of_nodes`. Prefixes have the begin marks, and continuations
-    the end marks.
+    Each node of a group is an example. Prefixes have the begin marks, and continuations the end
+    marks.
 
     >>> from pipeline.text.tokenizers import Bytes
     >>> def greeting(record):
     ...     return [(record["name"], 0.0), ("!", 1.0)]
-    >>> chunk = encode(greeting, [{"name": "Jo"}], [0], Bytes())
+    >>> chunk = encode([fill(greeting, {"name": "Jo"})], Bytes())
     >>> chunk.flat.tolist(), chunk.weights.tolist()
     ([1, 77, 114, 36, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
-    filled = fill(template, source, indices)
-    spans = [span for each in filled for span in each]
-    sizes = np.array([len(each) for each in filled])
-    nodes = count_nodes(template)
-    node = np.array(indices) % nodes
+    nodes = [spans for record in filled for spans in record]
+    spans = [span for each in nodes for span in each]
+    sizes = np.array([len(each) for each in nodes], np.int64)
+    node = np.array([number for record in filled for number in range(len(record))], np.int64)
+    alone = np.array([len(record) == 1 for record in filled for _ in record], bool)
     flat, counts = tokenizer.encode_batch([text for text, *_ in spans])
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
@@ -340,24 +324,23 @@ def encode(
         weights[first] = 0
     if tokenizer.end_id is not None:
         keep[ends - 1] = False
-        keep[ends[last][(node > 0) | (nodes == 1)] - 1] = True
-    record_of = np.repeat(np.arange(len(sizes)), sizes)
-    tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
+        keep[ends[last][(node > 0) | alone] - 1] = True
+    example = np.repeat(np.arange(len(sizes)), sizes)
+    tokens = np.bincount(np.repeat(example, counts)[keep], minlength=len(sizes))
     weighted = [len(text.encode()) if weight else 0 for text, weight, _ in spans]
-    text_bytes = np.bincount(record_of, weighted, len(sizes)).astype(np.int64)
+    text_bytes = np.bincount(example, weighted, len(sizes)).astype(np.int64)
     columns = {
         TOKENS: Column(TOKEN_IDS, flat[keep]),
         WEIGHTS: Column(LOSS_WEIGHTS, weights[keep]),
     }
     for name, feature in (features or {}).items():
-        values = [_value_of(span, name, feature) for span in spans]
-        columns[name] = Column(feature, np.repeat(np.concatenate(values), counts, axis=0)[keep])
+        values = np.concatenate([of_span[name] for *_, of_span in spans])
+        columns[name] = Column(feature, np.repeat(values, counts, axis=0)[keep])
     return Ragged(tokens, columns, text_bytes)
 
 
-def _value_of(span: tuple[str, float, Mapping[str, Any]], name: str, feature: Feature) -> Any:
+def _value_of(text: str, values: Mapping[str, Any], name: str, feature: Feature) -> np.ndarray:
     """The value of the tokens of a span, `[1, *shape]`."""
-    text, _, values = span
     if name in values:
         one = dataclasses.replace(feature, of="example")
         return one.convert([values[name]], f"{name} of the span {text!r:.40}", [1])

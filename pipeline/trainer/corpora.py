@@ -33,7 +33,7 @@ VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KIN
 SOURCES = ("source", "files", "tfds")
 
 
-def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
+def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | sources.Sharded:
     """The source that `fields` describe.
 
     Args:
@@ -66,7 +66,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
             f"{name} has targets={targets!r} with files={files!r} and kind={kind!r}; targets need "
             "text files in both"
         )
-    source: sources.Source
+    source: sources.Source | sources.Sharded
     if path:
         source = _import_source(path, split, name)
     elif tfds:
@@ -79,7 +79,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 
 
-def _import_source(path: str, split: str, name: str) -> sources.Source:
+def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:
     module, _, attribute = path.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
@@ -152,16 +152,16 @@ def _choose(
 class Text:
     """The text of a corpus that is not prepared yet."""
 
-    source: sources.Source
+    source: sources.Source | sources.Sharded
     field: Any  # one name, or for pairs two, of inputs and targets
     template: templates.Template | None
 
     @property
-    def records(self) -> tuple[sources.Source, Any]:
-        """Records with all of the text in a field (for pairs, two), and the name of the field."""
-        if self.template is None:
-            return self.source, self.field
-        return templates.FilledSource(self.source, self.template), "text"
+    def texts(self) -> tuple[Any, Any]:
+        """The source and what holds its text, as for `train_sentencepiece`."""
+        template = self.template
+        of = self.field if template is None else functools.partial(templates.texts, template)
+        return self.source, of
 
     def prepare(
         self,
@@ -201,8 +201,7 @@ def open_tokenizer(
         seed: draws the sample of the texts.
 
     Raises:
-        ValueError: there is no such kind, `model` is not a tokenizer of that kind, or `texts`
-            cannot be trained on together.
+        ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
         FileNotFoundError: there is no such model.
     """
     kind, path = fields["kind"], fields["model"]
@@ -229,14 +228,8 @@ def open_tokenizer(
             "other programs write the first corpora, so there is no text to train a tokenizer on; "
             "give the tokenizer that they use, as in --config.tokenizer.model=PATH"
         )
-    records, names = zip(*(text.records for text in texts), strict=True)
-    if len(set(names)) > 1:
-        raise InvalidValue(
-            f"the sources have their text in different fields, {', '.join(map(str, names))}; "
-            "train a tokenizer on one of them first, and give it as tokenizer.model"
-        )
-    source, size = sources.Concatenated(records), fields["vocab_size"]
-    return tokenizers.train_sentencepiece(source, size, model, seed=seed, field=names[0], **marks)
+    every = [text.texts for text in texts]
+    return tokenizers.train_sentencepiece(every, fields["vocab_size"], model, seed=seed, **marks)
 
 
 def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:

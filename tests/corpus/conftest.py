@@ -2,19 +2,19 @@
 
 import pytest
 
-from pipeline.corpus import ranges
 from pipeline.text import ragged
+from pipeline.text.sources import source
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small(request):
-    """Sizes of parts and of shares of work that a module names in `SMALL`, for little text.
+    """Sizes of parts, of shards and of blocks that a module names in `SMALL`, for little text.
 
     Such a module uses no corpus of the whole session, which would be made with these sizes.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, size in getattr(request.module, "SMALL", {}).items():
-            patch.setattr(ranges if name == "RECORDS" else ragged, name, size)
+            patch.setattr(source if name in ("LEAST", "BLOCK") else ragged, name, size)
         yield
 
 

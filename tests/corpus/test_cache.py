@@ -78,7 +78,7 @@ def used(directory):
 
 def parts_in(directory):
     """The numbers of the parts in a cache."""
-    return {int(path.name[5:10]) for path in directory.glob("*/part-*")}
+    return {int(path.name[12:17]) for path in directory.glob("*/part-*")}
 
 
 def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus, tmp_path):
@@ -138,7 +138,7 @@ def follow(cache):
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "flipped at its source"])
 def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_path, caplog):
-    place, name = tmp_path / "corpus", "part-00003.arrow"
+    place, name = tmp_path / "corpus", "part-000000-00003.arrow"
     shutil.copytree(corpus.directory, place)
     mine = Corpus.open(place, cache=tmp_path / "cache")
     cache, content = mine.caches[0][0], (place / name).read_bytes()
@@ -149,11 +149,13 @@ def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_p
     follow(cache)
     wait_for((cache.directory / name).exists)
     if at == place:
-        with pytest.raises(ValueError, match=r"damaged at .*corpus/part-00003\.arrow: its digest"):
+        with pytest.raises(
+            ValueError, match=r"damaged at .*corpus/part-000000-00003\.arrow: its digest"
+        ):
             read_all(mine, mine.lengths)
     else:
         require_same(read_all(mine, mine.lengths), read_all(corpus, corpus.lengths))
-        assert "part-00003.arrow is removed and fetched again" in caplog.text
+        assert "part-000000-00003.arrow is removed and fetched again" in caplog.text
         assert cache.has(3)
 
 
@@ -244,22 +246,27 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
     Corpus.open(small.directory, cache=tmp_path, cache_bytes=size_of(small))
 
 
+OTHER = "part-000000-99999.arrow"
+
+
 def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, tmp_path):
     for share in (2, 0.3):  # where parts must make way for others, too
         _, cache = cached(corpus, tmp_path / str(share), share)
         (cache.directory / "notes").write_bytes(b"mine")
-        (cache.directory / "part-99999.arrow").write_bytes(b"of a corpus that has grown")
-        (cache.directory / ".part-00001.arrow.fetching").write_bytes(b"of a killed process")
+        (cache.directory / OTHER).write_bytes(b"of a corpus that has grown")
+        (cache.directory / ".part-000000-00001.arrow.fetching").write_bytes(b"of a killed process")
         order = [*range(cache.num_parts)]
         cache.follow(lambda order=order: [np.array([each]) for each in order])
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
         order.reverse()
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
         assert (cache.directory / "notes").read_bytes() == b"mine"
-        assert (cache.directory / "part-99999.arrow").exists() == (share == 2)
+        assert (cache.directory / OTHER).exists() == (share == 2)
 
 
-@pytest.mark.parametrize("name", ["part-00002.arrow", ".part-00002.arrow.fetching", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["part-000000-00002.arrow", ".part-000000-00002.arrow.fetching", ".lock"]
+)
 @pytest.mark.parametrize("make", ["mkdir", "link"])
 def test_what_only_a_person_can_remove_is_said_once(
     corpus, name, make, tmp_path, monkeypatch, caplog

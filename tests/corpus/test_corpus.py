@@ -147,8 +147,8 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
 def test_ids_of_two_bytes_are_read_as_int32(tmp_path):
     ids = np.arange(65_530, 65_536).astype(np.uint16)
     examples = ragged.Ragged.of(ids, np.array([4, 2]))
-    path = as_path(tmp_path) / "part-00000.arrow"
-    part = parts.write_part(path, examples, {}, CAUSAL, 0).part
+    path = as_path(tmp_path) / "part-000000-00000.arrow"
+    part = parts.write_part(path, examples, {}, CAUSAL).part
     lengths, tokens = CAUSAL.lengths(examples.counts), {"tokens": TOKEN_IDS}
     store = reader.LocalParts(path.parent, parts.PartTable([part]))
     read = Reader(CAUSAL, lengths, np.array([2]), tokens, [store]).read(
@@ -172,7 +172,7 @@ def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):
 
 def test_a_manifest_of_many_parts_is_small_and_makes_no_objects_of_them(tmp_path, monkeypatch):
     part = parts.Part(file="", examples=9, tokens=99, bytes=999, sha256="ab" * 32, offsets=8)
-    names = [manifest.part_name(number) for number in range(20_000)]
+    names = [manifest.part_name(0, number) for number in range(20_000)]
     every = parts.PartTable(dataclasses.replace(part, file=name) for name in names)
     origin = {"source": None, "tokenizer": None, "field": None}
     manifest.Manifest(task="causal", origin=origin, parts=every).write(tmp_path / "corpus.json")
@@ -281,7 +281,7 @@ def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size
     assert not (tmp_path / "corpus.json").exists()
 
 
-PART, LENGTHS = "part-00002.arrow", "lengths.npy"
+PART, LENGTHS = "part-000000-00002.arrow", "lengths.npy"
 MANIFEST, PARTS = "corpus.json", "parts.arrow"
 
 

@@ -154,9 +154,9 @@ def corpus(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "value", "sentence"),
     [
-        ("file", "/etc/passwd", "part 1 is '/etc/passwd', not 'part-00001.arrow'"),
-        ("file", "../corpus/part-00001.arrow", "part 1 is '../corpus"),
-        ("file", "part-00000.arrow", "part 1 is 'part-00000.arrow'"),
+        ("file", "/etc/passwd", "a part is '/etc/passwd'"),
+        ("file", "../corpus/part-000000-00001.arrow", "a part is '../corpus"),
+        ("file", "part-000000-00000.arrow", "a part is 'part-000000-00000.arrow'"),
         ("offsets", -8, "offsets of a part are negative"),
         ("learnt", -1, "learnt of a part are negative"),
         ("weighted", False, "some of its parts have weights and others have none"),
@@ -172,6 +172,19 @@ def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sent
         Corpus.open(corpus.directory)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"parts": []}, "parts.arrow: it has no parts"),
+        ({"origin": None}, "corpus.json: its origin is None, not a dict"),
+    ],
+)
+def test_a_manifest_without_parts_or_origin_is_refused(corpus, change, sentence):
+    alter(corpus, lambda manifest: manifest.update(change))
+    with pytest.raises(ValueError, match=rf"damaged at .*{sentence}"):
+        Corpus.open(corpus.directory)
+
+
 @pytest.mark.parametrize("entry", ["tokens", "offsets", "learnt"])
 def test_a_part_is_what_its_own_header_says(corpus, entry):
     def change(manifest):
@@ -181,7 +194,7 @@ def test_a_part_is_what_its_own_header_says(corpus, entry):
     opened = Corpus.open(corpus.directory)
     for read in (lambda: opened[6], opened.verify):
         with pytest.raises(
-            ValueError, match=rf"part-00001.arrow: its {entry} is .*corpus.json says"
+            ValueError, match=rf"part-000000-00001.arrow: its {entry} is .*corpus.json says"
         ):
             read()
 
@@ -194,17 +207,17 @@ def test_offsets_of_examples_are_within_their_part(corpus, number):
     content[at + 8 : at + 16] = int(number).to_bytes(8, "little", signed=True)
     path.write_bytes(content)
     opened = Corpus.open(corpus.directory)
-    said = r"part-00000.arrow.*(do not ascend from 0|example \d has .* tokens by its offsets)"
+    said = r"part-000000-00000.arrow.*(do not ascend|example \d has .* tokens by its offsets)"
     for example in (0, 1):
         with pytest.raises(ValueError, match=said):
             opened[example]
     assert opened[6]["inputs"].tolist() == EXAMPLES[6][:-1].tolist()
-    with pytest.raises(ValueError, match=r"damaged at .*part-00000.arrow"):
+    with pytest.raises(ValueError, match=r"damaged at .*part-000000-00000.arrow"):
         opened.verify()
 
 
 def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
-    path = corpus.directory / "part-00000.arrow"
+    path = corpus.directory / "part-000000-00000.arrow"
     place = corpus._manifest.parts[0].offsets
     content = bytearray(path.read_bytes())
     for offset in range(1, 1 + corpus._manifest.parts[0].examples):
@@ -231,10 +244,10 @@ def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
 )
 def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries):
     corpus = write_texts(tmp_path)
-    (tmp_path / "part-00009.arrow").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"part-00009.arrow: it is not one of the parts"):
+    (tmp_path / "part-000000-00009.arrow").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"part-000000-00009.arrow: it is not one of the parts"):
         corpus.verify()
-    (tmp_path / "part-00009.arrow").unlink()
+    (tmp_path / "part-000000-00009.arrow").unlink()
     corpus.verify()
     alter(corpus, lambda it: (it["parts"][0] if of_part else it).update(entries))
     with pytest.raises(ValueError, match="damaged at"):

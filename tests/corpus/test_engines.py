@@ -1,20 +1,23 @@
 import json
 import random
+import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from pipeline import Corpus, Feature, prepare, prepare_pairs
-from pipeline.corpus import CAUSAL, INPUTS, prepare_share, ranges
+from pipeline.corpus import CAUSAL, INPUTS, Job, preparation, prepare_job, prepare_share
 from pipeline.corpus.engines import Beam, Processes, Ray
+from pipeline.corpus.work import Work
 from pipeline.text.sources import JsonLines, Records
-from pipeline.text.templates import Answer
+from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents
 from tests.properties.kills import write_documents
 
-SMALL = {"TOKENS_PER_PART": 1500, "RECORDS": 16}
+SMALL = {"TOKENS_PER_PART": 600, "LEAST": 2500, "BLOCK": 100}
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_tasks_may_run_in_any_order_more_than_once_under_any_defaults_of_arrow(
 
 def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
     many_ways("plain", source, tmp_path / "whole", Processes(0))
-    for tasks in range(1, 16, 5):  # among ranges, and among parts
+    for tasks in range(1, 6, 2):
         directory = tmp_path / f"{tasks}"
         with pytest.raises(KeyError, match="lost"):
             many_ways("plain", source, directory, Broken(tasks, KeyError("lost")))
@@ -82,8 +85,8 @@ def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
         assert contents(directory) == contents(tmp_path / "whole")
 
 
-def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
-    folder = tmp_path / "corpus" / "ranges"
+def test_files_of_others_in_the_folder_of_shards_stay(source, tmp_path):
+    folder = tmp_path / "corpus" / "shards"
     folder.mkdir(parents=True)
     (folder / "mine.arrow").write_text("mine")
     with pytest.raises(RuntimeError, match="ended without"):
@@ -96,34 +99,89 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"engine": Broken(4)}, "Broken .* 6 of 10 ranges, .* 64 to 79; run again"),
-        ({"engine": Broken(10)}, r"Broken .* \d+ of \d+ parts, first part-\d+.arrow; run again"),
+        ({"engine": Broken(4)}, r"Broken .* \d+ of \d+ shards, first shard 4; run again"),
         ({"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),
-        ({"on_error": "skip", "field": "none"}, r"no record of .* has tokens; the log says why"),
-        ({"share": (4, 4)}, r"share is \(4, 4\); of 4 shares the numbers are 0 to 3"),
-        ({"share": (-1, 4)}, r"share is \(-1, 4\); of 4 shares the numbers are 0 to 3"),
+        ({"on_error": "skip", "field": "none"}, r"no record of .* has tokens; the first: .*no fi"),
     ],
 )
 def test_an_engine_that_loses_tasks_and_wrong_options_are_refused(
     options, sentence, source, tmp_path
 ):
-    make = prepare_share if "share" in options else prepare
     with pytest.raises((RuntimeError, ValueError), match=sentence):
-        make(source, Bytes(), tmp_path / "corpus", **options, progress=False)
+        prepare(source, Bytes(), tmp_path / "corpus", **options, progress=False)
 
 
-def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_assembled(source, tmp_path):
-    options = {"field": "back", "task": INPUTS, "on_error": "skip", "progress": False}
-    prepare(source, Bytes(), tmp_path / "whole", **options)
-    shares = random.Random(0).sample(range(4), 4)
+@pytest.mark.parametrize("share", [(4, 4), (-1, 4)])
+def test_a_share_has_a_number_below_that_of_all(share, source, tmp_path):
+    with pytest.raises(ValueError, match=r"share is \(-?\d, 4\); of 4 shares .* are 0 to 3"):
+        prepare_share(Job(source, Bytes()), tmp_path, share)
+
+
+def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(source, tmp_path):
+    options = {"field": "back", "task": INPUTS, "on_error": "skip"}
+    prepare(source, Bytes(), tmp_path / "whole", **options, progress=False)
+    shares, job = random.Random(0).sample(range(4), 4), Job(source, Bytes(), **options)
     for number in [*shares, shares[0]]:
-        prepare_share(source, Bytes(), tmp_path / "corpus", (number, 4), **options)
+        prepare_share(job, tmp_path / "corpus", (number, 4), progress=False)
     with pytest.raises(ValueError, match="half-written"):
         Corpus.open(tmp_path / "corpus")
-    prepare(source, Untouchable(), tmp_path / "corpus", **options)
+    prepare(source, Untouchable(), tmp_path / "corpus", **options, progress=False)
     assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
-    prepare_share(source, Untouchable(), tmp_path / "corpus", (0, 4), **options)  # nothing is left
+    # Nothing is left to do.
+    untouchable = Job(source, Untouchable(), **options)
+    prepare_share(untouchable, tmp_path / "corpus", (0, 4), progress=False)
+
+
+class Late:
+    """Finishes the corpus elsewhere before it does the last shard once more."""
+
+    def __init__(self, finish):
+        self.finish = finish
+
+    def run(self, function, tasks):
+        *first, last = tasks
+        yield from map(function, first)
+        self.finish()
+        yield function(last)
+
+
+@pytest.mark.parametrize("make", [prepare_share, prepare_job])
+def test_work_that_is_late_does_no_harm_to_a_corpus_that_others_have_finished(
+    make, source, tmp_path
+):
+    place, job = tmp_path / "corpus", Job(source, Bytes())
+    prepare_job(job, tmp_path / "whole", progress=False)
+
+    # A copy takes the place of the corpus, as another process that had no lock would make it.
+    def finish():
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "whole", place)
+
+    more = ((0, 1),) if make is prepare_share else ()
+    make(job, place, *more, engine=Late(finish), progress=False)
+    assert contents(place) == contents(tmp_path / "whole")
+    assert not (place / "shards").exists()
+
+
+def test_several_tasks_at_once_one_of_them_twice_and_two_that_finish_make_one_corpus(
+    source, tmp_path
+):
+    job = Job(source, Bytes())
+    prepare_job(job, tmp_path / "whole", progress=False)
+
+    def share(number):
+        prepare_share(job, tmp_path / "corpus", (number % 3, 3), progress=False)
+
+    def finish(_):
+        # Without the lock, as when another process took it.
+        if not (tmp_path / "corpus" / "corpus.json").exists():
+            preparation._prepare(Work(job, tmp_path / "corpus"), Processes(0), False)
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [*pool.map(share, range(4)), *pool.map(finish, range(2))]:
+            assert done is None
+    assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
 
 
 class Choosy(Bytes):
@@ -140,7 +198,7 @@ def test_a_record_that_fails_is_named_whatever_it_raises(workers, tmp_path):
     source = Records(["x" if number == 57 else "fine" for number in range(100)])
     with pytest.raises(ZeroDivisionError) as error:
         prepare(source, Choosy(), tmp_path / "corpus", num_workers=workers, progress=False)
-    assert f"This was record 57 of {source}, from 0." in error.value.__notes__
+    assert "This was record 57." in error.value.__notes__
 
 
 def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, caplog):
@@ -150,9 +208,12 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
     failed = np.flatnonzero(corpus.lengths == 0)
     assert failed.tolist() == [0, 57, 58, 99]
     assert corpus.tokenizer.decode(corpus[59]["targets"]) == "record 59"
-    assert "record 57 failed and gets no tokens: deep inside" in caplog.text
-    assert "4 of 100 records have no tokens" in caplog.text
-    assert "numbers 0, 57, 58, 99" in caplog.text
+    path = tmp_path / "one" / "skipped.jsonl"
+    assert f"4 of 100 records failed and have no tokens; {path} lists them" in caplog.text
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["record"] for line in lines] == [0, 57, 58, 99] == [n["example"] for n in lines]
+    assert lines[1]["reason"] == "ZeroDivisionError: deep inside"
+    assert (tmp_path / "one" / lines[1]["part"]).exists()
     prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=Twice(), progress=False)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     with pytest.raises(ValueError, match="made with another on_error: there skip, now None"):
@@ -163,6 +224,45 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
     assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
 
 
+def test_records_that_fail_cost_no_more_than_others(tmp_path):
+    """Each is read and filled once, and texts are tokenised once a block."""
+    filled, encoded = [], []
+
+    def fill(record):
+        filled.append(record["text"])
+        if record["text"].startswith("x"):
+            raise ValueError("no")
+        return [(record["text"], 1.0)]
+
+    class Counting(Bytes):
+        def encode_batch(self, texts):
+            encoded.extend(texts)
+            return super().encode_batch(texts)
+
+    texts = [f"x{n}" if n % 5 == 0 else f"record {n}" for n in range(200)]
+    template = Function(fill, fingerprint="1")
+    options = {"template": template, "on_error": "skip", "num_workers": 0, "progress": False}
+    corpus = prepare(Records(texts), Counting(), tmp_path, **options)
+    assert filled == texts
+    assert len(encoded) == 200
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == [*range(0, 200, 5)]
+
+
+def test_calls_of_a_tokenizer_that_fail_are_halved_and_read_nothing_again(tmp_path):
+    reads = []
+
+    class Counted(Records):
+        def __getitems__(self, indices):
+            reads.extend(indices)
+            return super().__getitems__(indices)
+
+    texts = ["x" if number in (3, 70) else f"{number}" for number in range(100)]
+    source = Counted(texts, fingerprint="1")
+    corpus = prepare(source, Choosy(), tmp_path, on_error="skip", num_workers=0, progress=False)
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 70]
+    assert len(reads) == 100 + 64  # of which some decide the sizes of shards
+
+
 @pytest.mark.parametrize(("engine", "module"), [(Beam(), "apache_beam"), (Ray(), "ray")])
 def test_an_engine_that_is_not_installed_says_how_to_install_it(
     engine, module, source, tmp_path, monkeypatch
@@ -171,14 +271,6 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
     extra = module.removeprefix("apache_")
     with pytest.raises(ImportError, match=rf"pip install 'lockstep-pipeline\[{extra}\]'"):
         prepare(source, Bytes(), tmp_path / "corpus", engine=engine, progress=False)
-
-
-def test_ranges_are_few_enough_and_large_enough(monkeypatch):
-    monkeypatch.setattr(ranges, "RECORDS", 512)
-    for documents, size in ((1, 512), (10**5, 512), (10**6, 1024), (10**8, 8192)):
-        found = ranges.divide_records(documents)
-        assert len(found[0]) == min(size, documents)
-        assert [len(found), found[-1].stop] == [-(-documents // size), documents]
 
 
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
@@ -215,5 +307,5 @@ def test_every_engine_makes_the_same_corpus_and_names_the_record_that_is_wrong(
     lines = [json.dumps({"text": 1 if number == 41 else "fine"}) for number in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     wrong = JsonLines(tmp_path / "a.jsonl")
-    with pytest.raises(Exception, match=r"line 42: field 'text' holds int, not text"):
+    with pytest.raises(Exception, match=r"line 42 .*: its field 'text' holds int, not text"):
         prepare(wrong, Bytes(), tmp_path / "corpus", engine=engine, progress=False)

@@ -63,7 +63,7 @@ def test_examples_in_memory_have_their_features():
 def test_a_stored_corpus_has_its_features(tmp_path, way):
     columns = draw_columns(SIZES)
     made = Corpus.from_arrays(columns, tmp_path, features=FEATURES)
-    assert read_part(made.directory / "part-00000.arrow").segments["weights"].bits
+    assert read_part(made.directory / "part-000000-00000.arrow").segments["weights"].bits
     corpus = Corpus.open(tmp_path, **way)
     corpus.verify()
     assert_reads(corpus, columns)

@@ -1,5 +1,6 @@
 """The log of a corpus that grows: whatever happens to its files, no other corpus is read."""
 
+import contextlib
 import json
 import shutil
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline import Corpus, Writer
+from pipeline.corpus import log as log_module
+from pipeline.corpus import writer as writer_module
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import write_entries
-from tests.corpus.files import flip
+from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}
 
@@ -34,11 +37,11 @@ def see(directory):
 
 
 def record(directory, number):
-    return directory / "log" / f"{number:08d}.json"
+    return directory / "shards" / f"000000-{number:05d}.json"
 
 
 def part(directory, number):
-    return directory / f"part-{number:05d}.arrow"
+    return directory / f"part-000000-{number:05d}.arrow"
 
 
 def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
@@ -83,10 +86,10 @@ def reseal(directory, number, **entries):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda d: cut(record(d, 2)), "00000002.json: it is half-written or changed"),
+        (lambda d: cut(record(d, 2)), "000000-00002.json: it is half-written or changed"),
         (lambda d: record(d, 4).write_bytes(b""), "half-written or changed"),
         (lambda d: flip(record(d, 2), 100), "half-written or changed"),
-        (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 00000004.json is there"),
+        (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 000000-00004.json is there"),
         (lambda d: record(d, 0).unlink(), "begins at part 2, and part 0 is needed"),
         (lambda d: swap(record(d, 0), record(d, 2)), "0.json: .* is 2, but .* 0: it is out of"),
         (
@@ -95,11 +98,11 @@ def reseal(directory, number, **entries):
         ),
         (
             lambda d: reseal(d, 4, parts=json.loads(record(d, 2).read_text())["parts"][:1]),
-            "part 4 is 'part-00002.arrow', not 'part-00004.arrow'",
+            "a part of it is 'part-000000-00002.arrow', not 'part-000000-00004.arrow'",
         ),
         (lambda d: reseal(d, 4, schema_version=99), "has schema version 99"),
-        (lambda d: cut(d / "log" / "about.json"), "about.json: it is half"),
-        (lambda d: part(d, 1).unlink(), "part-00001.arrow: it is missing"),
+        (lambda d: cut(d / "shards" / "about.json"), "about.json: it is half"),
+        (lambda d: part(d, 1).unlink(), "part-000000-00001.arrow: it is missing"),
         (lambda d: cut(part(d, 3)), r"arrow: it has \S+ bytes instead of"),
         (lambda d: swap(part(d, 1), part(d, 2)), "its sha256 is|its digest"),
         (lambda d: shutil.copy(part(d.parent / "other", 1), part(d, 1)), "1.arrow: its sha256 is"),
@@ -148,21 +151,21 @@ def test_a_reader_at_the_end_of_a_log_that_is_removed_does_not_wait_for_ever(tmp
     log = Log(write(tmp_path))
     assert len(log.entries()) == 5
     Log(tmp_path).remove()
-    with pytest.raises(ValueError, match="log: it is gone: its source was edited"):
+    with pytest.raises(ValueError, match="shards: it is gone: its source was edited"):
         log.entries(5)
 
 
 def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_path):
     log = Log(write(tmp_path / "a", 16))
     assert len(log.entries()) == 4
-    shutil.copytree(tmp_path / "a" / "log", tmp_path / "log")
+    shutil.copytree(tmp_path / "a" / "shards", tmp_path / "log")
     write(tmp_path / "a", 24, finish=True)
-    shutil.copytree(tmp_path / "log", tmp_path / "a" / "log")
+    shutil.copytree(tmp_path / "log", tmp_path / "a" / "shards")
     assert [entry.number for entry in log.entries(4)] == [4, 5]
     assert len(Log(tmp_path / "a").entries()) == 6
     with pytest.raises(FileExistsError, match="is finished"):
         Writer(tmp_path / "a")
-    assert not (tmp_path / "a" / "log").exists()
+    assert not (tmp_path / "a" / "shards").exists()
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -170,6 +173,7 @@ def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_p
 def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_path, monkeypatch):
     """Records that were listed are gone when they are read, or are gone before they are listed."""
     corpus = Corpus.open(write(tmp_path), follow=True)
+    corpus.log.restart()
     sizes, calls = corpus.log._sizes, []
 
     def list_and_finish():
@@ -189,13 +193,15 @@ def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_pa
 
 def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
     write(tmp_path)
-    temporary = tmp_path / "log" / f".00000005.json.{'0' * 32}.tmp"
+    temporary = tmp_path / "shards" / f".000000-00005.json.{'0' * 32}.tmp"
     temporary.write_bytes(b"{")
-    (tmp_path / "part-00007.arrow").write_bytes((tmp_path / "part-00001.arrow").read_bytes())
-    (tmp_path / "log" / "mine.txt").write_text("mine")
+    (tmp_path / "part-000000-00007.arrow").write_bytes(
+        (tmp_path / "part-000000-00001.arrow").read_bytes()
+    )
+    (tmp_path / "shards" / "mine.txt").write_text("mine")
     write(tmp_path, 24, finish=True)
     assert len(Corpus.open(tmp_path)) == 24
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["mine.txt"]
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
     assert len([*tmp_path.glob("part-*")]) == 6
 
 
@@ -230,10 +236,10 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is needed: its writer"):
         Log(tmp_path).entries(99)
     # What a writer that was killed had begun to delete.
-    (tmp_path / "log" / "00000100.json").unlink()
+    (tmp_path / "shards" / "000000-00100.json").unlink()
     Log(tmp_path).release("slow-run")
     with Writer(tmp_path, **options) as writer:
-        assert not (tmp_path / "part-00100.arrow").exists()
+        assert not (tmp_path / "part-000000-00100.arrow").exists()
         writer.append([200] * 5)
         writer.finish()
     assert Log(tmp_path).first() == 118
@@ -249,3 +255,96 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
         Log(tmp_path, float("nan"))
     with pytest.raises(ValueError, match="keep_parts is 0"):
         Writer(tmp_path / "other", keep_parts=0)
+
+
+@pytest.mark.parametrize("name", ["write_record", "write_entries"])
+@pytest.mark.parametrize("keep_parts", [None, 1])
+def test_a_writer_that_is_killed_as_it_finishes_loses_and_repeats_nothing(
+    keep_parts, name, tmp_path, monkeypatch
+):
+    options, count = {"keep_parts": keep_parts}, 0
+    with Writer(tmp_path, **options) as writer:
+        for number in range(50):
+            writer.append([number] * 5)
+            if number % 8 == 7:
+                writer.seal(cursor=number + 1)
+                Log(tmp_path).hold("run", 4)
+        write = getattr(log_module, name)
+
+        def die(*arguments, **rest):
+            write(*arguments, **rest)
+            raise KeyError("killed")
+
+        monkeypatch.setattr(log_module, name, die)
+        with pytest.raises(KeyError, match="killed"):
+            writer.finish()
+        monkeypatch.undo()
+    with pytest.raises(FileExistsError, match="is finished"):
+        Writer(tmp_path, **options)
+    corpus = Corpus.open(tmp_path, follow=True)
+    corpus.refresh(start=corpus.log.first())
+    for entry in corpus.entries:
+        count += entry.examples
+    assert corpus.log.finished
+    assert corpus.entries[0].first + count == 50
+    assert (tmp_path / "corpus.json").exists() == (keep_parts is None)
+
+
+def test_of_two_writers_at_once_one_seals_or_finishes_and_the_other_changes_nothing(
+    tmp_path, monkeypatch
+):
+    """As when the lock of one was taken from it while it was stopped."""
+    monkeypatch.setattr(writer_module, "directory_lock", lambda *_: contextlib.nullcontext())
+    for act in ("seal", "finish"):
+        place = tmp_path / act
+        stopped = Writer(place)
+        stopped.append([1] * 5)
+        stopped.seal(cursor=1)
+        with Writer(place) as other:
+            other.append([2] * 5)
+            other.seal(cursor=2)
+            before = contents(place)
+            stopped.append([3] * 9)
+            with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
+                getattr(stopped, act)()
+            assert contents(place) == before
+            other.finish()
+        assert [each["inputs"][0] for each in Corpus.open(place)] == [1, 2]
+
+
+def test_the_whole_of_a_corpus_whose_first_parts_were_deleted_is_what_is_left(tmp_path):
+    with Writer(tmp_path, keep_parts=1) as writer:
+        for number in range(40):
+            writer.append([number] * 5)
+            writer.seal(cursor=number + 1)
+        Log(tmp_path).hold("run", 20)
+        writer.append([40] * 5)
+        writer.seal(cursor=41)
+        writer.finish()
+    assert Log(tmp_path).first() == 20
+    lengths = Log(tmp_path).whole()
+    assert lengths.tolist() == [0] * 20 + [4] * 21
+
+
+def test_held_out_examples_may_be_none_while_there_are_few(tmp_path):
+    with Writer(tmp_path) as writer:
+        for number in range(3):
+            writer.append([number] * 5)
+        writer.seal()
+    train, held_out = Corpus.open(tmp_path, follow=True).split(hold_out=1e-6)
+    assert (len(train), len(held_out), held_out.lengths.tolist()) == (3, 0, [])
+    with pytest.raises(ValueError, match="leaves none of the 3 examples to hold out"):
+        Corpus.from_arrays([[1, 2]] * 3, tmp_path / "finished").split(hold_out=1e-6)
+
+
+def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
+    with Writer(tmp_path, keep_parts=1) as writer:
+        writer.append([1] * 5)
+        writer.seal()
+        Log(tmp_path).hold("run", 0)
+        writer.append([1] * 5)
+        writer.seal()
+        monkeypatch.setattr(Log, "_sizes", None)
+        for _ in range(3):
+            writer.append([1] * 5)
+            writer.seal()

@@ -5,9 +5,9 @@ import pytest
 
 import pipeline
 from pipeline import Feature, prepare, prepare_pairs, templates
-from pipeline.corpus import INPUTS, Groups, prepare_share, ranges
+from pipeline.corpus import INPUTS, Groups, Job, prepare_share
 from pipeline.text import ragged
-from pipeline.text.sources import Records
+from pipeline.text.sources import Records, source
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
@@ -42,15 +42,16 @@ def group(record, weights=False):
     return nodes[0], nodes[1:]
 
 
-@pytest.mark.parametrize("tokens_per_part", [1 << 24, 50])  # parts end inside groups
+@pytest.mark.parametrize("tokens_per_part", [1 << 24, 50])
 def test_it_is_the_corpus_of_its_groups(tokens_per_part, tmp_path, monkeypatch):
     monkeypatch.setattr(ragged, "TOKENS_PER_PART", tokens_per_part)
-    monkeypatch.setattr(ranges, "RECORDS", 16)
+    for name, size in (("LEAST", 500), ("BLOCK", 50)):
+        monkeypatch.setattr(source, name, size)
     records = make_records(60)
     features = {"margin": Feature("example", dtype="float32"), **LENGTHS}
     place = Records(records), Bytes(), tmp_path / "a"
     options = {"template": TEMPLATE, "features": features}
-    prepare_share(*place, (0, 2), **options)
+    prepare_share(Job(*place[:2], **options), tmp_path / "a", (0, 2))
     corpus = prepare(*place, **options)
     assert isinstance(corpus, Groups)
     columns = {"tokens": [*map(group, records)], "weights": [group(r, True) for r in records]}
@@ -68,10 +69,10 @@ def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
     records = make_records(20)
     records[3]["bad"] = records[3]["good"]
     source = Records(records)
-    with pytest.raises(ValueError, match=r"record 3 does not suit .* are equal"):
+    with pytest.raises(ValueError, match=r"record 3: it does not suit .* are equal"):
         prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE)
     corpus = prepare(source, Bytes(), tmp_path / "b", template=TEMPLATE, on_error="skip")
-    assert "1 of 20 records have no tokens, for they are empty or failed: numbers 3" in caplog.text
+    assert "1 of 20 records failed and have no tokens; " in caplog.text
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3]
     plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 64)])
     found = [plan.batch(step).segments[:, 1] for step in range(plan.num_batches())]

@@ -1,24 +1,25 @@
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
 import sys
 import tempfile
 import textwrap
-import threading
-import time
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pyarrow as pa
 import pytest
 
-from pipeline import Corpus, prepare, prepare_pairs
-from pipeline.corpus import engines, preparation, prepare_share, ranges, tokenisation
-from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline import Corpus, Writer, prepare, prepare_pairs
+from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_share
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.text import ragged
-from pipeline.text.sources import Concatenated, Records, Slice, TextFiles
+from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
+from pipeline.text.sources import source as sizes
+from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, few_bytes, wait_for
@@ -26,28 +27,29 @@ from tests.processes import call, environment
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
 
-# Small parts and small shares of work, so that little text makes many of both.
-SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
+# Small parts and shards, so that little text makes many of both.
+SMALL = {"TOKENS_PER_PART": 500, "LEAST": 1000, "BLOCK": 200}
 
 # A program that prepares `text` into `directory` slowly: it notes each record that it reads.
 PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
-    from pipeline.corpus import preparation, ranges
-    from pipeline.text.sources import TextFiles
+    from pipeline.corpus import preparation
+    from pipeline.text.sources import TextFiles, source as sizes
     from pipeline.text.tokenizers import Bytes
 
     text, directory, workers, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 
     class Slow(TextFiles):
-        def __getitems__(self, indices):
-            time.sleep(delay * len(indices) / 16)
-            with open(text + ".log", "a") as log:
-                log.write("".join(f"{os.getpid()} {index}\\n" for index in indices))
-            return super().__getitems__(indices)
+        def read(self, shard, start=None):
+            for block in super().read(shard, start):
+                time.sleep(delay * len(block.records) / 16)
+                with open(text + ".log", "a") as log:
+                    log.write("".join(f"{os.getpid()} {at}\\n" for _, at in block.places))
+                yield block
 
     if __name__ == "__main__":
-        ragged.TOKENS_PER_PART, ranges.RECORDS = 2000, 16
+        ragged.TOKENS_PER_PART, sizes.LEAST, sizes.BLOCK = 500, 1000, 200
         source = Slow(text)
         source.ballast = bytes(1 << 20)  # more than a pipe holds
         corpus = preparation.prepare(source, Bytes(), directory, num_workers=workers)
@@ -95,8 +97,14 @@ def gone(pid):
         return True
 
 
-def test_text_becomes_tokens_and_comes_back(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenisation, "TEXT", 300)  # several chunks of each range
+def places(source):
+    """The bytes at which the lines begin."""
+    (file,) = source.files
+    lines = file.read_bytes().split(b"\n")
+    return [0, *itertools.accumulate(len(line) + 1 for line in lines[:-1])]
+
+
+def test_text_becomes_tokens_and_comes_back(source, tmp_path):
     corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     assert [corpus.decode(number) for number in range(len(corpus))] == LINES
     assert corpus.decode(-1) == LINES[-1]
@@ -114,9 +122,7 @@ def test_text_becomes_tokens_and_comes_back(source, tmp_path, monkeypatch):
 
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
-    # Unless told, work starts in this process and goes on in others when there is enough.
-    for name, value in {"TRIAL": 0, "WORTH": 0, "_cpus": lambda: 2}.items():
-        monkeypatch.setattr(engines, name, value)
+    monkeypatch.setattr(engines, "_cpus", lambda: 3)
     for workers in (0, 2, None):
         prepare(source, Bytes(), tmp_path / f"{workers}", num_workers=workers, progress=False)
         assert contents(tmp_path / f"{workers}") == contents(tmp_path / "0")
@@ -124,101 +130,74 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
 
 def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     first = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    monkeypatch.setattr(TextFiles, "__getitems__", None)
+    monkeypatch.setattr(TextFiles, "read", None)
     # No lock, so a read-only place will do.
-    monkeypatch.setattr(ranges, "directory_lock", None)
-    (tmp_path / "corpus" / "log").mkdir()  # as a kill leaves it, after the manifest was written
-    (tmp_path / "corpus" / "log" / "about.json").touch()
+    monkeypatch.setattr(preparation, "directory_lock", None)
+    (tmp_path / "corpus" / "shards").mkdir()  # as a kill leaves it, after the manifest was written
+    (tmp_path / "corpus" / "shards" / "about.json").touch()
     again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
     assert again.fingerprint == first.fingerprint
-    assert not (tmp_path / "corpus" / "log").exists()
+    assert not (tmp_path / "corpus" / "shards").exists()
+
+
+class Ending(engines.Processes):
+    """Ends after some shards."""
+
+    def run(self, function, items):
+        yield from super().run(function, items[:2])
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
-    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    if not finished:
-        (corpus.directory / "corpus.json").unlink()
-    before = [path.name for path in parts(corpus.directory)]
+    place = tmp_path / "corpus"
+    if finished:
+        prepare(source, Bytes(), place, progress=False)
+    else:
+        with pytest.raises(RuntimeError, match="ended without"):
+            prepare(source, Bytes(), place, engine=Ending(), progress=False)
+    before = contents(place)
     other = Slice(source, 0.0, 0.5)
-    for changed, field, sentence in (
-        ((other, Bytes()), "text", f"another source: there {re.escape(source.fingerprint)}, now"),
-        ((source, Bytes(end=False)), "text", "tokenizer: there bytes-begin-end, now bytes-begin."),
-        ((source, Bytes()), "body", "another field of the records: there text, now body"),
+    for changed, options, sentence in (
+        ((other, Bytes()), {}, f"another source: there {re.escape(source.fingerprint)}, now"),
+        ((source, Bytes(end=False)), {}, "tokenizer: there bytes-begin-end, now bytes-begin."),
+        ((source, Bytes()), {"field": "body"}, "another field of the records: there text, now bo"),
+        ((source, Bytes()), {"task": INPUTS}, "corpus of the task 'causal', not 'inputs'"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            prepare(*changed, corpus.directory, field=field, progress=False)
+            prepare(*changed, place, **options, progress=False)
     with pytest.raises(ValueError, match="holds a corpus made with another source"):
-        Corpus.from_arrays([[1, 2]], corpus.directory)
-    assert [path.name for path in parts(corpus.directory)] == before
+        Corpus.from_arrays([[1, 2]], place)
+    assert contents(place) == before
+
+
+def test_a_preparation_that_made_nothing_is_in_nobodys_way(source, tmp_path):
+    with pytest.raises(ValueError, match="has no field 'body'"):
+        prepare(source, Bytes(), tmp_path, field="body", progress=False)
+    assert len(prepare(source, Bytes(), tmp_path, progress=False)) == len(LINES)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, run, workers):
     whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
     process = run(workers, delay=0.15)
-    in_ranges = tmp_path / "corpus" / "ranges"
-    wait_for(lambda: len(list(in_ranges.glob("*.arrow"))) >= 2)
+    in_shards = tmp_path / "corpus" / "shards"
+    wait_for(lambda: len(list(in_shards.glob("0*.json"))) >= 5)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {int(path.name.split("-")[1]) for path in in_ranges.glob("*.arrow")}
-    assert 2 <= len(kept) < len(LINES) // ranges.RECORDS
-    with pytest.raises(ValueError, match="half-written"):
-        Corpus.open(tmp_path / "corpus")
     # Workers do not outlive the process that started them.
     wait_for(lambda: all(gone(pid) for pid, _ in log_of(source)))
+    records = [json.loads(path.read_text()) for path in in_shards.glob("0*.json")]
+    sealed = sum(part["examples"] for record in records for part in record["parts"])
+    assert 0 < sealed < len(LINES)
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path / "corpus")
 
     Path(f"{source.files[0]}.log").unlink()
-    (tmp_path / "corpus" / ".part-00099.arrow.1.tmp").write_bytes(b"left behind")
-    torn = in_ranges / min(path.name for path in in_ranges.glob("*.arrow"))
-    torn.write_bytes(torn.read_bytes()[:-1])  # as a loss of power leaves it
     out, err = run(workers).communicate(timeout=60)
     assert out.strip() == whole.fingerprint, err
     assert contents(tmp_path / "corpus") == contents(whole.directory)
-    assert not list((tmp_path / "corpus").glob(".*.tmp"))
-    assert not in_ranges.exists()
-    done = {at + more for at in kept - {min(kept)} for more in range(ranges.RECORDS)}
-    assert sorted(index for _, index in log_of(source)) == sorted({*range(len(LINES))} - done)
-
-
-@pytest.mark.parametrize("records", [3, 30], ids=["one part", "three parts"])
-def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
-    records, tmp_path, monkeypatch
-):
-    """Also those of its metadata, by which it seems another corpus's."""
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 200)
-    source, place = Records([f"number {n} of all" for n in range(records)]), tmp_path / "c"
-    prepare(source, Bytes(), place, num_workers=0, progress=False)
-    before, path = contents(place), parts(place)[-1]
-    whole = before[path.name]
-    flipped = range(0, len(whole), 19)
-    damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in flipped]
-    damaged += [whole[:-1], whole[: len(whole) // 2], b""]
-    if records > 3:  # else the lengths beside it could be anybody's
-        damaged += [None]
-    for content in damaged:
-        path.unlink() if content is None else path.write_bytes(content)
-        (place / "corpus.json").unlink()
-        prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
-        assert contents(place)["corpus.json"] == before["corpus.json"]
-
-
-def test_a_part_or_a_range_under_the_name_of_another_is_made_anew(source, tmp_path):
-    whole = prepare(source, Bytes(), tmp_path / "whole", num_workers=0, progress=False)
-    before = contents(whole.directory)
-    first, second, *_ = parts(whole.directory)
-    second.write_bytes(first.read_bytes())
-    (tmp_path / "whole" / "corpus.json").unlink()
-    prepare(source, Bytes(), whole.directory, num_workers=0, progress=False)
-    assert contents(whole.directory) == before
-
-    place = tmp_path / "other"
-    for number in (0, 1):
-        prepare_share(source, Bytes(), place, (number, 2), progress=False)
-    files = sorted((place / "ranges").iterdir())
-    files[2].write_bytes(files[0].read_bytes())
-    prepare(source, Bytes(), place, num_workers=0, progress=False)
-    assert contents(place) == before
+    read = [at for _, at in log_of(source)]
+    assert len(read) == len({*read}) == len(LINES) - sealed
 
 
 def write_arrow(path):
@@ -227,7 +206,9 @@ def write_arrow(path):
         pass
 
 
-@pytest.mark.parametrize("name", ["part-0.arrow", "part-00000.arrow", "lengths.npy"])
+@pytest.mark.parametrize(
+    "name", ["part-000000-00000.arrow", "part-000007-00003.arrow", "lengths.npy"]
+)
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
     place = tmp_path / "c"
     place.mkdir()
@@ -237,8 +218,9 @@ def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
     for make in (
         lambda: prepare(source, Bytes(), place, progress=False),
         lambda: Corpus.from_arrays([[1, 2, 3]], place),
+        lambda: Writer(place),
     ):
-        with pytest.raises(ValueError, match=rf"{re.escape(name)} is not (a part )?of a corpus"):
+        with pytest.raises(ValueError, match=rf"{re.escape(name)} is not of a corpus that was beg"):
             make()
         assert contents(place) == before
     (place / name).rename(tmp_path / name)  # away from it, it is no trouble
@@ -246,27 +228,14 @@ def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
     assert (place / ".notes.1.tmp").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: path.write_text("my notes"),
-        write_arrow,
-        lambda path: path.symlink_to(path.with_name("nowhere")),
-        Path.mkdir,
-        lambda path: (path / "a folder").mkdir(parents=True),
-    ],
-)
-def test_files_of_others_beside_a_part_are_refused_and_stay(source, tmp_path, write):
-    place, theirs = tmp_path / "c", tmp_path / "c" / "part-00001.arrow"
-    before = contents(prepare(source, Bytes(), place, progress=False).directory)
-    (place / "corpus.json").unlink()
-    theirs.unlink()
-    write(theirs)
-    with pytest.raises(ValueError, match=r"part-00001\.arrow is not a part of a corpus"):
-        prepare(source, Bytes(), place, progress=False)
-    theirs.rename(tmp_path / "moved")
-    prepare(source, Bytes(), place, progress=False)
-    assert contents(place) == before
+def test_parts_without_what_they_belong_to_are_not_taken_for_done(source, tmp_path):
+    """As when somebody deletes the manifest: no digest of theirs is known any more."""
+    prepare(source, Bytes(), tmp_path, progress=False)
+    (tmp_path / "corpus.json").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="is not of a corpus that was begun here"):
+        prepare(source, Bytes(), tmp_path, progress=False)
+    assert contents(tmp_path) == before
 
 
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
@@ -292,7 +261,7 @@ def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run
             assert "waiting for it" in said
     answers = [process.communicate(timeout=60)[0] for process in both]
     assert answers[0] == answers[1] != ""
-    assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
+    assert sorted(at for _, at in log_of(source)) == places(source)
 
 
 def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
@@ -351,10 +320,10 @@ def test_the_caller_may_still_choose_how_processes_start(tmp_path):
         assert not done.returncode, done.stderr
 
 
-def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
+def test_progress_shows_bytes_tokens_and_rate(source, tmp_path, capsys):
     prepare(source, Bytes(), tmp_path / "corpus")
     shown = capsys.readouterr().err
-    assert re.search(r"preparing: 100%.* 400/400 .*documents/s, 0\.0 M tokens, [\d.]+ M/s", shown)
+    assert re.search(r"preparing: 100%.* 0\.0 M tokens, [\d.]+ M/s", shown)
     prepare(source, Bytes(), tmp_path / "quiet", progress=False)
     assert capsys.readouterr().err == ""
 
@@ -396,9 +365,9 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
         Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
     """
     error = call(sys.executable, "-c", script, tmp_path / "corpus").stderr
-    sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large.*make room"
+    sentence = r"StorageError: .*could not write .*part-\S*\.arrow: File too large.*make room"
     assert re.search(sentence, error)
-    assert os.listdir(tmp_path) == []
+    assert [*contents(tmp_path / "corpus")] == ["shards/about.json"]
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
@@ -424,42 +393,72 @@ def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
-    place, begun = tmp_path / "new", threading.Event()
+def test_a_file_stays_while_another_process_writes_it_up_to_the_moment_it_has_its_name(
+    tmp_path, monkeypatch
+):
+    def replace(self, target):
+        with atomic_write(target) as other:  # which removes what a killed process left
+            other.write(b"other")
+        os.replace(self, target)
 
-    def fail():
-        with contextlib.suppress(KeyError), directory_lock(place, "failing"):
-            begun.set()
-            time.sleep(0.3)
-            raise KeyError
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"mine")
+        file.flush()
+        path = type(as_path(tmp_path))
+        whole = path.replace
 
-    thread = threading.Thread(target=fail)
-    thread.start()
-    begun.wait()
-    with directory_lock(place, "working"):
-        assert not thread.is_alive() or place.exists()
-        with pytest.raises(RuntimeError, match="another process is working in"):
-            directory_lock(place, "working", wait=False).__enter__()
-        (place / "made").touch()
-    thread.join()
-    assert sorted(os.listdir(place)) == [".lock", "made"]
+        def once(self, target):
+            monkeypatch.setattr(path, "replace", whole)
+            return replace(self, target)
+
+        monkeypatch.setattr(path, "replace", once)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert os.listdir(tmp_path) == ["file"]
 
 
-class Edited:
+def test_the_names_of_new_directories_reach_the_disk(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or sync(file)
+    )
+    make_directory(tmp_path / "a" / "b")
+    for made_in in (tmp_path, tmp_path / "a"):
+        assert made_in.stat().st_ino in synced
+    synced.clear()
+    make_directory(tmp_path / "a" / "b")
+    assert not synced
+
+
+def test_the_directory_of_a_holder_that_fails_stays_for_those_who_wait(tmp_path):
+    with contextlib.suppress(KeyError), directory_lock(tmp_path / "new", "failing"):
+        raise KeyError
+    assert os.listdir(tmp_path / "new") == [".lock"]
+    with (
+        directory_lock(tmp_path / "new", "working"),
+        pytest.raises(RuntimeError, match="another process is working in"),
+        directory_lock(tmp_path / "new", "working", wait=False),
+    ):
+        pass
+
+
+class Edited(Sharded):
     """A source that somebody writes to while its 200th record is read."""
 
     def __init__(self, source, edit):
-        self.source, self.edit = source, edit
+        self.source, self.edit, self.count = sharded(source), edit, 0
 
     fingerprint = property(lambda self: self.source.fingerprint)
 
-    def __len__(self):
-        return len(self.source)
+    def shards(self):
+        self.count = 0
+        return self.source.shards()
 
-    def __getitem__(self, index):
-        if index == 200:
-            self.edit()
-        return self.source[index]
+    def read(self, shard, start=None):
+        for block in self.source.read(shard, start):
+            if self.count <= 200 < self.count + len(block.records):
+                self.edit()
+            self.count += len(block.records)
+            yield block
 
 
 def _edits(path):
@@ -483,38 +482,48 @@ def _edits(path):
     }
 
 
-@pytest.mark.parametrize("make", [prepare, prepare_share])
+HERE = engines.Processes(0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", ["longer", "as long", "gone", "slice", "two", "records"])
-def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, make):
+def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, shared):
     edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
-    options = {"share": (0, 1)} if make is prepare_share else {"num_workers": 0}
+
+    def make(source):
+        if shared:
+            prepare_share(Job(source, Bytes()), directory, (0, 1), engine=HERE, progress=False)
+        else:
+            prepare(source, Bytes(), directory, num_workers=0, progress=False)
+
     with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* again"):
-        make(edited, Bytes(), directory, **options, progress=False)
+        make(edited)
     assert contents(directory) == {}
     if kind != "gone":  # nothing of it is in the way of what the source is now
         again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
-        make(again, Bytes(), directory, **options, progress=False)
-        assert len(prepare(again, Bytes(), directory, progress=False)) == len(again)
+        make(again)
+        assert len(prepare(again, Bytes(), directory, progress=False)) == len(list(again))
 
 
 def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
+    quietly = {"num_workers": 0, "progress": False}
     listed = [{"a": line, "b": line} for line in LINES]
     edits = iter([lambda: None, lambda: listed[0].update(a="else")])
     both = Edited(Records(listed), lambda: next(edits)())
     with pytest.raises(ValueError, match="the source changed while it was read"):
-        prepare_pairs(both, Bytes(), tmp_path / "1", fields=("a", "b"), progress=False)
+        prepare_pairs(both, Bytes(), tmp_path / "1", fields=("a", "b"), **quietly)
     assert len(Corpus.open(tmp_path / "1/inputs")) == len(LINES)
     assert not parts(tmp_path / "1/targets")
-    whole = preparation._open_or_prepare
+    whole = preparation.prepare_job
 
     def prepare_and_edit(*arguments, **options):
         corpus = whole(*arguments, **options)
         listed[0].update(a="more")
         return corpus
 
-    monkeypatch.setattr(preparation, "_open_or_prepare", prepare_and_edit)
+    monkeypatch.setattr(preparation, "prepare_job", prepare_and_edit)
     with pytest.raises(ValueError, match="the source changed between inputs and targets"):
-        prepare_pairs(both.source, Bytes(), tmp_path / "2", fields=("a", "b"), progress=False)
+        prepare_pairs(both.source, Bytes(), tmp_path / "2", fields=("a", "b"), **quietly)
 
 
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
@@ -536,11 +545,11 @@ def test_records_with_objects_that_say_nothing_need_a_fingerprint(tmp_path):
     prepare(Records(records, fingerprint="v1"), Bytes(), tmp_path, progress=False)
 
 
-def test_a_killed_run_leaves_no_job_behind(source, tmp_path, monkeypatch):
+def test_a_killed_run_leaves_no_job_behind(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    with engines.workers(tokenisation.Job(source, Bytes(), "text").run, 1) as submit:
-        assert submit([0]).result().counts.tolist() == [len(LINES[0].encode()) + 2]
+    with engines.workers(len, 1) as submit:
+        assert submit(LINES).result() == len(LINES)
         # What has no name here, a kill cannot leave here.
         assert not list((tmp_path / "temporary").iterdir())
 
@@ -563,8 +572,8 @@ def test_memory_is_that_of_few_records_however_large(
 ):
     if count == 1:
         monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
-    monkeypatch.setattr(ranges, "RECORDS", 512)
-    monkeypatch.setattr(tokenisation, "TEXT", 1 << 14)
+    for name, size in (("LEAST", 1 << 16), ("BLOCK", 1 << 14)):
+        monkeypatch.setattr(sizes, name, size)
     short = "short\n" * 100 if count == 1 else ""
     (tmp_path / "a.txt").write_text(short + f"{line}\n" * count)
     source = TextFiles(tmp_path / "a.txt")
@@ -574,13 +583,12 @@ def test_memory_is_that_of_few_records_however_large(
 
 NOTEBOOK = """
 import threading
-from pipeline.corpus import ranges
 from pipeline.corpus.preparation import prepare
-from pipeline.text.sources import Records
+from pipeline.text.sources import Records, source as sizes
 from pipeline.text.templates import Function
 from pipeline.text.tokenizers import Bytes
 
-ranges.RECORDS = 16
+sizes.LEAST = 100
 suffix = "!"
 lock = threading.Lock()
 

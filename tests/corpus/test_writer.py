@@ -16,10 +16,10 @@ from pipeline.corpus.log import Log
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.files import contents, require_equal, wait_for
+from tests.corpus.files import contents, few_bytes, require_equal, wait_for
 from tests.corpus.kinds import FEATURES, draw_columns
 
-SMALL = {"TOKENS_PER_PART": 40, "RECORDS": 8}
+SMALL = {"TOKENS_PER_PART": 40, "LEAST": 60, "BLOCK": 20}
 
 
 @settings(max_examples=25)
@@ -74,7 +74,7 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
         require_equal(reader, made)
         assert reader.fingerprint == again.fingerprint
         assert [each.after for each in reader.entries] == [each.after for each in again.entries]
-    assert not (folder / "a" / "log").exists()
+    assert not (folder / "a" / "shards").exists()
 
 
 def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
@@ -88,8 +88,8 @@ def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     corpus, before = Corpus.open(tmp_path, follow=True), contents(tmp_path)
     assert [entry.examples for entry in corpus.log.entries()] == [8, 8, 8, 6]
     assert [entry.first for entry in corpus.log.entries()] == [0, 8, 16, 24]
-    records = {name for name in before if name.startswith("log/")}
-    assert records == {"log/00000000.json", "log/about.json"}
+    records = {name for name in before if name.startswith("shards/")}
+    assert records == {"shards/000000-00000.json", "shards/about.json"}
     with pytest.raises(ValueError, match=r"half-written.*can be read with follow=True"):
         Corpus.open(tmp_path)
     for number in range(30, 33):
@@ -104,6 +104,15 @@ def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     writer.seal(cursor="nothing is new")
     assert contents(tmp_path) == after
     assert writer.cursor is None
+
+
+def test_a_writer_holds_few_bytes_for_each_example(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
+    tokens = np.arange(16)
+    with Writer(tmp_path) as writer, few_bytes(40_000 * 300):  # as it seals, more than twice 72
+        for _ in range(40_000):
+            writer.append(tokens)
+        writer.seal()
 
 
 @pytest.fixture
@@ -163,7 +172,7 @@ def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
 
 
 class Watched(Processes):
-    """Acts once, when ten of 19 ranges are done and a part of them is sealed."""
+    """Acts once, when ten of the shards are done and a part of them is sealed."""
 
     def __init__(self, workers, place, act):
         super().__init__(workers)
@@ -213,12 +222,18 @@ def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_pat
         with pytest.raises(ValueError, match="made with another source"):
             act()
     # A sealed part does not become another: readers may have trained on it.
-    lost = (tmp_path / "part-00000.arrow").rename(tmp_path / "lost")
-    with pytest.raises(ValueError, match=r"part-00000.arrow: it is missing. Restore that file"):
+    lost = (tmp_path / "part-000000-00000.arrow").rename(tmp_path / "lost")
+    with pytest.raises(
+        ValueError, match=r"part-000000-00000.arrow: it is missing. Restore that file"
+    ):
         prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
-    lost.rename(tmp_path / "part-00000.arrow")
-    # Records can be made again, as parts can.
-    (tmp_path / "log" / "00000001.json").write_bytes(b"{")
+    lost.rename(tmp_path / "part-000000-00000.arrow")
+    record = tmp_path / "shards" / "000000-00000.json"
+    content = record.read_bytes()
+    record.write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"000000-00000\.json: it is half-written"):
+        prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
+    record.write_bytes(content)
     done = prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
     corpus.refresh()
     assert [each.after for each in corpus.entries][: len(before)] == [each.after for each in before]

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gzip
 import os
 import threading
 
@@ -45,19 +44,6 @@ def test_a_child_deals_a_window_that_its_parent_was_dealing(monkeypatch):
     with in_the_middle(monkeypatch, stream, "sort_by_group", lambda: plan.batch(3)):
         assert in_child(lambda: np.array_equal(plan.batch(3).segments, expected))
     assert np.array_equal(plan.batch(3).segments, expected)
-
-
-def test_a_child_reads_lines_while_its_parent_reads_them(tmp_path, monkeypatch):
-    path = tmp_path / "lines.txt.gz"
-    path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000))))
-    source = sources.TextFiles(path)
-    assert source[10]["text"] == "line 10"
-    with in_the_middle(monkeypatch, sources.TextFiles, "_read_line", lambda: source[11]):
-        # Both go on in the same open file.
-        assert in_child(
-            lambda: [source[n]["text"] for n in (11, 99_000)] == ["line 11", "line 99000"]
-        )
-    assert source[99_999]["text"] == "line 99999"
 
 
 def test_a_child_computes_a_property_that_its_parent_was_computing(tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
     documents = draw_documents()
     write(tmp_path, documents[:200], finish=False)  # parts of 20, three to a window
     _, states = take_sealed(tmp_path)
-    for record in sorted((tmp_path / "log").glob("0*.json"))[-2:]:
+    for record in sorted((tmp_path / "shards").glob("0*.json"))[-2:]:
         record.unlink()
     write(tmp_path, [*documents[:160], *draw_documents(seed=1)[160:]])
     with pytest.raises(ValueError, match="the first 9 parts of the corpus are no longer what the"):

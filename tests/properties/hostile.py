@@ -17,7 +17,17 @@ from pyarrow import feather, parquet
 
 # Texts that programs take for something else: line ends of Unicode, marks, halves of pairs.
 ODD = ["", " ", "\x00", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff", "é", "𝔘", "e\u0301"]
-ODD += ["<|end|>", "<|user|>", "⟦", "nan", "-0", "1e999", "../..", "a;b=c", "part-00000.arrow"]
+ODD += [
+    "<|end|>",
+    "<|user|>",
+    "⟦",
+    "nan",
+    "-0",
+    "1e999",
+    "../..",
+    "a;b=c",
+    "part-000000-00000.arrow",
+]
 HALF = ["\ud800", "a\udfff"]  # JSON can spell these, and UTF-8 cannot
 
 texts = st.sampled_from(ODD) | st.text(max_size=12) | st.sampled_from(["one two", "a" * 70])

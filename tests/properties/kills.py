@@ -133,12 +133,13 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline.corpus import Corpus, prepare, prepare_pairs, ranges
+        from pipeline.corpus import Corpus, prepare, prepare_pairs
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
+        from pipeline.text.sources import source as sizes
         from pipeline.text.tokenizers import Bytes
 
-        ragged.TOKENS_PER_PART, ranges.RECORDS = 1500, 8
+        ragged.TOKENS_PER_PART, sizes.LEAST, sizes.BLOCK = 600, 1500, 100
         if self.kind == "from_arrays":
             texts = [json.loads(line)["text"] for line in self.text.read_text().splitlines()]
             Corpus.from_arrays([list(text.encode()) for text in texts], folder)

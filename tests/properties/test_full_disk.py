@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from pipeline.corpus import ranges
 from pipeline.errors import StorageError
 from pipeline.fs.atomic import _name_errors, atomic_write
 from pipeline.text import ragged
+from pipeline.text.sources import source
 from tests.properties.disk import Disk, fails
 from tests.properties.kills import Preparation, Stream, write_documents
 
@@ -19,7 +19,7 @@ PAGE = 4096
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     # Trials set these, in processes of their own.
-    for module, name in ((ragged, "TOKENS_PER_PART"), (ranges, "RECORDS")):
+    for module, name in ((ragged, "TOKENS_PER_PART"), (source, "LEAST"), (source, "BLOCK")):
         monkeypatch.setattr(module, name, getattr(module, name))
 
 

@@ -56,10 +56,8 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
     assert content.count(offsets) == 1
     wrong = np.array([0, 1 << 30, 6], np.int32).tobytes()
     (tmp_path / "a.arrow").write_bytes(content.replace(offsets, wrong))
-    source = ArrowFiles(tmp_path / "a.arrow")
-    assert source[2] == {"text": "three"}
     with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow"):
-        source[0]
+        list(ArrowFiles(tmp_path / "a.arrow"))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from pipeline.cli.commands import main
-from pipeline.text.sources import Concatenated
-from pipeline.text.sources.source import read_texts, where
+from pipeline.text.sources import Concatenated, Records
 from tests.processes import ROOT
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
@@ -82,8 +81,7 @@ def test_several_sources_need_weights_and_weights_several_sources(text, tmp_path
 
 
 def test_sources_together_are_read_as_one():
-    both = Concatenated([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
-    assert read_texts(both, [2, 0, 1, 2], "text") == ["c", "a", "b", "c"]
-    assert where(both, 2) == "record 0"
-    with pytest.raises(IndexError, match="record 3 of 3"):
-        both[3]
+    both = Concatenated([Records(["a", "b"]), Records(["c"])])
+    assert [record["text"] for record in both] == ["a", "b", "c"]
+    (block,) = both.read(both.shards()[1])
+    assert both.where(block, 0) == "record 0"

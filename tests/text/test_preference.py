@@ -1,13 +1,14 @@
 """The template of preferences: the prefix that both sides share, and two continuations."""
 
+import dataclasses
+import types
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import templates
-from pipeline.text.sources import Records
-from pipeline.text.sources.source import Repeated
-from pipeline.text.templates import Chat, FilledSource, Preference
+from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
 
 CHATS = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
@@ -27,8 +28,8 @@ def turn(role, content):
 
 def encode(template, records, tokenizer):
     """The tokens and weights of each node of each record."""
-    source = templates.source_of_nodes(Records(records), template)
-    chunk = templates.encode(template, source, range(len(source)), tokenizer)
+    filled = [templates.fill(template, record) for record in records]
+    chunk = templates.encode(filled, tokenizer)
     ends = chunk.counts.cumsum()
     return [
         (chunk.flat[end - count : end].tolist(), chunk.weights[end - count : end].tolist())
@@ -46,16 +47,17 @@ def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, to
     prefix, *sides = encode(CHATS, [record], tokenizer)
     assert not any(prefix[1])
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
-        alone = templates.encode(Chat(messages=name), [record], [0], tokenizer)
+        alone = templates.encode([templates.fill(Chat(messages=name), record)], tokenizer)
         assert prefix[0] + side[0] == alone.flat.tolist()
         assert side[1] == alone.weights.tolist()[len(prefix[0]) :]
     # All turns in common are in it.
     common = 0
     while record["chosen"][common : common + 1] == record["rejected"][common : common + 1] != []:
         common += 1
-    turns = [{"turns": record["chosen"][:common]}]
+    turns = {"turns": record["chosen"][:common]}
     if common:
-        start = templates.encode(Chat(messages="turns"), turns, [0], Bytes(end=False)).flat.tolist()
+        spans = templates.fill(Chat(messages="turns"), turns)
+        start = templates.encode([spans], Bytes(end=False)).flat.tolist()
         assert prefix[0][: len(start)] == start
 
 
@@ -90,27 +92,8 @@ def test_marks_of_a_template_and_equal_text_of_a_user_are_no_common_prefix():
     assert sides == [[("b", 1.0, {"n": 5})], [("b", 1.0, {"n": 6})]]
 
 
-def test_records_are_read_once_for_their_nodes():
-    read = []
-
-    class Counting(Records):
-        def __getitems__(self, indices):
-            read.extend(indices)
-            return super().__getitems__(indices)
-
-    records = [{"q": f"{n}?", "good": "a", "bad": "b"} for n in range(5)]
-    source = templates.source_of_nodes(Counting(records), PAIR)
-    assert isinstance(source, Repeated)
-    assert len(source) == 15
-    templates.encode(PAIR, source, range(4, 11), Bytes())
-    assert read == [1, 2, 3]
-    assert source.where(7) == source.source.where(2)
-
-
 def test_a_tokenizer_is_trained_on_all_nodes():
-    filled = FilledSource(Records([{"q": "Q", "good": "a", "bad": "b"}]), PAIR)
-    assert [each["text"] for each in filled] == ["Q ", "a", "b"]
-    assert filled.fingerprint != FilledSource(filled.sources[0].source, CHATS).fingerprint
+    assert templates.texts(PAIR, {"q": "Q", "good": "a", "bad": "b"}) == ["Q ", "a", "b"]
 
 
 def two(record):
@@ -128,12 +111,28 @@ def two(record):
 )
 def test_records_that_are_no_preference_are_refused(template, record, sentence):
     with pytest.raises(ValueError, match=sentence):
-        templates.fill(template, templates.source_of_nodes([record], template), [0])
+        templates.fill(template, record)
 
 
 def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
     two.nodes = 3
     with pytest.raises(ValueError, match="its attribute `nodes` is 3; return that many"):
-        templates.fill(two, Repeated([{}], 3), [0])
+        templates.fill(two, {})
     two.nodes = 2
-    assert templates.fill(two, Repeated([{}], 2), [0, 1]) == [[("a", 0.0, {})], [("b", 1.0, {})]]
+    assert templates.fill(two, {}) == [[("a", 0.0, {})], [("b", 1.0, {})]]
+
+
+def long(record):
+    return [(record["good"], 1.0)]
+
+
+def test_a_preference_with_functions_has_a_fingerprint_that_other_processes_give_it():
+    template = Preference(prompt="{q}", chosen=long, rejected=Chat())
+    given = templates.fingerprint(template)
+    assert " at 0x" not in given
+    short = types.FunctionType(long.__code__, globals(), "long")
+    short.__module__, short.__qualname__ = long.__module__, long.__qualname__
+    assert templates.fingerprint(dataclasses.replace(template, chosen=short)) == given
+    for other in ({"chosen": two}, {"rejected": long}, {"prompt": ""}):
+        assert templates.fingerprint(dataclasses.replace(template, **other)) != given
+    assert templates.fingerprint(PAIR) == repr(PAIR)

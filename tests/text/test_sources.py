@@ -1,70 +1,162 @@
+"""Sources of files: what their records are, where, and how they are cut into shards and blocks."""
+
 import gzip
 import itertools
+import json
 import os
 import pickle
+import resource
 import socket
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import JsonLines, ParallelText, Slice, TextFiles, Tfds, files, lines
-from pipeline.text.sources.source import read_texts, where
-from tests.properties.questions import MORE, RECORDS, write_questions
-from tests.text.record_files import compressed
-
-
-@pytest.fixture
-def scans(monkeypatch):
-    """The places from which files are read, front to back."""
-    found, scan = [], lines._scan
-    monkeypatch.setattr(lines, "_scan", lambda *place: found.append(place) or scan(*place))
-    return found
-
-
-def test_the_members_of_a_gzip_file_are_one_text(tmp_path):
-    text = [f"{number} {number**5:x}" for number in range(20_000)]
-    parts = text[:9_000], [], text[9_000:], []  # members, some of them empty, and zeros after them
-    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(b"".join(members) + bytes(600))
-    source = TextFiles(path)
-    order = [19_999, *range(19_000, 5_000, -700), *range(0, 20_000, 999), 8_999, 9_000, 0]
-    for each in (source, pickle.loads(pickle.dumps(source))):
-        assert [each[number]["text"] for number in order] == [text[number] for number in order]
-    assert source.__getitems__(range(20_000)) == [{"text": line} for line in text]
-
-
-@pytest.mark.parametrize(
-    ("suffix", "batches"),
-    [
-        (".gz", [range(at, at + 8) for at in range(0, 1000, 16)]),  # in order, with gaps
-        (".zst", [range(at, at + 8) for at in range(0, 1000, 16)]),
-        (".gz", [[at] for at in range(0, 1000, 99)]),
-        (".zst", [np.random.default_rng(0).permutation(1000).tolist()]),
-        (".zst", [[900]]),
-    ],
+from pipeline.text.sources import (
+    Concatenated,
+    JsonLines,
+    ParallelText,
+    Records,
+    Slice,
+    TextFiles,
+    Tfds,
+    files,
+    lines,
 )
-def test_a_compressed_file_is_read_twice_in_all(suffix, batches, tmp_path, scans, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK", 100)
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(compressed("".join(f"{number}\n" for number in range(1000)).encode(), suffix))
-    source = TextFiles(path)
-    for numbers in batches:
-        assert source.__getitems__(numbers) == [{"text": str(number)} for number in numbers]
-    assert len(scans) == 2  # for the index, and for records in order
+from pipeline.text.sources import source as sizes
+from pipeline.text.sources.source import sharded, text_of
+from tests.properties.questions import MORE, RECORDS, write_questions
+from tests.text.record_files import compressed, make
+
+LINE = st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"").decode("latin-1"))
+
+
+def cut(monkeypatch, least, block):
+    """Shards and blocks of these sizes."""
+    for name, size in (("LEAST", least), ("BLOCK", block)):
+        monkeypatch.setattr(sizes, name, size)
+
+
+def texts_of(source):
+    return [record["text"] for record in source]
+
+
+@given(
+    contents=st.lists(st.lists(st.tuples(LINE, st.sampled_from(["\n", "\r\n"]))), max_size=5),
+    ended=st.booleans(),
+    least=st.integers(1, 60),
+    block=st.integers(1, 40),
+    suffix=st.sampled_from(["", ".gz", ".zst"]),
+    keep_blank=st.booleans(),
+)
+def test_each_line_is_in_one_shard_wherever_files_are_cut(
+    contents, ended, least, block, suffix, keep_blank, tmp_path_factory
+):
+    folder, due = tmp_path_factory.mktemp("lines"), []
+    for number, ends in enumerate(contents):
+        whole = "".join(line + end for line, end in ends).encode()
+        whole = whole if ended else whole.removesuffix(b"\n")
+        (folder / f"{number}.txt{suffix}").write_bytes(compressed(whole, suffix))
+        parts = whole.split(b"\n")
+        for at, line in enumerate(parts if parts[-1] else parts[:-1]):
+            text = line.rstrip(b"\r").decode() if line.strip() else ""
+            text = text.removeprefix("\ufeff") if at == 0 else text
+            due += [text] if text or keep_blank or line.strip() else []
+    if not contents:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, least, block)
+        source = TextFiles(str(folder / "*"), keep_blank=keep_blank)
+        shards = source.shards()
+        assert sum(shard.bytes for shard in shards) == sum(f.stat().length for f in source.files)
+        assert texts_of(source) == due
+
+
+@pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "feather", "arrow", "list"])
+def many(request, tmp_path, monkeypatch):
+    """A source with several shards of several blocks, and its records."""
+    cut(monkeypatch, 500, 60)
+    records = [{"text": f"record {number} " * (number % 4 + 1)} for number in range(80)]
+    return make(request.param, tmp_path, records), records
+
+
+def test_blocks_continue_from_any_place_as_they_went_on(many):
+    source, records = sharded(many[0]), many[1]
+    assert list(source) == records
+    for shard in pickle.loads(pickle.dumps(source.shards())):
+        blocks = list(source.read(shard))
+        assert [block.next is None for block in blocks] == [False] * (len(blocks) - 1) + [True]
+        for number, block in enumerate(blocks[:-1]):
+            rest = list(source.read(shard, json.loads(json.dumps(block.next))))
+            assert rest == blocks[number + 1 :]
+    seen = [place for s in source.shards() for block in source.read(s) for place in block.places]
+    assert len({*seen}) == len(seen) == len(records)
+
+
+def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):
+    cut(monkeypatch, 100, 10)
+    for number, size in enumerate((30, 30, 350, 0, 5)):
+        (tmp_path / f"{number}.parquet").write_bytes(bytes(size))
+    from pipeline.text.sources import ParquetFiles
+
+    spans = [shard.spans for shard in ParquetFiles(str(tmp_path / "*")).shards()]
+    assert spans == [
+        [(0, 0, 30), (1, 0, 30), (2, 0, 40)],
+        [(2, 40, 140)],
+        [(2, 140, 240)],
+        [(2, 240, 340)],
+        [(2, 340, 350), (3, 0, 0), (4, 0, 5)],
+    ]
+    (tmp_path / "5.txt.gz").write_bytes(bytes(1000))
+    (tmp_path / "6.txt").write_bytes(b"six\n")
+    spans = [shard.spans for shard in TextFiles(str(tmp_path / "[56]*")).shards()]
+    assert spans == [[(0, 0, 1000)], [(1, 0, 4)]]
+    monkeypatch.setattr(sizes, "SHARE", 4)
+    assert [sizes.shard_bytes(n) for n in (10, 1000, 1 << 40)] == [100, 250, sizes.MOST]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "array_record"])
+def test_more_files_are_read_than_may_be_open(kind, tmp_path):
+    records = [{"text": f"{number}"} for number in range(150)]
+    for number, record in enumerate(records):
+        folder = tmp_path / f"{number:03}"
+        folder.mkdir()
+        make(kind, folder, [record] * 26)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 60, hard))
+    try:
+        source = make_again(kind, tmp_path)
+        assert sum(1 for _ in source) == 26 * len(records)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def make_again(kind, folder):
+    from pipeline.text.sources import KINDS
+
+    return KINDS[kind](str(folder / f"*/*.{kind}"))
+
+
+def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
+    source = make("parquet", tmp_path, [{"text": "a"}] * 26)
+
+    def fail(path):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(source, "_open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(source)
 
 
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
     path = tmp_path / "windows.txt"
     path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n\xef\xbb\xbfthird without end")
-    texts = [record["text"] for record in TextFiles(path)]
-    assert texts == ["first", "second", "\ufeffthird without end"]
+    assert texts_of(TextFiles(path)) == ["first", "second", "\ufeffthird without end"]
     whole = TextFiles(path, sample_by="file")
-    assert len(whole) == 1
-    assert whole[0]["text"].startswith("first\r\n\r\n")
+    (text,) = texts_of(whole)
+    assert text.startswith("first\r\n\r\n")
     assert whole.fingerprint != TextFiles(path).fingerprint
     with pytest.raises(ValueError, match="sample_by is 'word'; it must be one of line, file"):
         TextFiles(path, sample_by="word")
@@ -89,26 +181,56 @@ def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(paralle
     *paths, sides = parallel
     source = ParallelText(*paths)
     records = [{"inputs": de, "targets": en} for de, en in zip(*sides, strict=True)]
-    assert len(source) == 100
-    assert source.__getitems__(range(100)) == records
-    copy = pickle.loads(pickle.dumps(source))
-    assert all(copy[index] == records[index] for index in (99, 0, 77, 70, 33))
-    assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-11]}2.en.gz, line 8"
+    assert list(source) == list(pickle.loads(pickle.dumps(source))) == records
+    block = next(source.read(source.shards()[0]))
+    assert source.where(block, 77) == f"{paths[0][1]}, line 8 (byte 37)"
     assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
     kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
-    assert (len(kept), len(skipped)) == (100, 85)
+    assert (len(list(kept)), len(list(skipped))) == (100, 85)
     assert kept.fingerprint != skipped.fingerprint
 
 
-def test_parallel_texts_with_other_numbers_of_lines_are_refused(parallel, tmp_path):
-    *paths, sides = parallel
-    (tmp_path / "2.de").write_text("\n".join(sides[0][70:99]) + "\n")
-    (tmp_path / "1.de").write_text("\n".join([*sides[0][:70], "another"]))  # in all as many
-    counts = r"1\.de has 71 lines and .*1\.en\.gz has 70, counting blank ones"
+@given(
+    given_pairs=st.lists(st.tuples(st.text("aé ", max_size=9), st.text("bc", max_size=30))),
+    least=st.integers(1, 99),
+    block=st.integers(1, 50),
+    counted=st.integers(1, 40),
+    suffixes=st.sampled_from([("", ""), ("", ".gz"), (".zst", "")]),
+    ended=st.booleans(),
+)
+def test_parallel_texts_stay_beside_each_other_wherever_they_are_cut(
+    given_pairs, least, block, counted, suffixes, ended, tmp_path_factory
+):
+    folder, pairs = tmp_path_factory.mktemp("parallel"), given_pairs
+    for side, suffix in enumerate(suffixes):
+        text = "".join(f"{pair[side]}\n" for pair in pairs).encode()
+        text = text if ended or (pairs and not all(pairs[-1])) else text.removesuffix(b"\n")
+        (folder / f"{side}.txt{suffix}").write_bytes(compressed(text, suffix))
+    paths = [folder / f"{side}.txt{suffix}" for side, suffix in enumerate(suffixes)]
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, least, block)
+        patch.setattr(lines, "COUNTED", counted)
+        source = ParallelText(*paths)
+        due = [tuple(text if text.strip() else "" for text in pair) for pair in pairs]
+        assert [(each["inputs"], each["targets"]) for each in source] == due
+        for shard in source.shards():
+            blocks = list(source.read(shard))
+            for number, each in enumerate(blocks[:-1]):
+                assert list(source.read(shard, each.next)) == blocks[number + 1 :]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("change", [["another"], []])
+def test_parallel_texts_with_other_numbers_of_lines_are_refused(change, suffix, tmp_path):
+    texts = [f"line {number}" for number in range(70)]
+    for name, of in (("de", texts), ("en", [*texts[:-1], *change, *change])):
+        path = tmp_path / f"1.{name}{suffix}"
+        path.write_bytes(compressed("".join(f"{text}\n" for text in of).encode(), suffix))
+    counts = rf"1\.de.* has 70 lines and .*1\.en.* has {69 + 2 * len(change)}, counting blank ones"
     with pytest.raises(ValueError, match=counts):
-        len(ParallelText(*paths))
+        list(ParallelText(tmp_path / f"1.de{suffix}", tmp_path / f"1.en{suffix}"))
     with pytest.raises(ValueError, match="there are 1 files of inputs and 2 of targets"):
-        ParallelText(paths[0][0], paths[1])
+        ParallelText(tmp_path / f"1.de{suffix}", [tmp_path / f"1.en{suffix}"] * 2)
 
 
 def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_path, monkeypatch):
@@ -156,38 +278,51 @@ def test_a_socket_or_a_pipe_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "line", "byte", "value"),
     [
-        ("gut\n\nné\n".encode() + "schön\n".encode("latin-1"), 4, 12, "0xf6"),
-        (b"\xef\xbb\xbfgood\nb\xffd", 2, 9, "0xff"),
+        (b"{}\n\n{}\n" + "schön\n".encode("latin-1"), 4, 10, "0xf6"),
+        (b"\xef\xbb\xbf{}\nb\xffd", 2, 7, "0xff"),
         (b"\xef\xbb\xbf\xff", 1, 3, "0xff"),
     ],
 )
 def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
     path = tmp_path / "latin.txt"
     path.write_bytes(content)
-    sentence = f"{path}, line {line} is not UTF-8: byte {byte} of the file is {value}"
-    for source in (TextFiles(path), TextFiles(path, sample_by="file"), JsonLines(path)):
-        with pytest.raises(ValueError, match=sentence):
-            source[len(source) - 1]
+    sentence = rf"line {line} \(byte \d+\): it is not UTF-8: byte {byte} of the file is {value}"
+    for source in (TextFiles(path), JsonLines(path)):
+        with pytest.raises(ValueError, match=f"{path}, {sentence}"):
+            text_of(list(source)[-1], "text")
+    with pytest.raises(ValueError, match=f"{path}: it is not UTF-8: byte {byte} of the file"):
+        list(TextFiles(path, sample_by="file"))
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"text": "a"', "line 3 is not valid JSON: Expecting ',' delimiter at column 13"),
-        ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
-        ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
-        ('{"text": 5}', "line 3: field 'text' holds int, not text"),
-        ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
-        ('{"a": ' * 1_000_000, "line 3 cannot be read: its JSON is nested too deeply, or has"),
-        (f'{{"id": {"7" * 5000}}}', "line 3 cannot be read: .* limit .* for integer string"),
-        ('{"text": "\\ud800"}', "line 3: field 'text' is not UTF-8 text"),
+        ('{"text": "a"', r"it is not valid JSON: Expecting ',' delimiter at column 13"),
+        ("[1, 2]", "it holds a JSON list; each line must hold an object"),
+        ('{"a": ' * 1_000_000, "it cannot be read: its JSON is nested too deeply, or has"),
+        (f'{{"id": {"7" * 5000}}}', "it cannot be read: .* limit .* for integer string"),
     ],
 )
 def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n\n' + line + "\n")
-    with pytest.raises(ValueError, match=f"{path}, {sentence}"):
-        read_texts(JsonLines(path), [0, 1], "text")
+    with pytest.raises(ValueError, match=rf"{path}, line 3 \(byte 15\): {sentence}"):
+        list(JsonLines(path))
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"body": "a", "id": 1}, r"it has no field 'text' \(its fields: body, id\); name"),
+        ({"text": 5}, "its field 'text' holds int, not text"),
+        ({"text": None}, "its field 'text' holds NoneType, not text"),
+        ({"text": "\ud800"}, "its field 'text' is not UTF-8 text"),
+        ({"text": b"\xff"}, "its field 'text' is not UTF-8 text"),
+    ],
+)
+def test_a_record_without_a_text_is_refused(record, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        text_of(record, "text")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -198,41 +333,62 @@ def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
         path.write_bytes(content)
         for sample_by in ("line", "file"):
             with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):
-                TextFiles(path, sample_by=sample_by)[0]
+                list(TextFiles(path, sample_by=sample_by))
 
 
-def test_a_file_that_shrank_is_noticed(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\ntwo\nthree\n")
-    source = TextFiles(path)
-    assert len(source) == 3
-    path.write_text("one\n")
-    with pytest.raises(ValueError, match="has fewer lines than when it was opened"):
-        source[2]
+def test_gzip_files_may_have_several_members_and_zeros_after_them(tmp_path):
+    text = [f"{number} {number**5:x}" for number in range(2000)]
+    parts = text[:900], [], text[900:], []
+    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"".join(members) + bytes(600))
+    assert texts_of(TextFiles(path)) == text
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 99), max_size=3, unique=True))
 def test_slices_divide_a_source(records, bounds):
-    source = [{"text": str(number)} for number in range(records)]
+    source = Records([str(number) for number in range(records)])
     fractions = [0.0, *(bound / 100 for bound in sorted(bounds)), 1.0]
-    slices = [Slice(source, *pair) for pair in itertools.pairwise(fractions)]
-    seen = [record for each in slices for record in each.__getitems__(range(len(each)))]
-    assert seen == source
+    slices = [texts_of(Slice(source, *pair)) for pair in itertools.pairwise(fractions)]
+    assert sorted(map(int, itertools.chain(*slices))) == list(range(records))
+    assert all(list(map(int, each)) == sorted(map(int, each)) for each in slices)
+    for (begin, end), found in zip(itertools.pairwise(fractions), slices, strict=True):
+        # Within six deviations of a binomial distribution.
+        assert abs(len(found) - records * (end - begin)) <= 6 * records**0.5
+
+
+def test_records_stay_in_their_slice_when_files_are_added_or_cut_otherwise(tmp_path, monkeypatch):
+    def write(name):
+        path = tmp_path / "data" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name} {number}\n" for number in range(200)))
+
+    def take(begin, end, folder="data"):
+        return texts_of(Slice(TextFiles(str(tmp_path / folder / "*.txt")), begin, end))
+
+    write("b")
+    alone = take(0.0, 0.3)
+    for name in ("a", "c"):
+        write(name)
+    assert [text for text in take(0.0, 0.3) if text[0] == "b"] == alone
+    cut(monkeypatch, 50, 7)
+    assert [text for text in take(0.0, 0.3) if text[0] == "b"] == alone
+    (tmp_path / "data").rename(tmp_path / "moved")  # the folder of all files does not count
+    assert [text for text in take(0.0, 0.3, "moved") if text[0] == "b"] == alone
+    (tmp_path / "moved" / "b.txt").rename(tmp_path / "moved" / "d.txt")
+    assert [text for text in take(0.0, 0.3, "moved") if text[0] == "b"] != alone
 
 
 def test_a_slice_names_records_as_its_source_does(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text("one\ntwo\nthree\nfour\n")
-    hundred = [{"text": ""}] * 100
-    counts = [len(Slice(hundred, 0, share / 100)) for share in range(1, 101)]
-    assert counts == list(range(1, 101))  # in floating point, 0.29 * 100 is below 29
-    half = Slice(TextFiles(path), 0.5, 1.0)
-    assert half[0] == {"text": "three"}
-    assert where(half, 1) == f"{path}, line 4"
+    path.write_text("".join(f"{number}\n" for number in range(100)))
+    half = Slice(Concatenated([TextFiles(path)]), 0.5, 1.0)
+    (block,) = half.read(half.shards()[0])
+    number = int(block.records[7]["text"])
+    assert half.where(block, 7).startswith(f"{path}, line {number + 1} (byte ")
+    assert half.files == [path]
     others = (Slice(TextFiles(path), *share).fingerprint for share in ((0.0, 0.5), (0.0, 1.0)))
     assert len({half.fingerprint, *others}) == 3
-    with pytest.raises(IndexError, match="record 2 of 2"):
-        half[2]
     for share in ((0.5, 0.5), (-0.1, 0.5), (0.5, 1.1)):
         with pytest.raises(ValueError, match=r"give 0.0 <= begin < end <= 1.0"):
             Slice(half, *share)
@@ -249,16 +405,18 @@ def data_dir(tmp_path_factory):
 def test_a_tfds_source_has_the_records_of_its_split_and_is_told_apart_by_content(data_dir):
     for split, records in (("train", RECORDS), ("validation", MORE)):
         source = Tfds("questions", split, data_dir)
-        texts = read_texts(source, range(len(source)), "text")
-        assert sorted(texts) == sorted(record["text"] for record in records)
+        assert sorted(text_of(record, "text") for record in source) == sorted(
+            record["text"] for record in records
+        )
     source = Tfds("questions", "train[:50%]", data_dir)
     again = pickle.loads(pickle.dumps(source))
-    assert len(again) == 15
-    assert again[7] == source[7]
+    assert len(list(again)) == 15
+    assert list(again) == list(source)
     assert again.fingerprint == source.fingerprint
     others = {Tfds("questions", split, data_dir).fingerprint for split in ("train", "train[50%:]")}
     assert len({source.fingerprint, *others}) == 3
-    assert where(source, 7) == "record 7 of questions, split train[:50%]"
+    block = next(source.read(source.shards()[0]))
+    assert source.where(block, 7) == "record 7"
 
 
 def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):

@@ -34,8 +34,8 @@ def other(record):
     st.sampled_from([Bytes(), Bytes(begin=False), Bytes(end=False), Bytes(begin=False, end=False)]),
 )
 def test_a_template_gives_the_tokens_of_its_text_and_each_its_weight(examples, tokenizer):
-    records = Records([{"spans": spans} for spans in examples])
-    chunk = templates.encode(spoken, records, range(len(records)), tokenizer)
+    filled = [templates.fill(spoken, {"spans": spans}) for spans in examples]
+    chunk = templates.encode(filled, tokenizer)
     texts = ["".join(text for text, _ in spans) for spans in examples]
     flat, counts = tokenizer.encode_batch(texts)
     assert np.array_equal(chunk.flat, flat)
@@ -102,10 +102,10 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("record", "template", "sentence"),
     [
-        ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1 .*it lacks 'a'.*fields are q"),
+        ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1: .*it lacks 'a'.*fields are q"),
         ({"messages": []}, Chat(), "its messages are empty"),
         ({"messages": [{"role": "user", "content": None}]}, Chat(), "holds NoneType, not text"),
-        ({"spans": []}, spoken, r"template test_templates\.spoken-.*it returned no spans"),
+        ({"spans": []}, spoken, r"the template spoken: it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; a weight must"),
         ({"spans": [("a", float("inf"))]}, spoken, "returned the weight inf; a weight must"),
         ({"spans": [("a", 1, 2)]}, spoken, "; return a list of spans, .* as a third entry a dict"),
@@ -122,12 +122,13 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
 
 
 def test_a_span_without_a_value_of_a_feature_has_its_fill():
-    records = [{"spans": [("Q", 0.0, {"turn": 3}), ("ab", 1.0)]}]
+    record = {"spans": [("Q", 0.0, {"turn": 3}), ("ab", 1.0)]}
     features = [{"turn": pipeline.Feature("inputs", dtype="int8", fill=n)} for n in (7, None)]
-    chunk = templates.encode(spoken, records, [0], Bytes(), features[0])
+    filled = templates.fill(spoken, record, features[0])
+    chunk = templates.encode([filled], Bytes(), features[0])
     assert chunk.columns["turn"].values.tolist() == [3, 3, 7, 7, 7]
     with pytest.raises(ValueError, match="returned no 'turn' for the span 'ab'"):
-        templates.encode(spoken, records, [0], Bytes(), features[1])
+        templates.fill(spoken, record, features[1])
 
 
 def test_a_task_without_a_loss_refuses_weights_that_would_be_lost(tmp_path):

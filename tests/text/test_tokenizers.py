@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.text.sources import Records, Slice
+from pipeline.text.sources import source as sizes
+from pipeline.text.sources.source import sharded
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
 from tests.text.trained import train_bytes_pairs
@@ -138,16 +140,22 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
 
 def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp_path):
     total = sum(len(text) for text in source.records)
-    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", total // 3)
-    samples = [list(sentencepiece_module._sample(source, ["text"], seed)) for seed in (0, 0, 1)]
+    monkeypatch.setattr(sizes, "LEAST", total // 100)
+    monkeypatch.setattr(sentencepiece_module, "SAMPLED", 20)
+    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 20)
+    pairs = [(sharded(source), ["text"])]
+    samples = [list(sentencepiece_module._sample(pairs, seed)) for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
-    assert 80 < len(samples[0]) < 120
+    assert len(samples[0]) == 20
     places = [source.records.index(text) for text in samples[0]]
     assert places == sorted(places)
-    assert places[0] < 10
-    assert places[-1] > 290
-    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 10 * total)
-    assert list(sentencepiece_module._sample(source, ["text"] * 2, 0)) == 2 * source.records
+    assert places[0] < 30
+    assert places[-1] > 270
+    monkeypatch.setattr(sentencepiece_module, "SAMPLED", 1000)
+    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 200 * total)
+    for field in (["text"] * 2, lambda record: [record["text"]] * 2):
+        twice = [text for text in source.records for _ in range(2)]
+        assert list(sentencepiece_module._sample([(sharded(source), field)], 0)) == twice
 
 
 def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
@@ -193,7 +201,7 @@ def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, 
     for _ in range(2):  # the second is not said to go on from the first
         with pytest.raises(ValueError, match="weight 0 to every token of all 300 records"):
             pipeline.prepare(source, tokenizer, tmp_path / "corpus", template=ignore)
-        assert not (tmp_path / "corpus").exists()
+        assert not [*(tmp_path / "corpus").glob("*.arrow"), *(tmp_path / "corpus").glob("corpus*")]
 
 
 def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tmp_path):

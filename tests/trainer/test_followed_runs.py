@@ -81,7 +81,7 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
         return tmp_path / name
 
     def held(workdir):
-        (path,) = (workdir / "corpus" / "sources" / "written" / "log").glob("reader-*.json")
+        (path,) = (workdir / "corpus" / "sources" / "written" / "shards" / "readers").glob("*.json")
         return json.loads(path.read_text())["number"]
 
     live, later = (tmp_path / name / "corpus/sources/written" for name in ("live", "later"))

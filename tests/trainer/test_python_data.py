@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from configs.python_data import Dialogues, Docstrings, Functions, Reference, definitions
-from pipeline.text.sources.source import read_texts
+from pipeline.text.sources.source import text_of
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_reference_has_the_topics_of_help():
     reference = Reference("train")
     assert len(reference) > 50
     assert {"while", "yield"} <= {record["name"] for record in reference}
-    assert all(read_texts(reference, range(len(reference)), "text"))
+    assert all(text_of(record, "text") for record in reference)
 
 
 def test_functions_are_taken_with_their_decorators_and_without_their_indentation():

@@ -1,8 +1,9 @@
-"""Sources: records by number, from files of many kinds, TFDS and Python.
+"""Sources: records from files of many kinds, TFDS and Python.
 
-A source of files takes names or globs. It raises `FileNotFoundError` if a file does not exist or a
-glob matches none, and while reading `ValueError` if a file is damaged or a record does not suit its
-kind. The message names the file and, if possible, the record.
+A source of files takes names or globs, and is read in order, as in `for record in source`. It
+raises `FileNotFoundError` if a file does not exist or a glob matches none, and while reading
+`ValueError` if a file is damaged or a record does not suit its kind. The message names the file
+and, if possible, the record.
 """
 
 import os
@@ -15,7 +16,7 @@ from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords, Tfds
 from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
-from pipeline.text.sources.source import Concatenated, Records, Slice, Source
+from pipeline.text.sources.source import Concatenated, Records, Sharded, Slice, Source
 from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ParallelText",
     "ParquetFiles",
     "Records",
+    "Sharded",
     "Slice",
     "Source",
     "TextFiles",
@@ -33,7 +35,7 @@ __all__ = [
     "open_files",
 ]
 
-KINDS: dict[str, Callable[..., Source]] = {
+KINDS: dict[str, Callable[..., Sharded]] = {
     "text": TextFiles,
     "jsonl": JsonLines,
     "parquet": ParquetFiles,
@@ -49,7 +51,7 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
 }
 
 
-def open_files(names: Sequence[str], kind: str = "") -> Source:
+def open_files(names: Sequence[str], kind: str = "") -> Sharded:
     """A source of files; their extensions decide its kind.
 
     Args:

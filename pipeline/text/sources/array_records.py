@@ -1,4 +1,4 @@
-"""ArrayRecord files, whose records are read in any order, many at a time; and those of TFDS."""
+"""ArrayRecord files, whose records are read by number, many at a time; and those of TFDS."""
 
 import functools
 import os
@@ -11,13 +11,14 @@ from pipeline.errors import InvalidValue, Missing, require
 from pipeline.fs.atomic import as_path
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import files
+from pipeline.text.sources.source import Numbered
 
 
-class ArrayRecords(files.FileSource):
+class ArrayRecords(Numbered, files.FileSource):
     """Records of ArrayRecord files: `{"text": bytes}`, or the results of `parse`.
 
     Records are requested in batches: in this format, 512 at once cost a thirtieth of 512 one by
-    one. `array_record` is installed with Grain.
+    one. `array_record` is installed with Grain. One file at a time is open.
 
     Args:
         paths: names or globs, one or several.
@@ -27,7 +28,8 @@ class ArrayRecords(files.FileSource):
     """
 
     format = "ArrayRecord files"
-    handles = ("_readers", "_first")
+    handles = ("_latest",)
+    _latest: tuple[int, Any] = -1, None  # the reader of the file that was read last
 
     def __init__(
         self, paths: files.Paths, *, parse: Callable[[bytes], dict[str, Any]] | None = None
@@ -36,31 +38,33 @@ class ArrayRecords(files.FileSource):
         self.parse = parse
         self.prefix = f"array_record-{fingerprint(parse)}" if parse else "array_record"
 
-    @functools.cached_property
-    def _readers(self) -> list[Any]:
+    def _open(self, file: int) -> Any:
         from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-        return [self._guard(path, ArrayRecordDataSource, os.fspath(path)) for path in self.files]
+        if self._latest[0] != file:
+            path = self.files[file]
+            self._latest = file, self._guard(path, ArrayRecordDataSource, os.fspath(path))
+        return self._latest[1]
 
-    def _sizes(self) -> list[int]:
-        return list(map(len, self._readers))
+    def _counts(self) -> list[tuple[str, int]]:
+        return [(os.fspath(path), len(self._open(file))) for file, path in enumerate(self.files)]
 
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        contents = self._guard(self.files[part], self._readers[part].__getitems__, numbers)
-        return [self._parse(part, *pair) for pair in zip(numbers, contents, strict=True)]
+    def _read(self, file: int, numbers: Sequence[int]) -> list[Any]:
+        contents = self._guard(self.files[file], self._open(file).__getitems__, list(numbers))
+        return list(map(self._parse, contents))
 
-    def _parse(self, part: int, number: int, content: bytes) -> dict[str, Any]:
+    def _parse(self, content: bytes) -> Any:
         try:
             return {"text": content} if self.parse is None else self.parse(content)
         except Exception as error:
             name = getattr(self.parse, "__qualname__", fingerprint(self.parse))
-            raise InvalidValue(
-                f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
-                "correct the record, or give another parse="
-            ) from error
+            return InvalidValue(
+                f"it cannot be parsed by {name}: {error!r}; correct the record, or give another "
+                "parse="
+            )
 
 
-class Tfds(files.FileSource):
+class Tfds(Numbered, files.FileSource):
     """Records of a split of a data set that TFDS prepared with `file_format="array_record"`.
 
     Text is `bytes`, as TFDS returns it.
@@ -75,7 +79,7 @@ class Tfds(files.FileSource):
         ValueError: it has no such split, or its files have no random access.
     """
 
-    handles = ("_builder", "_records", "_first")
+    handles = ("_builder", "_records")
 
     def __init__(self, name: str, split: str, data_dir: epath.PathLike | None = None):
         self.name, self.split = name, split
@@ -116,14 +120,11 @@ class Tfds(files.FileSource):
     def _records(self) -> Any:
         return self._builder.as_data_source(split=self.split)
 
-    def _sizes(self) -> list[int]:
-        return [len(self._records)]
+    def _counts(self) -> list[tuple[str, int]]:
+        return [("", len(self._records))]
 
-    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
-        return self._records.__getitems__(numbers)
-
-    def _where(self, part: int, number: int) -> str:
-        return f"record {number} of {self}"
+    def _read(self, file: int, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
+        return self._records.__getitems__(list(numbers))
 
     def __str__(self) -> str:
         return f"{self.name}, split {self.split}"

@@ -18,7 +18,7 @@ from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
-from pipeline.text.sources.source import PartedSource
+from pipeline.text.sources.source import Shard, Sharded, shard_bytes
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -32,8 +32,12 @@ Stamp: TypeAlias = tuple[int, int | str]
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(PartedSource, Handles):
-    """A source that reads files; the base of one class for each format."""
+class FileSource(Sharded, Handles):
+    """A source that reads files; the base of one class for each format.
+
+    All files lie end to end on one axis of bytes, which is cut into equal shards. A span of a shard
+    is the number of a file, and the bytes there at which its records begin.
+    """
 
     format: str  # the name of the format in messages
     prefix: str  # of fingerprints
@@ -60,18 +64,36 @@ class FileSource(PartedSource, Handles):
                 )
         return f"{self.prefix}-{self._known[1]}"
 
+    def _is_whole(self, path: epath.Path) -> bool:
+        """Whether a file belongs to the shard in which it begins, as it is read from its start."""
+        return path.suffix in COMPRESSED
+
+    def shards(self) -> list[Shard]:
+        """See `Sharded`; nothing but the sizes of the files decides them."""
+        sizes = [size for size, _ in read_stamps(self.files)]
+        step, at = shard_bytes(sum(sizes)), 0
+        spans: dict[int, list[tuple[int, int, int]]] = {}
+        for file, (path, size) in enumerate(zip(self.files, sizes, strict=True)):
+            first = at // step
+            last = first if self._is_whole(path) or not size else (at + size - 1) // step
+            for shard in range(first, last + 1):
+                begin = max(shard * step - at, 0)
+                end = size if shard == last else (shard + 1) * step - at
+                spans.setdefault(shard, []).append((file, begin, end))
+            at += size
+        return [Shard(each, sum(end - begin for _, begin, end in each)) for each in spans.values()]
+
     def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
         """The result of a library's function; its errors become one that names the file."""
         try:
             return function(*arguments)
         except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # from the system, not from the content
             raise InvalidValue(
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
                 "another format; fetch it again, or check its name"
             ) from error
-
-    def _where(self, part: int, number: int) -> str:
-        return f"{os.fspath(self.files[part])}, record {number}"
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -91,7 +113,7 @@ def find(paths: Paths) -> list[epath.Path]:
         mode = os.stat(file).st_mode if is_local(file) and os.path.exists(file) else 0
         if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
             raise InvalidValue(
-                f"{os.fspath(file)} is a socket or a pipe, but records are read in any order; copy "
+                f"{os.fspath(file)} is a socket or a pipe, which cannot be read in shares; copy "
                 "its content to a file"
             )
     return files
@@ -127,7 +149,7 @@ def _match(name: str) -> list[epath.Path]:
 def open_file(path: epath.Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek. A `.gz` file seeks by reading on, or from its start.
+    Only a `.zst` file cannot seek; a `.gz` file seeks by reading on, or from its start.
     """
     try:
         with path.open("rb") as raw:

@@ -1,110 +1,116 @@
-"""Lines of text files by number, through a sparse index that one pass over the files builds."""
+"""Lines of text files, and whole text files, as records."""
 
-import functools
-import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
-from pipeline.text.sources.source import PartedSource, read_texts, where
+from pipeline.text.sources.source import Block, Blocks, Shard, shard_bytes
 
-# The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
-# read and skipped to reach any line. Reading in order does not use the index.
-STRIDE = 32
-BLOCK = 1 << 20  # bytes that are skipped at once
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line without its end, or a whole file, and where it is."""
-
-    file: epath.Path
-    number: int  # from 1, blank lines counted
-    offset: int  # of its first byte, after decompression
-    content: bytes
-
-    def __str__(self) -> str:
-        return f"{os.fspath(self.file)}, line {self.number}"
-
-    def text(self) -> str:
-        """The line as text, without a byte order mark at the start of a file."""
-        try:
-            text = self.content.decode()
-            # Not "utf-8-sig", whose errors count bytes from after the mark.
-            return text.removeprefix("\ufeff") if self.offset == 0 else text
-        except UnicodeDecodeError as error:
-            number = self.number + self.content.count(b"\n", 0, error.start)
-            raise InvalidValue(
-                f"{os.fspath(self.file)}, line {number} is not UTF-8: byte "
-                f"{self.offset + error.start:,} of the file is 0x{self.content[error.start]:02x} "
-                f"({error.reason}). Convert the file to UTF-8, for example with iconv"
-            ) from None
+# Bytes that are read at once to count lines.
+COUNTED = 1 << 24
 
 
 class LineSource(files.FileSource):
-    """Records from lines; the base of `TextFiles` and `JsonLines`."""
+    """Records from lines; the base of `TextFiles` and `JsonLines`.
 
-    handles = ("_cursor",)
+    A line belongs to the span in which its first byte is.
+    """
+
     keep_blank = False  # whether a blank line is a record
-    # The place where reading stopped: a file, the number of its next line, and an iterator from it.
-    _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
 
-    _parse: Callable[[Line], dict[str, Any]]
+    _parse: Callable[[str], dict[str, Any]]
 
-    @functools.cached_property
-    def _index(self) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Marks of each file, and the number of its records.
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        span, at = start or (0, None)
+        blocks = Blocks(shard, "byte")
+        for number in range(span, len(shard.spans)):
+            file, begin, end = shard.spans[number]
+            path = self.files[file]
+            with files.open_file(path) as content:
+                if at is None:
+                    at = _skip_line(content, begin, end)
+                else:
+                    _skip(content, at)
+                while data := self._read_some(content, path, blocks.room, end - at):
+                    self._add(blocks, path, data, at)
+                    at += len(data)
+                    more = at < end or path.suffix in files.COMPRESSED
+                    if not blocks.room and (more or number < len(shard.spans) - 1):
+                        yield blocks.take([number, at] if more else [number + 1, None])
+            at = None
+        yield blocks.take(None)
 
-        A mark is the (offset, line number) of every 32nd line that is a record.
-        """
-        marks: list[list[tuple[int, int]]] = []
-        sizes = []
-        for path in self.files:
-            marks.append([])
-            sizes.append(0)
-            for line in filter(self._is_record, _scan(path, 0, 1)):
-                if sizes[-1] % STRIDE == 0:
-                    marks[-1].append((line.offset, line.number))
-                sizes[-1] += 1
-        return marks, sizes
+    def _read_some(self, content: IO[bytes], path: epath.Path, room: int, left: int) -> bytes:
+        """Lines of at least `room` bytes, that begin in the next `left` bytes of a plain file."""
+        most = max(room, 1) if path.suffix in files.COMPRESSED else max(min(room, left), 0)
+        data = content.read(most)
+        return data if not data or data.endswith(b"\n") else data + content.readline()
 
-    def _is_record(self, line: Line) -> bool:
-        return self.keep_blank or bool(line.content)
+    def _add(self, blocks: Blocks, path: epath.Path, data: bytes, at: int) -> None:
+        """Adds the records of some lines, the first of which begins at byte `at` of a file."""
+        records, places = list[Any](), list[int]()
+        for line in data.removesuffix(b"\n").split(b"\n"):
+            if content := line.rstrip(b"\r\n") if line.strip() else b"":
+                records.append(self._record(content, at))
+                places.append(at)
+            elif self.keep_blank:
+                records.append({"text": ""})
+                places.append(at)
+            at += len(line) + 1
+        blocks.add(os.fspath(path), records, places, len(data))
 
-    def _sizes(self) -> list[int]:
-        return self._index[1]
-
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        with self._lock:
-            return [self._parse(self._read_line(part, number)) for number in numbers]
-
-    def _where(self, part: int, number: int) -> str:
-        with self._lock:
-            return str(self._read_line(part, number))
-
-    def _read_line(self, file: int, number: int) -> Line:
-        marks = self._index[0][file]
-        latest, following, lines = self._cursor
-        self._cursor = LineSource._cursor  # in case reading fails
-        path, skip = self.files[file], number - following
-        # A seek costs more than reading on in a compressed file, and over a few lines.
-        near = skip < STRIDE or path.suffix in files.COMPRESSED
-        if file != latest or skip < 0 or not near:
-            rank, skip = divmod(number, STRIDE)
-            lines = filter(self._is_record, _scan(path, *marks[rank]))
-        line = next(itertools.islice(lines, skip, None), None)
-        if line is None:
-            raise InvalidValue(
-                f"{os.fspath(path)} has fewer lines than when it was opened; open the source again"
+    def _record(self, content: bytes, at: int) -> Any:
+        """The record that begins at byte `at` of a file, or the error of one that is wrong."""
+        try:
+            text = content.decode()
+            # Not "utf-8-sig", whose errors count bytes from after the byte order mark.
+            return self._parse(text.removeprefix("\ufeff") if at == 0 else text)
+        except UnicodeDecodeError as error:
+            return InvalidValue(
+                f"it is not UTF-8: byte {at + error.start:,} of the file is "
+                f"0x{content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
+                "example with iconv"
             )
-        self._cursor = file, number + 1, lines
-        return line
+        except InvalidValue as error:
+            return error
+
+    def where(self, block: Block, number: int) -> str:
+        """The file, line and byte of a record; the lines before it are counted now."""
+        file, at = block.places[number]
+        with files.open_file(as_path(file)) as content:
+            line, left = 1, at
+            while left and (data := content.read(min(left, COUNTED))):
+                line, left = line + data.count(b"\n"), left - len(data)
+        return f"{file}, line {line:,} (byte {at:,})"
+
+
+def _skip(content: IO[bytes], at: int) -> None:
+    """Goes to byte `at` of a file."""
+    if content.seekable():
+        content.seek(at)
+    else:
+        while at and (data := content.read(min(at, COUNTED))):
+            at -= len(data)
+
+
+def _skip_line(content: IO[bytes], begin: int, end: int) -> int:
+    """Goes to the first line from byte `begin` on, or at most to `end`; returns where."""
+    at = begin - 1
+    if at < 0:
+        return 0
+    content.seek(at)
+    while at < end and (data := content.readline(COUNTED)):
+        at += len(data)
+        if data.endswith(b"\n"):
+            break
+    return at
 
 
 class TextFiles(LineSource):
@@ -124,21 +130,31 @@ class TextFiles(LineSource):
         self.format = f"text, a record per {sample_by},"
         self.prefix = f"text-{sample_by}" + "-or-blank" * keep_blank
 
-    def _parse(self, line: Line) -> dict[str, Any]:
-        return {"text": line.text()}
+    def _is_whole(self, path: epath.Path) -> bool:
+        return self.sample_by == "file" or super()._is_whole(path)
 
-    def _sizes(self) -> list[int]:
-        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes()
-
-    def _read_line(self, file: int, number: int) -> Line:
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
         if self.sample_by == "line":
-            return super()._read_line(file, number)
-        with files.open_file(self.files[file]) as content:
-            return Line(self.files[file], 1, 0, content.read())
+            yield from super().read(shard, start)
+            return
+        blocks = Blocks(shard, "byte")
+        for number in range(start or 0, len(shard.spans)):
+            path = self.files[shard.spans[number][0]]
+            with files.open_file(path) as content:
+                data = content.read()
+            blocks.add(os.fspath(path), [self._record(data, 0)], [0], len(data))
+            if not blocks.room and number < len(shard.spans) - 1:
+                yield blocks.take(number + 1)
+        yield blocks.take(None)
 
-    def _where(self, part: int, number: int) -> str:
+    def where(self, block: Block, number: int) -> str:
+        """See `Sharded`."""
         by_file = self.sample_by == "file"
-        return os.fspath(self.files[part]) if by_file else super()._where(part, number)
+        return block.places[number][0] if by_file else super().where(block, number)
+
+    def _parse(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
 
 class JsonLines(LineSource):
@@ -150,39 +166,40 @@ class JsonLines(LineSource):
 
     format, prefix = "JSON lines", "jsonl"
 
-    def _parse(self, line: Line) -> dict[str, Any]:
-        text = line.text()
+    def _parse(self, text: str) -> dict[str, Any]:
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
             raise InvalidValue(
-                f"{line} is not valid JSON: {error.msg} at column {error.colno}. Each line must "
-                "hold one whole JSON object; correct or remove that line"
+                f"it is not valid JSON: {error.msg} at column {error.colno}. Each line must hold "
+                "one whole JSON object; correct or remove that line"
             ) from None
         except (RecursionError, ValueError) as error:  # Python limits both
             raise InvalidValue(
-                f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
-                f"many digits ({error}). Correct or remove that line"
+                "it cannot be read: its JSON is nested too deeply, or has a number of too many "
+                f"digits ({error}). Correct or remove that line"
             ) from None
         if not isinstance(record, dict):
             raise InvalidValue(
-                f"{line} holds a JSON {type(record).__name__}; each line must hold an object, such "
-                'as {"text": "…"}'
+                f"it holds a JSON {type(record).__name__}; each line must hold an object, such as "
+                '{"text": "…"}'
             )
         return record
 
 
-class ParallelText(PartedSource):
+class ParallelText(files.FileSource):
     """Records `{"inputs": …, "targets": …}`: line i of one text and line i of another.
 
-    A blank line is an empty text, so that the lines after it stay aligned.
+    A blank line is an empty text, so that the lines after it stay aligned. Lines of plain files are
+    counted before they are read, so that shards can begin inside a file. A pair of files of which
+    one is compressed is in one shard.
 
     Args:
         inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
         targets: as many files; each has as many lines as the file at its place in `inputs`.
 
     Raises:
-        ValueError: the numbers of files differ, or, once lines are counted, those of their lines.
+        ValueError: the numbers of files differ, or, when they are read, those of their lines.
     """
 
     fields = "inputs", "targets"
@@ -195,48 +212,132 @@ class ParallelText(PartedSource):
                 f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give "
                 "equally many, in the same order"
             )
+        self.files = self.sides[0].files
 
     @property
     def fingerprint(self) -> str:
         """See `Source`."""
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
-    def _sizes(self) -> list[int]:
-        inputs, targets = self.sides
-        counts = zip(inputs._sizes(), targets._sizes(), strict=True)
-        for number, (of_inputs, of_targets) in enumerate(counts):
-            if of_inputs != of_targets:
-                raise InvalidValue(
-                    f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
-                    f"{os.fspath(targets.files[number])} has {of_targets:,}, counting blank ones; "
-                    "give parallel texts with equally many lines"
-                )
-        return [len(inputs)]
+    def shards(self) -> list[Shard]:
+        """See `Sharded`.
 
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        texts = (read_texts(side, numbers, "text") for side in self.sides)
-        return [dict(zip(self.fields, pair, strict=True)) for pair in zip(*texts, strict=True)]
+        A span is the number of a pair of files, the bytes of the inputs at which its records begin,
+        the byte of the targets to read from, and the lines there to skip.
+        """
+        pairs = list(zip(*(side.files for side in self.sides), strict=True))
+        sizes = [size for size, _ in files.read_stamps(self.files)]
+        step, at = shard_bytes(sum(sizes)), 0
+        spans: dict[int, list[tuple[int, ...]]] = {}
+        for pair, (paths, size) in enumerate(zip(pairs, sizes, strict=True)):
+            first = last = at // step
+            if not (whole := any(path.suffix in files.COMPRESSED for path in paths)):
+                (of_inputs, _), (of_targets, _) = self._count(pair)
+                last = (at + max(size, 1) - 1) // step
+            for shard in range(first, last + 1):
+                begin = max(shard * step - at, 0)
+                end = size if shard == last else (shard + 1) * step - at
+                target = (0, 0) if whole else _find_line(paths[0], of_inputs, begin, of_targets)
+                spans.setdefault(shard, []).append((pair, begin, end, *target))
+            at += size
+        return [
+            Shard(each, sum(end - begin for _, begin, end, *_ in each)) for each in spans.values()
+        ]
 
-    def _where(self, part: int, number: int) -> str:
-        return " and ".join(where(side, number) for side in self.sides)
+    def _count(self, pair: int) -> list[tuple[list[int], int]]:
+        """For each file of a pair, the result of `_count_lines`; refuses unequal numbers."""
+        paths = [side.files[pair] for side in self.sides]
+        counts = list(map(_count_lines, paths))
+        (_, of_inputs), (_, of_targets) = counts
+        if of_inputs != of_targets:
+            raise InvalidValue(
+                f"{os.fspath(paths[0])} has {of_inputs:,} lines and {os.fspath(paths[1])} has "
+                f"{of_targets:,}, counting blank ones; give parallel texts with equally many lines"
+            )
+        return counts
+
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        span, *at = start or (0,)
+        blocks, (inputs, targets) = Blocks(shard, "byte"), self.sides
+        for number in range(span, len(shard.spans)):
+            pair, begin, end, byte, lines = shard.spans[number]
+            path, other = inputs.files[pair], targets.files[pair]
+            with files.open_file(path) as content, files.open_file(other) as beside:
+                if at:
+                    _skip(content, at[0])
+                    _skip(beside, at[1])
+                else:
+                    at = [_skip_line(content, begin, end), byte]
+                    _skip(beside, byte)
+                    at[1] += sum(len(beside.readline()) for _ in range(lines))
+                while data := inputs._read_some(content, path, blocks.room, end - at[0]):
+                    due = data.count(b"\n") + (not data.endswith(b"\n"))
+                    others = [beside.readline() for _ in range(due)]
+                    if not others[-1]:
+                        self._count(pair)  # which refuses them
+                    self._add(blocks, pair, data.split(b"\n")[:due], others, *at)
+                    at = [at[0] + len(data), at[1] + sum(map(len, others))]
+                    more = at[0] < end or path.suffix in files.COMPRESSED
+                    if not blocks.room and (more or number < len(shard.spans) - 1):
+                        yield blocks.take([number, *at] if more else [number + 1])
+                if path.suffix in files.COMPRESSED and beside.read(1):
+                    self._count(pair)
+            at = []
+        yield blocks.take(None)
+
+    def _add(
+        self, blocks: Blocks, pair: int, one: list[bytes], other: list[bytes], at: int, beside: int
+    ) -> None:
+        """Adds the records of lines, which begin at the bytes `at` and `beside` of their files."""
+        records, places, size = list[Any](), list[int](), 0
+        for lines in zip(one, other, strict=True):
+            sides = []
+            for side, line, byte in zip(self.sides, lines, (at, beside), strict=True):
+                text = line.rstrip(b"\r\n") if line.strip() else b""
+                record = side._record(text, byte)
+                if isinstance(record, Exception):
+                    record = InvalidValue(f"in {os.fspath(side.files[pair])}, {record}")
+                sides.append(record)
+            wrong = [side for side in sides if isinstance(side, Exception)]
+            texts = () if wrong else (side["text"] for side in sides)
+            records.append(wrong[0] if wrong else dict(zip(self.fields, texts, strict=True)))
+            places.append(at)
+            size += sum(map(len, lines)) + 1
+            at, beside = at + len(lines[0]) + 1, beside + len(lines[1])
+        blocks.add(os.fspath(self.files[pair]), records, places, size)
+
+    def where(self, block: Block, number: int) -> str:
+        """See `Sharded`."""
+        return self.sides[0].where(block, number)
 
     def __str__(self) -> str:
         return " beside ".join(map(str, self.sides))
 
 
-def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
-    """The lines of one file from a place on; lines of only white space have no content."""
-    with files.open_file(path) as file:
-        if file.seekable():
-            file.seek(offset)
-        else:
-            left = offset
-            while left:
-                left -= len(file.read(min(left, BLOCK)))
-        for content in file:
-            text = b"" if content.isspace() else content.rstrip(b"\r\n")
-            line = [Line(path, number, offset, text)]
-            offset += len(content)
-            number += 1
-            del content, text
-            yield line.pop()  # popped, so that the generator does not keep a huge line
+def _count_lines(path: epath.Path) -> tuple[list[int], int]:
+    """The line ends before each `COUNTED` bytes of a file, and the number of its lines."""
+    ends, last = [0], b"\n"
+    with files.open_file(path) as content:
+        while data := content.read(COUNTED):
+            ends.append(ends[-1] + data.count(b"\n"))
+            last = data[-1:]
+    return ends[: max(len(ends) - 1, 1)], ends[-1] + (last != b"\n")
+
+
+def _find_line(
+    path: epath.Path, ends: list[int], begin: int, of_other: list[int]
+) -> tuple[int, int]:
+    """Where in another file the first line is that begins at byte `begin` of a file, or later.
+
+    `ends` and `of_other` are the line ends before each `COUNTED` bytes of both. The result is a
+    byte of the other file, and the number of line ends to skip from there.
+    """
+    if not begin:
+        return 0, 0
+    block = (begin - 1) // COUNTED
+    with path.open("rb") as content:
+        content.seek(block * COUNTED)
+        line = ends[block] + content.read(begin - 1 - block * COUNTED).count(b"\n") + 1
+    block = sum(count < line for count in of_other) - 1
+    return block * COUNTED, line - of_other[block]

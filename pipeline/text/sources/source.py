@@ -1,26 +1,37 @@
-"""Source: records by number, and their text; sources in memory, and sources of other sources."""
+"""Sources: records in shards, which are read in blocks; records in Python; sources of sources.
 
-import bisect
-import functools
+A shard is found without reading what is in it, and one worker reads it once, in order. The sizes of
+shards and blocks decide where a corpus is divided into parts, and so its fingerprint.
+"""
+
+import abc
+import dataclasses
 import hashlib
 import itertools
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.errors import InvalidValue, OutOfRange
+import numpy as np
 
-# The default fingerprint of `Records` reads this many records, spread evenly.
-SAMPLES = 1024
+from pipeline.errors import InvalidValue
+
+# A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
+SHARE, LEAST, MOST = 2048, 1 << 24, 1 << 30
+# Bytes of text of a block, at least, and records that are requested at once, at most.
+BLOCK, REQUEST = 1 << 20, 512
+# The default fingerprint of `Records`, and the size of shards of numbers, come from this many
+# records, spread evenly.
+SAMPLES, SIZED = 1024, 64
 
 
 class Source(Protocol):
     """Records by number; it behaves the same in every process it is pickled to.
 
-    A source may also have `__getitems__(indices) -> list`, which reads many records at once, and
-    `where(index) -> str`, the place of a record for errors.
+    A source may also have `__getitems__(indices) -> list`, which reads many records at once.
     """
 
     @property
@@ -36,41 +47,261 @@ class Source(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
-def read_records(source: Source, indices: Sequence[int]) -> list[Mapping[str, Any]]:
+@dataclass(frozen=True)
+class Shard:
+    """A share of a source.
+
+    Attributes:
+        spans: where its records are, in a form that its source understands; it pickles.
+        bytes: about their size, for a progress bar.
+        block: the bytes of text of its blocks, at least, the same for all who read it.
+    """
+
+    spans: Any
+    bytes: int
+    block: int = dataclasses.field(default_factory=lambda: BLOCK)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive records of a shard.
+
+    Attributes:
+        records: a dict for each record, or the error of one that cannot be read.
+        places: the file of each record ("" if it has none), and its first byte, or its number.
+        unit: what counts within a file: "byte", "row" or "record".
+        next: where the shard continues after them, any JSON; None at its end.
+    """
+
+    records: list[Any]
+    places: list[tuple[str, int]]
+    unit: str
+    next: Any
+
+    def place(self, number: int) -> dict[str, Any]:
+        """The place of a record, as JSON."""
+        file, at = self.places[number]
+        return {"file": file, self.unit: at} if file else {self.unit: at}
+
+    def where(self, number: int) -> str:
+        """The place of a record, for messages."""
+        file, at = self.places[number]
+        return f"{file}, {self.unit} {at:,}" if file else f"{self.unit} {at:,}"
+
+
+class Blocks:
+    """Puts records together into blocks of a shard; `unit` is that of their places."""
+
+    def __init__(self, shard: Shard, unit: str):
+        self._least, self._unit = shard.block, unit
+        self._clear()
+
+    def _clear(self) -> None:
+        self.records: list[Any] = []
+        self._places: list[tuple[str, int]] = []
+        self._size = 0
+
+    @property
+    def room(self) -> int:
+        """The bytes that the block lacks; 0: it is complete."""
+        return max(self._least - self._size, 0)
+
+    def add(self, file: str, records: Sequence[Any], at: Sequence[int], size: int) -> None:
+        """Adds records of one file."""
+        self.records += records
+        self._places += zip(itertools.repeat(file), at, strict=False)
+        self._size += size
+
+    def take(self, following: Any) -> Block:
+        """The block, after which the shard continues at `following`; begins the next one."""
+        block = Block(self.records, self._places, self._unit, following)
+        self._clear()
+        return block
+
+
+class Sharded(abc.ABC):
+    """A source that is cut into shards; the base of one class for each kind.
+
+    Attributes:
+        files: the files that it reads, if it does.
+    """
+
+    files: Sequence[os.PathLike] = ()
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """See `Source`."""
+
+    @abc.abstractmethod
+    def shards(self) -> list[Shard]:
+        """All records, each in one shard, in order."""
+
+    @abc.abstractmethod
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """The records of a shard in order, from its beginning, or from the `next` of a block.
+
+        The blocks from a `next` on are the same whether or not the ones before it are read. The
+        last one has the `next` None.
+        """
+
+    def where(self, block: Block, number: int) -> str:
+        """The place of a record of a block, for messages."""
+        return block.where(number)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        """All records in order; the error of one that cannot be read is raised."""
+        return records_of(self, self.shards())
+
+
+def records_of(source: Sharded, shards: Sequence[Shard]) -> Iterator[Mapping[str, Any]]:
+    """The records of some shards; the error of one that cannot be read is raised."""
+    for block in itertools.chain.from_iterable(map(source.read, shards)):
+        for number, record in enumerate(block.records):
+            if isinstance(record, Exception):
+                raise with_place(record, source.where(block, number))
+            yield record
+
+
+def with_place(error: Exception, place: str) -> Exception:
+    """An error that says which record it is about."""
+    if isinstance(error, InvalidValue):
+        placed = InvalidValue(f"{place}: {error}")
+        placed.__cause__ = error
+        return placed
+    error.add_note(f"This was {place}.")
+    return error
+
+
+def sharded(source: "Source | Sharded") -> Sharded:
+    """Any source, cut into shards."""
+    return source if isinstance(source, Sharded) else _Given(source)
+
+
+def shard_bytes(total: int) -> int:
+    """The bytes of each shard of a source that has so many."""
+    return min(max(total // SHARE, LEAST), MOST)
+
+
+class Numbered(Sharded):
+    """A source that reads records by number, and is cut into shards of consecutive numbers."""
+
+    @abc.abstractmethod
+    def _counts(self) -> list[tuple[str, int]]:
+        """The name of each file, or "", and the number of its records."""
+
+    @abc.abstractmethod
+    def _read(self, file: int, numbers: Sequence[int]) -> Sequence[Any]:
+        """The records of a file with these numbers, or errors of those that are wrong."""
+
+    def shards(self) -> list[Shard]:
+        """See `Sharded`; the sizes of some records decide how many numbers a shard has."""
+        counts = self._counts()
+        ends = np.cumsum([0, *(count for _, count in counts)])
+        total, sampled = int(ends[-1]), 0
+        samples = [at * total // SIZED for at in range(SIZED)] if total > SIZED else range(total)
+        for number in samples:
+            file = int(np.searchsorted(ends, number, side="right")) - 1
+            (record,) = self._try(file, [number - int(ends[file])])
+            sampled += _size(record)
+        mean = max(sampled / max(len(samples), 1), 1)
+        step = max(int(shard_bytes(int(mean * total)) / mean), 1)
+        shards = []
+        for at in range(0, total, step):
+            spans, stop = [], min(at + step, total)
+            for file in range(int(np.searchsorted(ends, at, side="right")) - 1, len(counts)):
+                if (first := int(ends[file])) >= stop:
+                    break
+                begin, end = max(at - first, 0), min(stop - first, counts[file][1])
+                spans += [(file, counts[file][0], begin, end)] if begin < end else []
+            shards.append(Shard(spans, int(mean * (stop - at))))
+        return shards
+
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        span, at = start or (0, None)
+        blocks = Blocks(shard, "record")
+        more = 1  # at first few, as records may be huge
+        for number in range(span, len(shard.spans)):
+            file, name, begin, end = shard.spans[number]
+            at = begin if at is None else at
+            while at < end:
+                numbers = range(at, min(at + more, end))
+                records = self._try(file, numbers)
+                blocks.add(name, records, numbers, sum(map(_size, records)))
+                at, more = numbers.stop, min(2 * more, REQUEST)
+                if not blocks.room and (at < end or number < len(shard.spans) - 1):
+                    yield blocks.take([number, at] if at < end else [number + 1, None])
+                    more = 1
+            at = None
+        yield blocks.take(None)
+
+    def _try(self, file: int, numbers: Sequence[int]) -> list[Any]:
+        """Some records, or for each that cannot be read its error."""
+        try:
+            return list(self._read(file, numbers))
+        except OSError:  # not the fault of a record
+            raise
+        except Exception as error:
+            if len(numbers) == 1:
+                return [error]
+            return [each for number in numbers for each in self._try(file, [number])]
+
+
+class _Given(Numbered):
+    """A source of a user, cut into shards."""
+
+    def __init__(self, source: Source):
+        self.source = source
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return self.source.fingerprint
+
+    def _counts(self) -> list[tuple[str, int]]:
+        return [("", len(self.source))]
+
+    def _read(self, file: int, numbers: Sequence[int]) -> Sequence[Any]:
+        return read_records(self.source, numbers)
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+
+def _size(value: Any) -> int:
+    """About the bytes of the text in a record."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 8
+
+
+def read_records(source: Source, indices: Sequence[int]) -> Sequence[Mapping[str, Any]]:
     """The records with these numbers, in one request if the source has `__getitems__`."""
     if batched := getattr(source, "__getitems__", None):
         return batched(indices)
     return [source[index] for index in indices]
 
 
-def where(source: Source, index: int) -> str:
-    """The place of a record, for messages."""
-    known = getattr(source, "where", None)
-    return known(index) if known else f"record {index}"
+def text_of(record: Mapping[str, Any], field: str) -> str:
+    """The text in a field of a record.
 
-
-def read_texts(source: Source, indices: Sequence[int], field: str) -> list[str]:
-    """The text in `field` of each record.
-
-    >>> read_texts([{"text": b"caf\\xc3\\xa9"}, {"text": "au lait"}], [0, 1], "text")
-    ['café', 'au lait']
+    >>> text_of({"text": b"caf\\xc3\\xa9"}, "text")
+    'café'
     """
-    records = zip(read_records(source, indices), indices, strict=True)
-    return [_text(record, field, source, index) for record, index in records]
-
-
-def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> str:
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"{where(source, index)} has no field {field!r} (its fields: {there}); name the field "
-            "that holds the text with field="
+            f"it has no field {field!r} (its fields: {there}); name the field that holds the text "
+            "with field="
         )
     value = record[field]
     if not isinstance(value, str | bytes):
         raise InvalidValue(
-            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
-            "another field, or convert it to a string first"
+            f"its field {field!r} holds {type(value).__name__}, not text; name another field, or "
+            "convert it to a string first"
         )
     try:
         if isinstance(value, bytes):
@@ -79,159 +310,126 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
         return value
     except UnicodeError as error:
         raise InvalidValue(
-            f"{where(source, index)}: field {field!r} is not UTF-8 text ({error}); correct or "
-            "remove the record"
+            f"its field {field!r} is not UTF-8 text ({error}); correct or remove the record"
         ) from None
 
 
-class PartedSource:
-    """Records numbered over several parts: files, groups of rows, or other sources.
-
-    A subclass has `_sizes`, the number of records of each part; `_read`, records of one part by
-    their numbers in it, ascending; and `_where`, the place of one record, for messages.
-    """
-
-    _sizes: Callable[[], Sequence[int]]
-    _read: Callable[[int, Sequence[int]], Sequence[Any]]
-    _where: Callable[[int, int], str]
-
-    @functools.cached_property
-    def _first(self) -> list[int]:
-        """The number of the first record of each part, and the number of all records."""
-        return [0, *itertools.accumulate(self._sizes())]
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        """The part that holds a record, and its number there."""
-        if not 0 <= index < len(self):
-            raise OutOfRange(f"record {index} of {len(self):,}")
-        part = bisect.bisect_right(self._first, index) - 1
-        return part, index - self._first[part]
-
-    def __len__(self) -> int:
-        return self._first[-1]
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The records with these numbers; each part is read once, in ascending order."""
-        places = sorted((self._locate(index), at) for at, index in enumerate(indices))
-        records: list[Any] = [None] * len(indices)
-        for part, run in itertools.groupby(places, key=lambda place: place[0][0]):
-            numbers, order = zip(*((number, at) for (_, number), at in run), strict=True)
-            for at, record in zip(order, self._read(part, numbers), strict=True):
-                records[at] = record
-        return records
-
-    def where(self, index: int) -> str:
-        """The place of a record, for messages."""
-        return self._where(*self._locate(index))
-
-
-class Concatenated(PartedSource):
+class Concatenated(Sharded):
     """The records of the first source, then those of the second, and so on.
 
-    >>> both = Concatenated([[{"text": "a"}], [{"text": "b"}, {"text": "c"}]])
-    >>> len(both), both[2]
-    (3, {'text': 'c'})
+    >>> both = Concatenated([Records(["a"]), Records(["b", "c"])])
+    >>> [record["text"] for record in both]
+    ['a', 'b', 'c']
     """
 
-    def __init__(self, sources: Sequence[Source]):
-        self.sources = list(sources)
+    def __init__(self, sources: Sequence[Source | Sharded]):
+        self.sources = list(map(sharded, sources))
+        self.files = [file for source in self.sources for file in source.files]
 
     @property
     def fingerprint(self) -> str:
         """See `Source`."""
         return "+".join(source.fingerprint for source in self.sources)
 
-    def _sizes(self) -> list[int]:
-        return list(map(len, self.sources))
+    def shards(self) -> list[Shard]:
+        """See `Sharded`."""
+        return [
+            Shard((number, shard), shard.bytes)
+            for number, source in enumerate(self.sources)
+            for shard in source.shards()
+        ]
 
-    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
-        return read_records(self.sources[part], numbers)
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        number, inner = shard.spans
+        return self.sources[number].read(inner, start)
 
-    def _where(self, part: int, number: int) -> str:
-        return where(self.sources[part], number)
+    def where(self, block: Block, number: int) -> str:
+        """See `Sharded`."""
+        file, _ = block.places[number]
+        for source in self.sources:
+            if file in map(os.fspath, source.files):
+                return source.where(block, number)
+        return super().where(block, number)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.sources))
 
 
-class Repeated(PartedSource):
-    """Each record of `source` several times, one after another.
+class Slice(Sharded):
+    """A share of the records of `source`, chosen by their places.
 
-    >>> [each["text"] for each in Repeated([{"text": "a"}, {"text": "b"}], 2)]
-    ['a', 'a', 'b', 'b']
-    """
+    A hash of the place of a record is a number from 0 to 1, and the slice has the records whose
+    number is at least `begin` and below `end`. So slices that share a bound share no record and
+    omit none; the size of each is about its share. A place is the path of a file, below the folder
+    that all files have in common, and a byte or number in it. So records stay in their slices when
+    files are added to that folder, and change them when their file is renamed.
 
-    def __init__(self, source: Source, times: int):
-        self.source, self.times = source, times
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Source`."""
-        return f"{self.source.fingerprint}*{self.times}"
-
-    def _sizes(self) -> list[int]:
-        return [len(self.source) * self.times]
-
-    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
-        of = [number // self.times for number in numbers]
-        several = list(dict.fromkeys(of))
-        records = dict(zip(several, read_records(self.source, several), strict=True))
-        return [records[number] for number in of]
-
-    def _where(self, part: int, number: int) -> str:
-        return where(self.source, number // self.times)
-
-    def __str__(self) -> str:
-        return str(self.source)
-
-
-class Slice(PartedSource):
-    """The records of `source` from fraction `begin` up to fraction `end`.
-
-    Slices that share a bound share no record and omit none.
-
-    >>> letters = [{"text": letter} for letter in "abcdefg"]
-    >>> [len(Slice(letters, 0.0, 0.9)), len(Slice(letters, 0.9, 1.0))]
-    [6, 1]
+    >>> letters = Records(list("abcdefghijklmnopqrstuvwxyz"))
+    >>> [len(list(Slice(letters, *share))) for share in ((0.0, 0.9), (0.9, 1.0))]
+    [23, 3]
 
     Raises:
         ValueError: not 0 <= begin < end <= 1.
     """
 
-    def __init__(self, source: Source, begin: float, end: float):
+    def __init__(self, source: Source | Sharded, begin: float, end: float):
         if not 0 <= begin < end <= 1:
             raise InvalidValue(f"Slice is from {begin} to {end}; give 0.0 <= begin < end <= 1.0")
-        self.source, self.begin, self.end = source, begin, end
+        self.source, self.begin, self.end = sharded(source), begin, end
+        self.files = self.source.files
+        folders = [os.fspath(file).split("/")[:-1] for file in self.files]
+        # The number of folders that all paths begin with.
+        self._depth = next(
+            (n for n, each in enumerate(zip(*folders, strict=False)) if len(set(each)) > 1),
+            min(map(len, folders), default=0),
+        )
 
     @property
     def fingerprint(self) -> str:
         """See `Source`."""
         return f"{self.source.fingerprint}[{self.begin}:{self.end}]"
 
-    @property
-    def _range(self) -> range:
-        # Exact fractions of the decimal digits: 0.29 * 100 is 28.999… in floating point.
-        begin, end = (Fraction(str(float(share))) for share in (self.begin, self.end))
-        return range(int(len(self.source) * begin), int(len(self.source) * end))
+    def shards(self) -> list[Shard]:
+        """See `Sharded`."""
+        return self.source.shards()
 
-    def _sizes(self) -> list[int]:
-        return [len(self._range)]
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        for block in self.source.read(shard, start):
+            mine: list[int] = []
+            for file, group in itertools.groupby(enumerate(block.places), lambda each: each[1][0]):
+                numbers, places = zip(*group, strict=True)
+                at = self._draw(file, np.array([place[1] for place in places], np.uint64))
+                inside = (self.begin <= at) & (at < self.end)
+                mine += np.array(numbers)[inside].tolist()
+            yield dataclasses.replace(
+                block,
+                records=[block.records[number] for number in mine],
+                places=[block.places[number] for number in mine],
+            )
 
-    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
-        inside = self._range
-        return read_records(self.source, [inside[number] for number in numbers])
+    def _draw(self, file: str, at: np.ndarray) -> np.ndarray:
+        """A number in [0, 1) for each place in a file: float64."""
+        name = "/".join(file.split("/")[self._depth :])
+        digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+        mixed = at + np.frombuffer(digest[:8], np.uint64)
+        # As in SplitMix64; https://doi.org/10.1145/2660193.2660195.
+        for factor, shift in ((0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27)):
+            mixed = mixed * np.uint64(factor)
+            mixed ^= mixed >> np.uint64(shift)
+        mixed = mixed * np.uint64(0x94D049BB133111EB)
+        return (mixed >> np.uint64(11)) * 2.0**-53
 
-    def _where(self, part: int, number: int) -> str:
-        return where(self.source, self._range[number])
+    def where(self, block: Block, number: int) -> str:
+        """See `Sharded`."""
+        return self.source.where(block, number)
 
     def __str__(self) -> str:
         return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"
 
 
-class Records(PartedSource):
+class Records:
     """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
 
     Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`.
@@ -268,28 +466,28 @@ class Records(PartedSource):
         content = "".join(f"{line}\n" for line in [len(self), *lines])
         return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    def _sizes(self) -> list[int]:
-        return [len(self.records)]
+    def __len__(self) -> int:
+        return len(self.records)
 
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        entries = read_records(self.records, [int(number) for number in numbers])
-        return [_as_record(*pair) for pair in zip(numbers, entries, strict=True)]
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return _as_record(self.records[index])
 
-    def _where(self, part: int, number: int) -> str:
-        return f"record {number}"
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers."""
+        return list(map(_as_record, read_records(self.records, [int(each) for each in indices])))
 
     def __str__(self) -> str:
         return f"{len(self):,} records of a {type(self.records).__name__}"
 
 
-def _as_record(index: int, entry: Any) -> dict[str, Any]:
+def _as_record(entry: Any) -> dict[str, Any]:
     if isinstance(entry, dict):
         return entry
     if isinstance(entry, str | bytes):
         return {"text": entry}
     hint = "; a filtered MapDataset has gaps, so give a list of it" if entry is None else ""
     raise InvalidValue(
-        f"record {index} is a {type(entry).__name__}; a record must be a dict, or text{hint}"
+        f"it is a {type(entry).__name__}, and a record must be a dict, or text{hint}"
     )
 
 

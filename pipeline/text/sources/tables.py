@@ -1,4 +1,4 @@
-"""Tables: rows of columnar files by number, one group of rows in memory at a time."""
+"""Tables: rows of columnar files, one group of rows in memory at a time."""
 
 import functools
 import itertools
@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import is_local
 from pipeline.text.sources import files
+from pipeline.text.sources.source import Block, Blocks, Shard
 
 Group: TypeAlias = "pa.RecordBatch | pa.Table"
 
@@ -20,16 +20,14 @@ Group: TypeAlias = "pa.RecordBatch | pa.Table"
 class Tables(files.FileSource):
     """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
 
-    A record is a dict with an entry for each column. Rows of one group that are requested together
-    are read together; each source keeps in memory the group that it read last.
+    A record is a dict with an entry for each column. Group `i` of `n` counts as beginning at byte
+    `size * i // n` of its file, so that no file is opened to cut shards. One file at a time is
+    open, and one group of it in memory.
 
     Args:
         paths: names or globs, one or several.
         columns: the columns to read; None: all. In Parquet, other columns cost nothing.
     """
-
-    handles = ("_groups", "_first", "_latest")
-    _latest: tuple[int, Any] = -1, None  # the group that was read last, after its number
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
@@ -40,54 +38,66 @@ class Tables(files.FileSource):
     # Of one file: its columns, the rows of each group, and a function that reads a group.
     _open: Callable[[epath.Path], tuple[list[str], list[int], Callable[[int], Group]]]
 
-    @functools.cached_property
-    def _groups(self) -> list[tuple[epath.Path, int, int, Callable[[], Group]]]:
-        """For each group, its file, the rows before it in the file, its rows, and its reader."""
-        groups: list[Any] = []
-        for path in self.files:
-            names, rows, read = self._guard(path, self._open, path)
-            if missing := [name for name in self.columns or () if name not in names]:
-                raise InvalidValue(
-                    f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
-                    f"{', '.join(names)}); choose among them with columns="
-                )
-            before = itertools.accumulate(rows, initial=0)
-            for number, (count, first) in enumerate(zip(rows, before, strict=False)):
-                groups.append((path, first, count, functools.partial(read, number)))
-        return groups
+    def _is_whole(self, path: epath.Path) -> bool:
+        return False
 
-    def _read_group(self, number: int) -> Group:
-        path, _, _, read = self._groups[number]
-        group = self._guard(path, read)
-        # Arrow trusts the offsets of a file, and would read outside of it.
-        self._guard(path, functools.partial(group.validate, full=True))
-        return group
+    def _open_file(self, path: epath.Path) -> tuple[list[int], Callable[[int], Group]]:
+        """The rows of each group of a file, and a function that reads a group."""
+        names, rows, read = self._guard(path, self._open, path)
+        if missing := [name for name in self.columns or () if name not in names]:
+            raise InvalidValue(
+                f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
+                f"{', '.join(names)}); choose among them with columns="
+            )
+
+        def read_group(number: int) -> Group:
+            group = self._guard(path, read, number)
+            # Arrow trusts the offsets of a file, and would read outside of it.
+            self._guard(path, functools.partial(group.validate, full=True))
+            return group
+
+        return rows, read_group
 
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Each group of rows in order, with its place in words; none of them stays in memory."""
-        for number, (path, before, _, _) in enumerate(self._groups):
-            yield f"{os.fspath(path)}, from row {before} on,", self._read_group(number)
+        for path in self.files:
+            rows, read = self._open_file(path)
+            for number, before in enumerate(itertools.accumulate(rows[:-1], initial=0)):
+                if number < len(rows):
+                    yield f"{os.fspath(path)}, from row {before} on,", read(number)
 
-    def _sizes(self) -> list[int]:
-        return [rows for _, _, rows, _ in self._groups]
-
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        with self._lock:
-            if self._latest[0] != part:
-                self._latest = part, self._read_group(part)
-            group = self._latest[1]
-        return group.take(np.array(numbers, np.int64)).to_pylist()
-
-    def _where(self, part: int, number: int) -> str:
-        path, before, _, _ = self._groups[part]
-        return f"{os.fspath(path)}, row {before + number}"
+    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
+        """See `Sharded`."""
+        span, first, row = start or (0, 0, 0)
+        blocks = Blocks(shard, "row")
+        for number in range(span, len(shard.spans)):
+            file, begin, end = shard.spans[number]
+            path, last = self.files[file], number == len(shard.spans) - 1
+            size = path.stat().length
+            rows, read = self._open_file(path)
+            mine = [n for n in range(len(rows)) if begin <= size * n // len(rows) < end]
+            for unit in mine:
+                if unit < first or not rows[unit]:
+                    continue
+                group, before = read(unit), sum(rows[:unit])
+                step = max(rows[unit] * shard.block // max(group.nbytes, 1), 1)
+                while row < rows[unit]:
+                    records = group.slice(row, step).to_pylist()
+                    at = range(before + row, before + row + len(records))
+                    blocks.add(os.fspath(path), records, at, group.nbytes * len(at) // rows[unit])
+                    row += len(records)
+                    following = [number, unit, row] if row < rows[unit] else [number, unit + 1, 0]
+                    if not blocks.room and not (last and following[1] > mine[-1]):
+                        yield blocks.take(following)
+                row = 0
+            first = row = 0
+        yield blocks.take(None)
 
 
 class ParquetFiles(Tables):
     """Records from Parquet files, a dict for each row; see `Tables` for the arguments.
 
-    A row group is decoded as a whole when one of its rows is requested, so random access is
-    cheapest with small row groups; `prepare` reads in order, so a worker decodes each once.
+    A row group is decoded as a whole, once, so a file of one row group is the work of one worker.
     """
 
     format, prefix = "Parquet", "parquetfiles"

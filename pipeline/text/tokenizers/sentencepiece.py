@@ -4,18 +4,22 @@ import functools
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
-from pipeline.text.sources.source import Source, read_texts
+from pipeline.text.fingerprints import fingerprint
+from pipeline.text.sources.source import Sharded, Source, records_of, sharded, text_of
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
 from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
+
+# The field of a record that holds its text, or several, or a function from a record to its texts.
+TextOf: TypeAlias = str | Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 SPACE = "\u2581"  # how a model spells a space
 
@@ -24,8 +28,8 @@ SPACE = "\u2581"  # how a model spells a space
 USER_DEFINED, UNUSED = 4, 5
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }
 
-# The most bytes of text to train on, and the number of records read at once.
-SAMPLE_BYTES, BATCH = 1 << 25, 1024
+# The most bytes of text to train on, and the most shards that they come from.
+SAMPLE_BYTES, SAMPLED = 1 << 25, 64
 
 
 def _require() -> Any:
@@ -97,12 +101,12 @@ class SentencePiece(FileTokenizer):
 
 
 def train_sentencepiece(
-    source: Source,
+    source: Source | Sharded | Sequence[tuple[Source | Sharded, TextOf]],
     vocab_size: int,
     model: epath.PathLike,
     *,
     seed: int = 0,
-    field: str | Sequence[str] = "text",
+    field: TextOf = "text",
     begin: bool = True,
     end: bool = True,
 ) -> SentencePiece:
@@ -114,13 +118,14 @@ def train_sentencepiece(
     sentencepiece.
 
     Args:
-        source: the text to train on; if it has more than 32 MiB, a sample spread over all of it,
-            drawn by `seed`.
+        source: the text to train on; or pairs of a source and its `field`. If there are more than
+            32 MiB, a sample: the beginnings of up to 64 shards that are spread over all of it.
         vocab_size: the number of ids, all kinds together.
         model: the file to write. If it exists, and was trained on the same source with the same
             options, it is loaded; it is never overwritten.
-        seed: draws the sample.
-        field: the field of the records that holds the text; or several, to train on all of them.
+        seed: draws the shards.
+        field: the field of the records that holds the text; or several, to train on all of them;
+            or a function from a record to its texts.
         begin: see `SentencePiece`.
         end: see `SentencePiece`.
 
@@ -129,10 +134,12 @@ def train_sentencepiece(
             otherwise.
     """
     path = as_path(model)
-    fields = [field] if isinstance(field, str) else list(field)
+    pairs: Any = source if isinstance(source, list | tuple) else [(source, field)]
+    texts = [(sharded(each), [of] if isinstance(of, str) else of) for each, of in pairs]
+    fields = [fingerprint(of) if callable(of) else of for _, of in pairs]
     about = {
-        "source": source.fingerprint,
-        "field": field if isinstance(field, str) else fields,
+        "source": "+".join(each.fingerprint for each, _ in texts),
+        "field": fields[0] if len(fields) == 1 else fields,
         "vocab_size": vocab_size,
         "seed": seed,
         "sample_bytes": SAMPLE_BYTES,
@@ -142,7 +149,7 @@ def train_sentencepiece(
     if not path.exists():
         with directory_lock(path.parent, "training a tokenizer"):
             if not path.exists():
-                proto = _train(_sample(source, fields, seed), vocab_size)
+                proto = _train(_sample(texts, seed), vocab_size)
                 for place, content in ((note, json.dumps(about, indent=1).encode()), (path, proto)):
                     with atomic_write(place) as file:
                         file.write(content)
@@ -231,16 +238,18 @@ def _train(texts: Iterator[str], vocab_size: int) -> bytes:
     return proto.getvalue()
 
 
-def _sample(source: Source, fields: Sequence[str], seed: int) -> Iterator[str]:
-    """Texts of about `SAMPLE_BYTES` in total, in order, spread evenly over the source."""
-    total = len(source)
-    probe = np.unique(np.linspace(0, total - 1, num=min(total, 256)).astype(np.int64))
-    texts = (text for field in fields for text in read_texts(source, probe.tolist(), field))
-    size = sum(len(text.encode()) for text in texts)
-    wanted = min(total, max(1, SAMPLE_BYTES * len(probe) // max(size, 1)))
-    # One record of each of `wanted` equal stretches, so that compressed files are read in order.
-    within = np.random.Philox(key=seed).random_raw(wanted) / 2**64
-    numbers = ((np.arange(wanted) + within) * (total / wanted)).astype(np.int64)
-    for begin in range(0, wanted, BATCH):
-        for field in fields:
-            yield from read_texts(source, numbers[begin : begin + BATCH].tolist(), field)
+def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
+    """Texts of up to `SAMPLE_BYTES` in total, in order, from the beginnings of spread shards."""
+    every = [(source, field, shard) for source, field in texts for shard in source.shards()]
+    count = min(len(every), SAMPLED)
+    # One shard of each of `count` equal stretches.
+    within = np.random.Philox(key=seed).random_raw(count) / 2**64
+    for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
+        source, field, shard = every[number]
+        left = SAMPLE_BYTES // count
+        for record in records_of(source, [shard]):
+            if left <= 0:
+                break
+            found = field(record) if callable(field) else [text_of(record, each) for each in field]
+            yield from found
+            left -= sum(len(text.encode()) for text in found)

@@ -1,0 +1,224 @@
+"""Work: from a shard of a source to parts of a corpus, each with a record beside it.
+
+Whatever does the work, and however often, the parts are the same: the end of a block ends a part,
+and the record of a part says where its shard continues.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from pipeline.corpus.log import Damaged, Log, damaged, read_record, record_path, write_record
+from pipeline.corpus.manifest import MANIFEST, Manifest, part_name, require_same_origin
+from pipeline.corpus.parts import json_digest, write_part
+from pipeline.corpus.tokenisation import Job
+from pipeline.corpus.writer import refuse_others
+from pipeline.errors import InvalidState, InvalidValue
+from pipeline.fs.atomic import atomic_write, make_directory
+from pipeline.text import ragged
+from pipeline.text.ragged import Ragged
+from pipeline.text.sources.source import Block, Shard
+
+# What follows a part must be this fraction of one, or it joins the part.
+REST = 4
+
+
+class Piece(NamedTuple):
+    """What one record of the log describes.
+
+    Attributes:
+        examples: those of the part; None if the shard has none.
+        failed: a description of each record that failed, as JSON, with the `example` in the part.
+        next: where the shard continues; None at its end.
+    """
+
+    examples: Ragged | None
+    failed: list[dict[str, Any]]
+    next: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Makes the parts of shards; workers get a copy of it, and call it with a shard.
+
+    Attributes:
+        job: the recipe.
+        directory: that of the corpus.
+        most: the examples and tokens of a full part, the same for all workers.
+    """
+
+    job: Job
+    directory: epath.Path
+    most: tuple[int, int] = dataclasses.field(
+        default_factory=lambda: (ragged.EXAMPLES_PER_PART, ragged.TOKENS_PER_PART)
+    )
+
+    @functools.cached_property
+    def origin(self) -> str:
+        """A digest of all that decides the parts."""
+        return json_digest([self.job.origin, self.job.stored_task.name])
+
+    def declare(self) -> Manifest:
+        """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
+        job, log = self.job, Log(make_directory(self.directory))
+        manifest = Manifest(
+            task=job.stored_task.name,
+            origin=job.origin,
+            vocab_size=job.tokenizer.vocab_size,
+            source=str(job.source),
+            features=job.columns,
+        )
+        if (about := log.declared()) is None:
+            refuse_others(self.directory)
+        elif log.has_records:
+            require_same_origin(self.directory, about.origin, job.origin)
+            if about.task != manifest.task:
+                raise InvalidValue(
+                    f"{os.fspath(self.directory)} holds a corpus of the task {about.task!r}, not "
+                    f"{manifest.task!r}; give that, or another directory"
+                )
+            return about
+        tokenizer = job.tokenizer.save(self.directory)
+        manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
+        log.declare(manifest)
+        return manifest
+
+    def read(self, shard: int) -> tuple[list[dict[str, Any]], bool]:
+        """The records of a shard, in order, and whether it is done."""
+        records: list[dict[str, Any]] = []
+        while record := read_record(self.directory, shard, sum(len(r["parts"]) for r in records)):
+            if record["origin"] != self.origin:
+                path = record_path(self.directory, shard, record["number"])
+                raise damaged(path, "it was made from something else")
+            records.append(record)
+            if record["next"] is None:
+                return records, True
+        return records, False
+
+    def __call__(self, numbered: tuple[int, Shard]) -> tuple[int, int]:
+        """Makes the parts of a shard that are missing; returns its number and their tokens."""
+        number, shard = numbered
+        tokens = 0
+        try:
+            records, done = self.read(number)
+            start, part = records[-1]["next"] if records else None, len(records)
+            blocks = () if done else self.job.records.read(shard, start)
+            for piece in divide(self.job, blocks, self.most):
+                tokens += self._write(number, part, piece)
+                part += 1
+        except (OSError, Damaged):
+            if not (self.directory / MANIFEST).exists():
+                raise
+        if (self.directory / MANIFEST).exists():  # others did this shard, and finished
+            Log(self.directory).remove()
+        return number, tokens
+
+    def _write(self, shard: int, number: int, piece: Piece) -> int:
+        """Writes a part and then its record, unless others have written the same."""
+        job, parts = self.job, []
+        if piece.examples is not None:
+            path = self.directory / part_name(shard, number)
+            parts = [write_part(path, piece.examples, job.origin, job.stored_task).part]
+        if piece.failed:
+            lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in piece.failed)
+            path = failures_path(self.directory, shard, number)
+            with atomic_write(path, shared=True) as file:
+                file.write("".join(lines).encode(errors="backslashreplace"))
+        rest: Any = {"next": piece.next, "failed": len(piece.failed), "origin": self.origin}
+        with contextlib.suppress(FileExistsError):
+            write_record(self.directory, shard, number, parts=parts, **rest)
+            return sum(part.tokens for part in parts)
+        there = read_record(self.directory, shard, number)
+        if there and [each["sha256"] for each in there["parts"]] != [p.sha256 for p in parts]:
+            raise InvalidState(
+                f"another process made other examples of shard {shard}, part {number}, of "
+                f"{job.source}: the source or a function gives different results each time. Delete "
+                "the directory, correct that, and prepare again"
+            )
+        return 0
+
+
+def failures_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
+    """The file that lists the records that failed, beside the record of a part."""
+    return record_path(directory, shard, number).with_suffix(".jsonl")
+
+
+def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator[Piece]:
+    """The parts of a shard: each ends with the block that makes it full.
+
+    If less than a fraction of a part follows, that joins the part. So a part is known when enough
+    of the next one is.
+    """
+    held = _Held(most)
+    for block in blocks:
+        if block.records:
+            held.append(*job.run(block), block)
+        if held.ends is not None and held.rest_is_enough:
+            yield held.take()
+        if held.ends is None and held.is_full and block.next is not None:
+            held.ends = len(held.chunks), len(held.failed), block.next
+        if block.next is None:
+            held.ends = len(held.chunks), len(held.failed), None
+            yield held.take()
+
+
+class _Held:
+    """The examples of blocks that are not in parts yet.
+
+    Attributes:
+        chunks: the examples of each block.
+        failed: a description of each record that failed.
+        ends: if the part is full, the number of its chunks and failures, and where the shard
+            continues.
+    """
+
+    def __init__(self, most: tuple[int, int]) -> None:
+        self._most = most
+        self.chunks: list[Ragged] = []
+        self.failed: list[dict[str, Any]] = []
+        self.ends: tuple[int, int, Any] | None = None
+        self._examples, self._tokens = [0], [0]  # before each chunk
+
+    def append(self, chunk: Ragged, failed: dict[int, Exception], block: Block) -> None:
+        """Adds the examples of a block."""
+        nodes = len(chunk.counts) // len(block.records)
+        for number, error in failed.items():
+            named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            example = self._examples[-1] + number * nodes
+            reason = {"example": example, "reason": f"{named}{error}"}
+            self.failed.append(block.place(number) | reason)
+        self.chunks.append(chunk)
+        self._examples.append(self._examples[-1] + len(chunk.counts))
+        self._tokens.append(self._tokens[-1] + int(chunk.counts.sum()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a part ends here."""
+        return self._examples[-1] >= self._most[0] or self._tokens[-1] >= self._most[1]
+
+    @property
+    def rest_is_enough(self) -> bool:
+        """Whether what follows the full part is a part of its own."""
+        assert self.ends is not None, "a part is full"
+        chunks = self.ends[0]
+        examples, tokens = (each[-1] - each[chunks] for each in (self._examples, self._tokens))
+        return REST * examples >= self._most[0] or REST * tokens >= self._most[1]
+
+    def take(self) -> Piece:
+        """The full part; keeps what follows it."""
+        assert self.ends is not None, "a part is full"
+        chunks, failed, following = self.ends
+        examples = Ragged.concatenate(self.chunks[:chunks]) if chunks else None
+        piece = Piece(examples, self.failed[:failed], following)
+        first, tokens = self._examples[chunks], self._tokens[chunks]
+        self.chunks, self.failed, self.ends = self.chunks[chunks:], self.failed[failed:], None
+        self.failed = [each | {"example": each["example"] - first} for each in self.failed]
+        self._examples = [each - first for each in self._examples[chunks:]]
+        self._tokens = [each - tokens for each in self._tokens[chunks:]]
+        return piece
