@@ -264,7 +264,8 @@ def _run(
     engine: Engine, work: Work, items: Sequence[tuple[int, Shard]], *, name: str, progress: bool
 ) -> None:
     """Does the shards that are not done yet, with a progress bar."""
-    missing = {number: shard for number, shard in items if not work.read(number)[1]}
+    there = work.read_all(number for number, _ in items)
+    missing = {number: shard for number, shard in items if not there[number][1]}
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
     options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
@@ -291,12 +292,9 @@ def _run(
 
 def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None:
     """Makes a corpus of the parts, once all shards are done."""
-    log, records, missing = Log(work.directory), list[dict[str, Any]](), list[int]()
-    for shard in range(shards):
-        found, done = work.read(shard)
-        records += found
-        missing += [] if done else [shard]
-    if missing:
+    log, there = Log(work.directory), work.read_all(range(shards))
+    records = [record for found, _ in there.values() for record in found]
+    if missing := [shard for shard, (_, done) in there.items() if not done]:
         raise InvalidState(
             f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, first "
             f"shard {missing[0]}; run again to finish"
