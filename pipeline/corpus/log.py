@@ -599,7 +599,9 @@ class Log(Handles):
 
     def first(self) -> int:
         """The number of the first part that is kept."""
-        return min((number for shard, number in self._sizes() if not shard), default=0)
+        first = min((number for shard, number in self._sizes() if not shard), default=0)
+        # The records of a finished corpus may be half removed.
+        return 0 if self._finished_manifest() is not None else first
 
     def remove(self) -> None:
         """Removes the log, once a manifest has replaced it, or to start over."""

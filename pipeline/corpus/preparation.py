@@ -34,13 +34,7 @@ from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import (
-    as_path,
-    atomic_write,
-    directory_lock,
-    is_local,
-    remove_leftovers,
-)
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
@@ -317,7 +311,6 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
         records_in_all = len(counts) // work.job.nodes
         logger.warning(text, f"{len(failures):,}", f"{records_in_all:,}", os.fspath(path))
     finish(log, dataclasses.replace(manifest, parts=parts), counts)
-    remove_leftovers(work.directory, TEMPORARY)
 
 
 def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) -> Any:
