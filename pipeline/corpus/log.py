@@ -449,15 +449,7 @@ class Log(Handles):
             assert first is not None
             self._key, self._end = key, (key[1], first["first"], first["before"])
             self._begin_digest = first["begin"]
-        wanted = sorted(each for each in sizes if each >= self._key)
-        contents: dict[Key, bytes] = {}
-        if isinstance(self._place, objects.ObjectPath):
-            paths, ends = [*map(self._path, wanted)], [sizes[each] for each in wanted]
-            try:
-                found = objects.get_ranges(paths, [0] * len(paths), ends)
-            except FileNotFoundError as error:
-                raise damaged(self._place, f"a record is gone: {error}") from error
-            contents = dict(zip(wanted, map(bytes, found), strict=True))
+        contents = self._contents({key: size for key, size in sizes.items() if key >= self._key})
         while not self._ended and (record := self._read(self._key, contents)):
             self._follow(self._key, record)
         if self._key in sizes:
@@ -466,6 +458,25 @@ class Log(Handles):
         if of_writer and later:
             name = self._path(min(later)).name
             raise damaged(self._path(self._key), f"it is missing, and {name} is there")
+
+    def records(self) -> dict[Key, dict[str, Any]]:
+        """All records that are there, by key."""
+        sizes = self._sizes()
+        contents = self._contents(sizes)
+        found = {key: self._read(key, contents) for key in sizes}
+        return {key: record for key, record in found.items() if record is not None}
+
+    def _contents(self, sizes: Mapping[Key, int]) -> dict[Key, bytes]:
+        """The bytes of records of these sizes, requested together; nothing in a local directory."""
+        if not isinstance(self._place, objects.ObjectPath):
+            return {}
+        try:
+            found = objects.get_ranges(
+                [*map(self._path, sizes)], [0] * len(sizes), [*sizes.values()]
+            )
+        except FileNotFoundError as error:
+            raise damaged(self._place, f"a record is gone: {error}") from error
+        return dict(zip(sizes, map(bytes, found), strict=True))
 
     def _sizes(self) -> dict[Key, int]:
         """The bytes of each record, by its key; 0 in a local directory."""
@@ -598,7 +609,9 @@ class Log(Handles):
 
     def first(self) -> int:
         """The number of the first part that is kept."""
-        return min((number for shard, number in self._sizes() if not shard), default=0)
+        first = min((number for shard, number in self._sizes() if not shard), default=0)
+        # The records of a finished corpus may be half removed.
+        return 0 if self._finished_manifest() is not None else first
 
     def remove(self) -> None:
         """Removes the log, once a manifest has replaced it, or to start over."""

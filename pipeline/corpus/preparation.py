@@ -35,13 +35,7 @@ from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import (
-    as_path,
-    atomic_write,
-    directory_lock,
-    is_local,
-    remove_leftovers,
-)
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
@@ -265,7 +259,8 @@ def _run(
     engine: Engine, work: Work, items: Sequence[tuple[int, Shard]], *, name: str, progress: bool
 ) -> None:
     """Does the shards that are not done yet, with a progress bar."""
-    missing = {number: shard for number, shard in items if not work.read(number)[1]}
+    there = work.read_all(number for number, _ in items)
+    missing = {number: shard for number, shard in items if not there[number][1]}
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
     options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
@@ -292,12 +287,9 @@ def _run(
 
 def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None:
     """Makes a corpus of the parts, once all shards are done."""
-    log, records, missing = Log(work.directory), list[dict[str, Any]](), list[int]()
-    for shard in range(shards):
-        found, done = work.read(shard)
-        records += found
-        missing += [] if done else [shard]
-    if missing:
+    log, there = Log(work.directory), work.read_all(range(shards))
+    records = [record for found, _ in there.values() for record in found]
+    if missing := [shard for shard, (_, done) in there.items() if not done]:
         raise InvalidState(
             f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, first "
             f"shard {missing[0]}; run again to finish"
@@ -320,7 +312,6 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
         records_in_all = len(counts) // work.job.nodes
         logger.warning(text, f"{len(failures):,}", f"{records_in_all:,}", os.fspath(path))
     finish(log, dataclasses.replace(manifest, parts=parts), counts)
-    remove_leftovers(work.directory, TEMPORARY)
 
 
 def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) -> Any:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -89,10 +89,17 @@ class Work:
         log.declare(manifest)
         return manifest
 
-    def read(self, shard: int) -> tuple[list[dict[str, Any]], bool]:
+    def read_all(self, shards: Iterable[int]) -> dict[int, tuple[list[dict[str, Any]], bool]]:
+        """For each shard its records, in order, and whether it is done."""
+        there = Log(self.directory).records()
+        return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
+
+    def _follow(
+        self, shard: int, read: Callable[[int, int], dict[str, Any] | None]
+    ) -> tuple[list[dict[str, Any]], bool]:
         """The records of a shard, in order, and whether it is done."""
         records: list[dict[str, Any]] = []
-        while record := read_record(self.directory, shard, sum(len(r["parts"]) for r in records)):
+        while record := read(shard, len(records)):
             if record["origin"] != self.origin:
                 path = record_path(self.directory, shard, record["number"])
                 raise damaged(path, "it was made from something else")
@@ -106,7 +113,7 @@ class Work:
         number, shard = numbered
         tokens = 0
         try:
-            records, done = self.read(number)
+            records, done = self._follow(number, functools.partial(read_record, self.directory))
             start, part = records[-1]["next"] if records else None, len(records)
             blocks = () if done else self.job.records.read(shard, start)
             for piece in divide(self.job, blocks, self.most):

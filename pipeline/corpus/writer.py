@@ -34,7 +34,7 @@ from pipeline.errors import (
     counted,
     require_whole,
 )
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, remove_leftovers
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
@@ -379,5 +379,6 @@ def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> No
         size = file.tell()
     digest = lengths_module.digest(lengths)
     manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
+    remove_leftovers(log.directory, TEMPORARY)
     manifest.write(log.directory / MANIFEST)
     log.remove()

@@ -348,3 +348,17 @@ def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
         for _ in range(3):
             writer.append([1] * 5)
             writer.seal()
+
+
+def test_a_reader_holds_all_of_a_finished_corpus_while_its_records_are_removed(
+    tmp_path, monkeypatch
+):
+    reader = Corpus.open(write(tmp_path), follow=True)
+    monkeypatch.setattr(
+        writer_module.Log, "remove", lambda _: record(tmp_path, 0).unlink(missing_ok=True)
+    )
+    write(tmp_path, finish=True)
+    assert record(tmp_path, 2).exists()
+    assert reader.log.first() == 0
+    reader.hold(range(0))
+    assert reader.read([0], [0], [1])["inputs"].tolist() == [0]
