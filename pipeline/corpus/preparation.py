@@ -347,7 +347,7 @@ def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequenc
 
 @contextlib.contextmanager
 def _discarding(work: Work) -> Iterator[None]:
-    """Removes all parts, and what is known of them, if the block refuses them."""
+    """Removes all that was made, if the block refuses it."""
     try:
         yield
     except ValueError:

@@ -505,6 +505,28 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_pa
         assert len(prepare(again, Bytes(), directory, progress=False)) == len(list(again))
 
 
+def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_edited(
+    source, tmp_path, monkeypatch
+):
+    class Editing:
+        def run(self, function, items):
+            Path(source.files[0]).write_text("else")
+            yield from map(function, items)
+
+    def die(*_):
+        raise KeyError("killed")
+
+    directory = tmp_path / "corpus"
+    monkeypatch.setattr("pipeline.corpus.manifest.write_entries", die)
+    with pytest.raises(KeyError, match="killed"):
+        prepare(source, Bytes(), directory, engine=HERE, progress=False)
+    monkeypatch.undo()
+    assert {"lengths.npy", "parts.arrow"} <= {*contents(directory)}
+    with pytest.raises(ValueError, match="changed after this source was first used"):
+        prepare(source, Bytes(), directory, engine=Editing(), progress=False)
+    assert contents(directory) == {}
+
+
 def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
     quietly = {"num_workers": 0, "progress": False}
     listed = [{"a": line, "b": line} for line in LINES]
