@@ -322,8 +322,8 @@ def test_each_source_of_a_mixture_may_have_a_template_of_its_own(tmp_path):
     del config.train
     joined, held_out = prepare_corpora(config, tmp_path)
     plain, answers = joined.corpora["plain"], joined.corpora["answers"]
-    assert plain.tokenizer.decode(plain[0]["inputs"]) == "train 4"
-    assert answers.tokenizer.decode(answers[0]["inputs"]) == "4?Yes."
+    assert plain.tokenizer.decode(plain[0]["inputs"]) == "train 0"
+    assert answers.tokenizer.decode(answers[0]["inputs"]) == "0?Yes."
     assert "loss_weights" not in plain[0]
     assert answers[0]["loss_weights"].tolist() == [0.0] * 2 + [1.0] * 5
-    assert held_out.tokenizer.decode(held_out[0]["inputs"]) == "validation 4"
+    assert held_out.tokenizer.decode(held_out[0]["inputs"]) == "validation 0"

@@ -40,10 +40,11 @@ def get_config(kind: str = "") -> ConfigDict:
         case "hosts":
             config.steps, config.eval_every = 40, 10
             batches.update(tokens_per_batch=1920, max_buckets=2, max_length=160, row_multiple=12)
+            batches.packing = "none"  # so that there is more than one bucket
         case "pairs":
             config.train.field = config.eval.field = "de", "en"
             batches.update(max_buckets=2, max_length=(96, 64))
-            batches.packing = "none"  # so that there is more than one bucket
+            batches.packing = "none"
         case "chat":
             config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
         case "masked":

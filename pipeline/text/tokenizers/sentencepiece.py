@@ -136,7 +136,10 @@ def train_sentencepiece(
     path = as_path(model)
     pairs: Any = source if isinstance(source, list | tuple) else [(source, field)]
     texts = [(sharded(each), [of] if isinstance(of, str) else of) for each, of in pairs]
-    fields = [fingerprint(of) if callable(of) else of for _, of in pairs]
+    fields = [
+        fingerprint(of) if callable(of) else of if isinstance(of, str) else list(of)
+        for _, of in pairs
+    ]
     about = {
         "source": "+".join(each.fingerprint for each, _ in texts),
         "field": fields[0] if len(fields) == 1 else fields,
