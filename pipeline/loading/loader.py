@@ -5,7 +5,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import grain
 import numpy as np
@@ -132,6 +132,12 @@ class Loader(grain.DatasetIterator):
         ahead = noted.to_iter_dataset(AT_ONCE).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a loader has threads, so it cannot be copied or pickled; save loader.get_state(), "
+            "and give it to set_state of another loader of the same corpus and options"
+        )
 
     def __repr__(self) -> str:
         at = f"at step {self.step:,}" if self._open else "closed"

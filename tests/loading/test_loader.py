@@ -294,6 +294,34 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
     assert shapes_of(grain.experimental.get_element_spec(whole)) == shapes_of(loader.specs)
 
 
+def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus, buckets):
+    def count(batch):
+        return {**batch, "seen": np.cumsum(batch["loss_weights"] > 0, axis=1)}  # int64
+
+    def hash_of(batch):
+        return {**batch, "hash": batch["inputs"].astype(np.int64) - (1 << 40)}
+
+    with pipeline.load(corpus, buckets=buckets, transform=count, num_epochs=1) as loader:
+        most = Compiled(lambda total, batch: total + batch["seen"].max(), 0, loader.specs)
+        for step, batch in enumerate(loader):
+            assert batch["seen"].dtype == np.int32
+            assert most(0, batch) == loader.batches[step]["seen"].max()
+    with (
+        pipeline.load(corpus, buckets=buckets, transform=hash_of) as loader,
+        pytest.raises(ValueError, match=r"hash has numbers from -1,099,511,627,.* as int64"),
+    ):
+        next(loader)
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets, make):
+    with (
+        pipeline.load(corpus, buckets=buckets) as loader,
+        pytest.raises(TypeError, match=r"cannot be copied or pickled; save loader\.get_state"),
+    ):
+        make(loader)
+
+
 def shapes_of(specs):
     return {(bucket, name): specs[bucket][name].shape for bucket in specs for name in specs[bucket]}
 
