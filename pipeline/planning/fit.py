@@ -61,14 +61,14 @@ def fit_buckets(
     compilation, must save 1% of the positions and a third of the attention (the formula does not
     know the machine; `pipeline.tune` measures it); with packing "none", 0.1% of the positions.
 
-    >>> lengths = np.repeat([120, 2000], [1000, 10])
+    >>> lengths = np.repeat([120, 2000], [1000, 12])
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=64, length=128), Bucket(rows=4, length=2048))
 
     For pairs, both lengths count, and cross-attention too. Rows of packed pairs may be longer than
     the longest pair, so that both sides can be full:
 
-    >>> fit_buckets(np.array([[120, 40]] * 99), tokens_per_batch=8192, max_buckets=2)
+    >>> fit_buckets(np.array([[120, 40]] * 96), tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
