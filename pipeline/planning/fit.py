@@ -165,7 +165,7 @@ class Fit:
         if max_segments is not None:
             max_segments = require_whole("max_segments", max_segments, 1)
         members = _exclude(lengths, exclude, several=weights is not None)
-        array = members[""].array if weights is None else typical_lengths(members, weights, by)
+        array = members[""].included if weights is None else typical_lengths(members, weights, by)
         limits: Any = () if max_length is None else np.array(max_length, object).ravel().tolist()
         limits = tuple(require_whole("max_length", limit, 1) for limit in limits)
         self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
@@ -269,13 +269,13 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     for name, each in corpora.items():  # relative numbers of examples
         mean = 1.0
         if by != "examples":
-            mean = int(each.array.sum(dtype=np.int64)) / max(len(each), 1)
+            mean = int(each.included.sum(dtype=np.int64)) / max(len(each), 1)
         mean *= float(each.loss_share) if by == "loss" else 1
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
     parts = []
     for name, count in counts.items():
-        lengths = corpora[name].array
+        lengths = corpora[name].included
         number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:
