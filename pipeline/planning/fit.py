@@ -269,13 +269,14 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     for name, each in corpora.items():  # relative numbers of examples
         mean = 1.0
         if by != "examples":
-            mean = int(each.included.sum(dtype=np.int64)) / max(len(each), 1)
+            mean = int(each.included.sum(dtype=np.int64)) / max(len(each.included), 1)
         mean *= float(each.loss_share) if by == "loss" else 1
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
     parts = []
     for name, count in counts.items():
-        lengths = corpora[name].included
+        if not len(lengths := corpora[name].included):
+            continue
         number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:
