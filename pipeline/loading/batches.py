@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
@@ -13,7 +14,13 @@ import numpy as np
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole
+from pipeline.errors import (
+    InvalidState,
+    InvalidType,
+    InvalidValue,
+    require_one_of,
+    require_whole,
+)
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import (
     POSITIONS,
@@ -263,7 +270,7 @@ class Batches(StepDataset):
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
-            batch = self._collate(planned)
+            batch = _never_ends(step, self._collate, planned)
         return (planned, batch) if self._planned else batch
 
     @functools.cached_property
@@ -385,3 +392,23 @@ def _count_arguments(transform: Any) -> int:
         except TypeError:
             return 2
     return 1
+
+
+def _never_ends(step: int, make: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `make`; an error that would end an iterator or a thread gets another class.
+
+    A transform may raise `StopIteration` by mistake, or `SystemExit` in a thread. In the main
+    thread, Ctrl-C and `sys.exit` stay what they are.
+    """
+    try:
+        return make(*arguments)
+    except BaseException as error:
+        in_main = threading.current_thread() is threading.main_thread()
+        exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
+        ends = isinstance(error, StopIteration | StopAsyncIteration | Ended)
+        if exits or (isinstance(error, Exception) and not ends):
+            raise
+        raise InvalidState(
+            f"the batch of step {step:,} was not built: a transform or the corpus raised "
+            f"{error!r}; raise a ValueError to report what is wrong"
+        ) from error

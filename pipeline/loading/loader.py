@@ -3,9 +3,10 @@
 import contextlib
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import grain
 import numpy as np
@@ -16,7 +17,7 @@ from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, NotSealed, suggest_option
+from pipeline.errors import InvalidState, InvalidType, InvalidValue, NotSealed, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import Batch, Batches, TraceAnnotation, Transform
 from pipeline.loading.collate import Positions
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
     import jax
 
 FITTING = list_keywords(fit_buckets)
+
+# Seconds that closing a loader may take.
+AT_MOST = 1.0
+
+# Iterators of loaders that were not closed before Python ended.
+_abandoned: list[list[grain.DatasetIterator]] = []
 
 
 class OrderedOptions(PackingOptions, total=False):
@@ -132,6 +139,13 @@ class Loader(grain.DatasetIterator):
         ahead = noted.to_iter_dataset(AT_ONCE).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         self._open.append(iter(steps))
+        self._process = os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a loader has threads, so it cannot be copied or pickled; save loader.get_state(), "
+            "and give it to set_state of another loader of the same corpus and options"
+        )
 
     def __repr__(self) -> str:
         at = f"at step {self.step:,}" if self._open else "closed"
@@ -142,6 +156,11 @@ class Loader(grain.DatasetIterator):
 
     @property
     def _steps(self) -> grain.DatasetIterator:
+        if self._process != os.getpid():
+            raise InvalidState(
+                "this loader was made before the process forked, and its threads are not in the "
+                "child; make another loader here"
+            )
         if not self._open:
             raise InvalidValue("this loader is closed; make another one")
         return self._open[0]
@@ -224,11 +243,25 @@ class Loader(grain.DatasetIterator):
 
 
 def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead, logs: Iterable[Log]) -> None:
-    for each in logs:
-        each.close()  # threads that wait for a part end
-    while iterators:
-        iterators.pop().close()
-    ahead.stop()  # last, since a batch in the making would restart it
+    """Ends the threads; waits for `AT_MOST` seconds at most, since a transform may never return.
+
+    The collector may call it in one of these threads, which cannot wait for itself.
+    """
+
+    def end() -> None:
+        for each in logs:
+            each.close()  # threads that wait for a part end
+        while iterators:
+            iterators.pop().close()
+        ahead.stop()  # last, since a batch in the making would restart it
+
+    thread = threading.Thread(target=end, name="close a loader", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python ends, and with it all threads
+        _abandoned.append(iterators)  # they would wait if they were deleted now
+        return
+    thread.join(AT_MOST)
 
 
 def load(
@@ -349,10 +382,8 @@ def load(
 def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:
     """The plan of a corpus that grows, or of several corpora some of which grow."""
     mixture = isinstance(parts, dict)
-    if options.get("exclude") or (options.get("weights") is None) == mixture:
+    if (options.get("weights") is None) == mixture:
         raise InvalidValue(
-            "a corpus that grows takes no exclude= (corpus.split() holds out a share); weights= "
-            "are needed for Corpora some of which grow, and not allowed for a single corpus"
+            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
         )
-    known = {name: value for name, value in options.items() if name in PlanOptions.__annotations__}
-    return Plan(parts, buckets, weights=options.get("weights"), **known)
+    return Plan(parts, buckets, **options)

@@ -208,8 +208,24 @@ def field_specs(
                 "for each segment must have the name of a feature of examples"
             )
         shape = (*(size // here * count for size, here, count in sizes), *local.shape[axes:])
-        specs[name] = jax.ShapeDtypeStruct(shape, local.dtype, sharding=placed)
+        dtype = jax.dtypes.canonicalize_dtype(local.dtype)  # that of an array on a device
+        specs[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
     return specs
+
+
+def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A field in the dtype that it has on a device; an error if its whole numbers do not fit."""
+    if local.dtype == dtype:
+        return local
+    if local.size and np.issubdtype(dtype, np.integer):
+        least, most, limits = int(local.min()), int(local.max()), np.iinfo(dtype)
+        if least < limits.min or most > limits.max:
+            raise InvalidValue(
+                f"{name} has numbers from {least:,} to {most:,} as {local.dtype}, and JAX makes "
+                f"them {dtype}, which ends at {limits.max:,}; give numbers that fit, or set "
+                "jax.config.update('jax_enable_x64', True)"
+            )
+    return local.astype(dtype)
 
 
 def to_global(
@@ -231,15 +247,17 @@ def to_global(
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
+        Without `jax_enable_x64`, dtypes of 64 bits become those of 32.
 
     Raises:
         TypeError: `sharding` or `features` has another type.
-        ValueError: an array does not have the shape of this process's part.
+        ValueError: an array does not have the shape of this process's part, or holds whole numbers
+            of 64 bits that do not fit into 32.
     """
     import jax
 
-    sharding = batch_sharding(sharding)
-    return {
-        name: jax.make_array_from_process_local_data(spec.sharding, batch[name], spec.shape)
-        for name, spec in field_specs(batch, sharding, bucket, features).items()
-    }
+    sharding, arrays = batch_sharding(sharding), {}
+    for name, spec in field_specs(batch, sharding, bucket, features).items():
+        local = _convert(name, batch[name], spec.dtype)
+        arrays[name] = jax.make_array_from_process_local_data(spec.sharding, local, spec.shape)
+    return arrays

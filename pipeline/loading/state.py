@@ -63,8 +63,8 @@ class StateKey(NamedTuple):
         if not _is_state(state):
             raise InvalidValue(
                 f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
-                f"{StateKey(self.plan).state(0)}, and comes from get_state() or a checkpoint's "
-                "'data' item"
+                "{'step': 12, 'plans': […], 'digest': '8c41…'}, and comes from get_state() or a "
+                "checkpoint's 'data' item"
             )
         step, then = state["step"], state["plans"]
         if type(step) is not int or step < 0:
@@ -75,7 +75,7 @@ class StateKey(NamedTuple):
                 "plan alone, StateKey(plan).resume(state)"
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
-        changes = differences(saved, dict(self._options))
+        changes, resumed = differences(saved, dict(self._options)), self
         if self.plan.follows and not changes:
             if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
@@ -89,14 +89,16 @@ class StateKey(NamedTuple):
                 for change in differences(entry["identity"], stage.identity)
             ]
             if not changes:
-                self.plan.resume(then)
-        if changes := changes or _changes(self._reach(step), then, self.state(step)["plans"]):
+                resumed = self._replace(plan=self.plan.resumed(then))
+        if changes := changes or _changes(self._reach(step), then, resumed.state(step)["plans"]):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
                 f"{'; '.join(changes)}. Restore it with the plan, corpus and options that it was "
                 "saved with, change that plan from a later step on (plan.after), or start a new "
                 "run in another directory"
             )
+        if resumed.plan is not self.plan:
+            self.plan.become(resumed.plan)
         return step
 
     @property
@@ -111,7 +113,8 @@ class StateKey(NamedTuple):
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
-        return state["step"] is not None and state["digest"] == fingerprint_of(state["plans"])
+        known = state["step"] is not None and len(state["plans"]) > 0
+        return known and state["digest"] == fingerprint_of(state["plans"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return False
 

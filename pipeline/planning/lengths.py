@@ -184,6 +184,15 @@ class Lengths:
         """`cached_file` of the corpus; for an array of lengths, nothing is stored."""
         return getattr(self.given, "cached_file", lambda name, make: make())
 
+    @property
+    def included(self) -> np.ndarray:
+        """The lengths of the examples that are not left out."""
+        if not len(self.excluded):
+            return self.array
+        stays = np.ones(len(self), bool)
+        stays[self.excluded] = False
+        return self.array[stays]
+
     def positions_from(self, first: int) -> np.ndarray:
         """The positions to train on of each example from `first` on: int64 [examples, 1 or 2].
 

@@ -221,6 +221,7 @@ class Plan:
                 it.
         """
         step = require_whole("step", step, 0)
+        check_first(step, self._first)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
         if fixed := [each for each in later if not each.is_phase]:
@@ -298,7 +299,7 @@ class Plan:
         """The stage of a step; an error if the plan does not have it."""
         check_first(step, self._first)
         stage = self.last_stage(step)
-        if (end := stage.end if self._last is None else self._last) is not None and step >= end:
+        if (end := _earliest(stage.end, self._last)) is not None and step >= end:
             raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
         return stage
 
@@ -356,9 +357,17 @@ class Plan:
         )
 
     def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Continues a plan of corpora that grow from entries, as `entries_at` returns them.
+        """Goes on as `resumed` does, in place: whoever has the plan continues with it."""
+        self.become(self.resumed(entries))
 
-        The plan then has only the steps from the last entry on; no earlier step is planned again.
+    def become(self, plan: "Plan") -> None:
+        """Takes over the stages of another plan, and the steps that it has."""
+        self._set(plan.stages, plan._first, plan._last)
+
+    def resumed(self, entries: Sequence[Mapping[str, Any]]) -> "Plan":
+        """A plan of corpora that grow, from entries on, as `entries_at` returns them.
+
+        It has only the steps from the last entry on; no earlier step is planned again.
 
         Raises:
             ValueError: a corpus is not the one of the state, or is shorter, or the plan has not
@@ -372,8 +381,8 @@ class Plan:
         stage: Stage | None = None
         past: list[Mapping[str, Any]] = []
         matched = self.match(entries)
-        if matched[-1][1].has_mark(entries[-1]["from"]):
-            return
+        if self._first <= entries[-1]["from"] and matched[-1][1].has_mark(entries[-1]["from"]):
+            return self
         for entry, declared in matched:
             stage = declared.resume(entry, past, stage)
             past.append(entry)
@@ -382,7 +391,7 @@ class Plan:
         stages = [*self.stages[:number], stage]
         for later in self.stages[number + 1 :]:
             stages.append(later.follow(stages[-1]))
-        self._set(stages, entries[-1]["from"], self._last)
+        return self._from_stages(stages, entries[-1]["from"], self._last)
 
     def match(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Stage]]:
         """The stage of each of the entries that `entries_at` returns, of corpora that grow."""
@@ -429,8 +438,9 @@ class Plan:
         """
         if not self.follows:
             return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
+        check_first(step, self._first)
         stage = self.stage_at(max(step - 1, self._first))
-        if step <= self._first:
+        if step == self._first:
             return stage.entries_after(stage.schedule.marks[0], {})
         return stage.entries_after(stage.schedule.mark(step - 1), stage.ends_at(step - 1))
 

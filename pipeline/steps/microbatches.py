@@ -60,7 +60,8 @@ def summed(
 ) -> T:
     """The sum of `function` over the microbatches of a batch.
 
-    For `jax.value_and_grad(loss, has_aux=True)`, it returns the gradients of the whole batch.
+    For `jax.value_and_grad(loss, has_aux=True)`, it returns the gradients of the whole batch. Sums
+    are made in float32 at least, and returned in the dtypes of `function`.
 
     Args:
         function: from parameters and a batch to a pytree of sums over the batch.
@@ -78,5 +79,19 @@ def summed(
     def add(sums: Any, microbatch: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
 
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
-    return jax.lax.scan(add, start, stacked)[0]
+    found = jax.lax.scan(add, zeros(sums), stacked)[0]
+    return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), found, sums)
+
+
+def zeros(arrays: Any) -> Any:
+    """Zeros to which arrays of these shapes are added, in float32 at least.
+
+    In bfloat16, 256 + 1 is 256.
+    """
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf.dtype)), arrays)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype of sums of a dtype: float32 for shorter floats."""
+    short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.float32 if short else dtype

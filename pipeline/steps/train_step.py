@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from pipeline.steps.microbatches import Sharding, summed
+from pipeline.steps.microbatches import Sharding, summed, zeros
 from pipeline.steps.segments import by_segment, position_losses
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Accumulated(NamedTuple):
     """The state of an optimizer that accumulates; all sums are since its last update."""
 
     inner: Any  # the state of the optimizer itself
-    gradients: Any  # Σ gradients of weighted losses, as the parameters
+    gradients: Any  # Σ gradients of weighted losses, as the parameters, in float32 at least
     weight: jax.Array  # Σ weights, a float32 scalar
     batches: jax.Array  # an int32 scalar
 
@@ -59,8 +59,7 @@ def accumulate(
         inner = optimizer.init(params)
         if batches == 1:
             return inner
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
+        return Accumulated(inner, zeros(params), jnp.float32(0), jnp.int32(0))
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
         weight = more.pop("weight")
@@ -68,15 +67,17 @@ def accumulate(
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
         sums = jax.tree.map(jnp.add, state.gradients, gradients)
         weight = state.weight + weight
-        zeros = jax.tree.map(jnp.zeros_like, sums)
 
         def apply() -> tuple[Any, Accumulated]:
-            mean = _divided(sums, weight)
+            mean = jax.tree.map(
+                lambda leaf, own: leaf.astype(own.dtype), _divided(sums, weight), gradients
+            )
             updates, inner = inner_optimizer.update(mean, state.inner, params, **more)
-            return updates, Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
+            return updates, Accumulated(inner, zeros(sums), jnp.float32(0), jnp.int32(0))
 
         def wait() -> tuple[Any, Accumulated]:
-            return zeros, Accumulated(state.inner, sums, weight, state.batches + 1)
+            none = jax.tree.map(jnp.zeros_like, gradients)
+            return none, Accumulated(state.inner, sums, weight, state.batches + 1)
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
 

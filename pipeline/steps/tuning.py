@@ -1,8 +1,7 @@
 """Tuning: the shapes of batches with which a job takes the fewest seconds on these devices.
 
-It has three parts, each useful alone: a `Stopwatch` measures steps, a `Surface` interpolates
-between them, and a `SetSearch` finds the best sets of shapes for given seconds. `tune` measures the
-shapes that can change the choice, until no other set can be much better.
+The search of `fit_buckets` is given seconds: those of a `Stopwatch` for shapes that were measured,
+and estimates for others. The shapes of the best set are measured, and it is sought again.
 """
 
 import dataclasses
@@ -22,28 +21,36 @@ from pipeline.loading.batches import Batches
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import Packing
-from pipeline.planning.fit import BucketSearch, make_search
+from pipeline.planning.cascade import Packing, row_cost
+from pipeline.planning.fit import MULTIPLES, Fit
 from pipeline.planning.plan import Plan
-from pipeline.planning.sets import BucketSet, SetSearch
-from pipeline.planning.surface import Estimate, Surface, spread_out
+from pipeline.planning.search import BucketSet, Search
+from pipeline.planning.stock import Stock
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compiled import show_bytes
 from pipeline.steps.timing import Stopwatch, Timing, Trial, brief
 
 logger = logging.getLogger(__name__)
 
-# Tuning ends when no other set seems better by this share.
-CLOSE = 0.02
+# Shapes that are measured first at equal ratios of lengths, and at most, for each choice; each is
+# compiled once.
+FIRST, MOST = 7, 16
 
-# Shapes that are measured at first, and at most, for each choice; each is compiled once.
-FIRST, MOST = 5, 16
-
-# Rounds of each measurement, and at most.
-ROUNDS, MOST_ROUNDS = 5, 40
+# Rounds of each measurement.
+ROUNDS = 5
 
 # Steps of the check run.
 CHECKED = 24
+
+# Devices that work on tiles may be faster if the number of rows is a multiple of this.
+TILE = 8
+
+# An estimate is less by these shares, at once and for each factor of two in length from the nearest
+# measured shape, so that shapes that may be faster are measured.
+HOPE, HOPE_PER_OCTAVE = 0.01, 0.1
+
+# A further shape must save this many times the noise of the measurements.
+NOISES = 2
 
 # The finest step between lengths of rows, except on TPUs, which have 128 lanes.
 FINE = 64
@@ -60,21 +67,19 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """The choice of `tune`, with its certificate, which `print` shows as a table.
+    """The choice of `tune`, and what it measured, which `print` shows as tables.
 
     Attributes:
         buckets: the buckets, for `load` or `Plan`.
         choice: the best of `choices`, for `make_step`.
         seconds: predicted seconds of the steps of an epoch: those of their shapes, and what the
             check run took beside, which is the same for any shapes.
-        bound: seconds of an epoch that no set of shapes can beat: all tokens at the best rate that
-            was measured for their length, without padding, and the same beside.
-        gap: another set of shapes is better by at most this share, as far as noise and
-            interpolation between measured shapes can tell.
+        noise: the share by which the seconds of a shape are uncertain; each further shape had to
+            save twice as much.
         compiling: seconds to compile the buckets once.
         epochs: the epochs over which a compilation had to pay off.
-        sets: the best set of 1, 2, 3, … shapes, for this choice; shapes that were not measured are
-            interpolated.
+        sets: the best set of 1, 2, 3, … measured shapes, for this choice; its cost is the seconds
+            of an epoch.
         shapes: all shapes that were measured.
         choices: all choices that were tried.
         left_out: shapes whose step failed, with the number of their choice and the reason.
@@ -85,8 +90,7 @@ class Tuned:
     buckets: tuple[Bucket, ...]
     choice: Mapping[str, Any]
     seconds: float
-    bound: float
-    gap: float
+    noise: float
     compiling: float
     epochs: float
     sets: tuple[BucketSet, ...]
@@ -101,8 +105,7 @@ class Tuned:
         lines = [
             f"{chosen}{_show_choice(self.choice)}: {self.seconds:,.4g} s for the steps of an "
             f"epoch, and {self.compiling:,.3g} s to compile",
-            f"at least {self.bound:,.4g} s with any shapes; another set is better by at most "
-            f"{self.gap:.1%}",
+            f"measured {counted(len(self.shapes), 'shape')}, each to within {self.noise:.1%}",
             f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, and their shapes "
             f"{predicted:,.3g} s: {took / predicted - 1:+.1%}, which the epoch has too",
             "",
@@ -119,15 +122,14 @@ class Tuned:
         known = {each.bucket: each.timing for each in self.shapes if each.choice == number}
         rows = [["shapes", "epoch, s", "padding", "compile, s", "memory"]]
         for each in self.sets:
-            there = [known[bucket] for bucket in each.buckets if bucket in known]
-            memory = max((timing.memory or 0 for timing in there), default=0)
-            about = "" if len(there) == len(each.buckets) else "≈"
+            timings = [known[bucket] for bucket in each.buckets]
+            memory = max(timing.memory or 0 for timing in timings)
             rows.append(
                 [
                     " ".join(map(str, each.buckets)) + " ←" * (each.buckets == self.buckets),
-                    f"{about}{each.seconds:,.4g}",
+                    f"{each.cost:,.4g}",
                     f"{each.padding:.2%}",
-                    f"{about}{each.compiling:,.3g}",
+                    f"{sum(timing.compiling for timing in timings):,.3g}",
                     show_bytes(memory) if memory else "–",
                 ]
             )
@@ -212,18 +214,19 @@ def tune(
 ) -> Tuned:
     """The buckets, and the choice of a step, with which a job takes the fewest seconds here.
 
-    It compiles a few shapes, measures seconds and memory of a step of each, interpolates between
-    them, packs the corpus into sets of shapes, and measures the shapes that can change the best
-    set. The job is all steps of `epochs` epochs and one compilation of each shape. Every shape has
-    at most `tokens_per_batch` positions, and at least nine tenths of that if rows allow it, so that
-    tuning does not change the optimisation.
+    It compiles a few shapes and measures seconds and memory of a step of each. Then it packs the
+    corpus into sets of shapes, estimates the seconds of those that it has not measured, measures
+    the shapes of the best set, and searches again, for up to 16 shapes. The job is all steps of
+    `epochs` epochs and one compilation of each shape. Every shape has at most `tokens_per_batch`
+    positions, and at least nine tenths of that if rows allow it, so that tuning does not change the
+    optimisation.
 
     >>> import jax
     >>> from pipeline import Examples
     >>> corpus = Examples([np.arange(length) for length in range(2, 40)])
     >>> step = jax.jit(lambda batch: batch["inputs"] @ batch["targets"].T)
     >>> tuned = tune(lambda: step, corpus, tokens_per_batch=512, length_multiple=16)
-    >>> tuned.buckets[-1].length >= 38 and tuned.seconds >= tuned.bound
+    >>> tuned.buckets[-1].length >= 38 and len(tuned.shapes) <= 16
     True
 
     Args:
@@ -259,22 +262,18 @@ def tune(
     rows, length = parts(sharding)
     if length > 1:
         length_multiple = math.lcm(length_multiple or 128, length)
-    search_of = functools.partial(
-        make_search,
+    fit = Fit(
         corpus,
         tokens_per_batch=tokens_per_batch,
-        max_buckets=max_buckets,
         max_length=max_length,
         row_multiple=math.lcm(require_whole("row_multiple", row_multiple, 1), rows),
-        align=align,
-        packing=packing,
-        max_segments=max_segments,
+        **options,
     )
-    found = search_of(length_multiple=length_multiple)
-    if length_multiple is None and found.multiple > FINE and jax.default_backend() != "tpu":
-        found = search_of(length_multiple=FINE)
-    search = SetSearch(found)
-    short = _shortest(found, search.candidates).lengths
+    if length_multiple is None:
+        most = MULTIPLES[0] if jax.default_backend() == "tpu" else FINE
+        length_multiple = _fine_enough(fit, [n for n in fit.multiples(None) if n <= most])
+    search_of = functools.partial(fit.search, length_multiple)
+    short = _shortest(search_of(formula), tokens_per_batch).lengths
 
     def load_batch(bucket: Bucket) -> Any:
         """A batch of short examples, which are the same for most shapes.
@@ -288,8 +287,13 @@ def tune(
             return next(loader)
 
     stopwatch = Stopwatch(lambda number: make_step(**every[number]), load_batch)
-    choice, best, gap = find_best(
-        stopwatch, search, choices=len(every), max_buckets=max_buckets, epochs=epochs
+    choice, best, sets, noise = find_best(
+        stopwatch,
+        search_of,
+        fit.bucket,
+        choices=len(every),
+        max_buckets=max_buckets,
+        epochs=epochs,
     )
     timings = stopwatch.timings()
     mine = {trial.bucket: each for trial, each in timings.items() if trial.choice == choice}
@@ -306,23 +310,14 @@ def tune(
     of_shapes = sum(n * mine[bucket].seconds for bucket, n in epoch.items())
     share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
     of_examples = (took - predicted) / share
-    estimate = estimate_all(search, timings, stopwatch.failures, choice)
-    compiling = _compiling(search, mine)
-    sets = search.best(
-        estimate.seconds, compiling=compiling, max_buckets=max_buckets, epochs=epochs
-    )
-    sets[len(best.buckets)] = best
     return Tuned(
         buckets=best.buckets,
         choice=every[choice],
         seconds=of_shapes + of_examples,
-        bound=search.bound(_best_seen(search, timings)) + of_examples,
-        gap=gap,
-        compiling=best.compiling,
+        noise=noise,
+        compiling=sum(mine[bucket].compiling for bucket in best.buckets),
         epochs=epochs,
-        sets=tuple(
-            dataclasses.replace(each, seconds=each.seconds + of_examples) for each in sets.values()
-        ),
+        sets=tuple(dataclasses.replace(each, cost=each.cost + of_examples) for each in sets),
         shapes=tuple(Measured(each.bucket, each.choice, t) for each, t in timings.items()),
         choices=every,
         left_out=tuple(
@@ -332,136 +327,198 @@ def tune(
     )
 
 
+def formula(bucket: Bucket) -> tuple[float, float]:
+    """The cost of a batch by the formula of `fit_buckets`, as a `Price`."""
+    cost = float(bucket.rows * row_cost(*bucket.lengths))
+    return cost, cost
+
+
 def find_best(
-    stopwatch: Stopwatch, search: SetSearch, *, choices: int, max_buckets: int, epochs: float
-) -> tuple[int, BucketSet, float]:
-    """The number of a choice, its best set of shapes, and the share by which another may be better.
+    stopwatch: Stopwatch,
+    search_of: Callable[..., Search],
+    bucket_of: Callable[..., Bucket],
+    *,
+    choices: int,
+    max_buckets: int,
+    epochs: float,
+) -> tuple[int, BucketSet, list[BucketSet], float]:
+    """The number of a choice, its best set of shapes, its best set of each number, and the noise.
 
-    Measures until that share is small. The best set whose shapes are all measured is compared with
-    the best possible set, whose other shapes are as fast as the surface allows. If shapes of the
-    latter are not measured yet, they are measured next, or else both sets again.
+    Args:
+        stopwatch: measures the shapes.
+        search_of: `search_of(price, **options)` makes a `Search`.
+        bucket_of: from lengths, and a divisor of the number of rows, to a bucket.
+        choices: the number of choices.
+        max_buckets: as for `tune`.
+        epochs: as for `tune`.
     """
-    shapes = search.candidates
-    longest = max(range(len(shapes)), key=lambda number: shapes[number].order)
-    first = [shapes[number] for number in spread_out(shapes, longest, FIRST)]
+    plain = search_of(formula)
+    first = [bucket_of(lengths) for lengths in _equal_ratios(plain.stock, plain.candidates)]
+    best_of_formula = [*plain.find(max_buckets).values()][-1].buckets
+    first = list(dict.fromkeys([*first, *best_of_formula]))[:MOST]
     stopwatch.measure([Trial(c, each) for c in range(choices) for each in first], ROUNDS)
-    options: Any = {"max_buckets": max_buckets, "epochs": epochs}
+    looked_around = False
     while True:
-        timings, failures = stopwatch.timings(), stopwatch.failures
-        best: tuple[float, int, BucketSet] | None = None
-        estimates = {}
-        for choice in range(choices):
-            mine = {trial.bucket: t for trial, t in timings.items() if trial.choice == choice}
-            if not mine:
-                continue
-            estimates[choice] = estimate_all(search, timings, failures, choice)
-            known = np.array([shape in mine for shape in shapes])
-            seconds = np.where(known, estimates[choice].seconds, np.inf)
-            found = search.best(seconds, compiling=_compiling(search, mine), **options)
-            for each in found.values():
-                total = each.seconds * epochs + each.compiling
-                if best is None or total < best[0]:
-                    best = total, choice, each
-        if best is None:  # none of the shapes that hold all examples could be run
-            if not (left := _next_long(search, choices, failures)):
-                raise next(iter(failures.values()))
-            stopwatch.measure(left, ROUNDS)
-            continue
-        _, chosen, incumbent = best
-        challenger, ratio = (chosen, incumbent), 1.0
-        own = [shapes.index(bucket) for bucket in incumbent.buckets]
-        for choice, estimate in estimates.items():
-            mine = {trial.bucket: t for trial, t in timings.items() if trial.choice == choice}
-            low = estimate.low.copy()
-            if choice == chosen:
-                low[own] = estimate.high[own]
-            found = search.best(low, compiling=_compiling(search, mine), **options)
-            high = estimates[chosen].high[own] @ np.array(incumbent.batches)
-            mark = high * epochs + incumbent.compiling
-            for each in found.values():
-                if (better := mark / (each.seconds * epochs + each.compiling)) > ratio:
-                    challenger, ratio = (choice, each), better
-        gap = ratio - 1
-        logger.info(
-            "best of %d measured shapes: %s; another set may be better by %.1f%%",
-            len(timings), " ".join(map(str, incumbent.buckets)), gap * 100,
-        )  # fmt: skip
-        ours = [Trial(chosen, bucket) for bucket in incumbent.buckets]
-        theirs = [Trial(challenger[0], bucket) for bucket in challenger[1].buckets]
-        new = [trial for trial in theirs if trial not in timings]
-        measured = sum(trial.choice == challenger[0] for trial in [*timings, *failures])
-        if gap <= CLOSE:
-            return chosen, incumbent, gap
-        if new and measured < MOST:
-            stopwatch.measure([*new, *_some(timings, challenger[0]), *ours], ROUNDS)
-        elif not new and min(timings[each].steps for each in [*ours, *theirs]) < MOST_ROUNDS:
-            stopwatch.measure([*ours, *theirs, *_some(timings, chosen)], ROUNDS)
-        else:
-            return chosen, incumbent, gap
-
-
-def estimate_all(
-    search: SetSearch,
-    timings: Mapping[Trial, Timing],
-    failures: Mapping[Trial, Exception],
-    choice: int,
-) -> Estimate:
-    """Seconds of a step of each candidate; infinite if it, or a smaller shape, has failed."""
-    mine = {trial.bucket: t for trial, t in timings.items() if trial.choice == choice}
-    columns = zip(*((each.seconds, each.low, each.high) for each in mine.values()), strict=True)
-    found = Surface(list(mine), *columns).estimate(search.candidates)
-    failed = [trial.bucket for trial in failures if trial.choice == choice]
-    lost = np.array(
-        [
-            shape not in mine
-            and any(
-                shape.rows >= bad.rows
-                and all(a >= b for a, b in zip(shape.lengths, bad.lengths, strict=True))
-                for bad in failed
-            )
-            for shape in search.candidates
-        ]
+        hoped = _best_of_all(
+            [Seconds(stopwatch, c, bucket_of) for c in range(choices)],
+            lambda seconds: search_of(seconds.price, shape=seconds.shape),
+            max_buckets,
+            epochs,
+        )
+        if hoped is None:  # every shape that holds all examples has failed
+            raise next(iter(stopwatch.failures.values()))
+        seconds, sets, chosen = hoped
+        known = seconds.known.keys() | seconds.failed
+        new = [each for each in chosen.buckets if each not in known]
+        if not new and not looked_around:
+            looked_around, beside = True, _neighbours(chosen.buckets, plain.candidates)
+            new = [each for each in map(bucket_of, beside) if each not in known]
+        if not (new := new[: max(MOST - len(known), 0)]):
+            break
+        logger.info("measuring %s", " ".join(map(str, new)))
+        others = [*chosen.buckets, *seconds.known][:3]  # to tell a busy moment from a slow shape
+        trials = dict.fromkeys([*new, *(each for each in others if each in seconds.known)])
+        stopwatch.measure([Trial(seconds.choice, each) for each in trials], ROUNDS)
+    stopwatch.measure([Trial(seconds.choice, each) for each in seconds.known], ROUNDS)
+    measured = _best_of_all(
+        [Seconds(stopwatch, c, bucket_of, only_known=True) for c in range(choices)],
+        lambda seconds: search_of(
+            seconds.price, shape=seconds.shape, candidates={b.lengths for b in seconds.known}
+        ),
+        max_buckets,
+        epochs,
     )
-    return Estimate(*(np.where(lost, np.inf, values) for values in found))
+    if measured is None:
+        raise next(iter(stopwatch.failures.values()))
+    seconds, sets, chosen = measured
+    return seconds.choice, chosen, sets, seconds.noise
 
 
-def _some(timings: Mapping[Trial, Timing], choice: int) -> list[Trial]:
-    """A few trials to measure with others, to tell a busy moment from a slow shape."""
-    return [trial for trial in timings if trial.choice == choice][:3]
+class Seconds:
+    """The seconds of a step of any shape, for one of the choices: measured, or estimated.
+
+    An estimate is the formula times a factor, whose logarithm is linear in that of the length; a
+    little less, so that shapes that may be faster are measured. A shape that failed, or is larger
+    than one that did, takes for ever.
+
+    Attributes:
+        choice: the number of the choice.
+        known: the timings of the measured shapes.
+        failed: the shapes that failed.
+        compiling: the mean seconds to compile a shape.
+        noise: the share by which the seconds of a shape are uncertain.
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        choice: int,
+        bucket_of: Callable[..., Bucket],
+        *,
+        only_known: bool = False,
+    ):
+        timings = stopwatch.timings()
+        self.choice, self._bucket_of, self._only_known = choice, bucket_of, only_known
+        self.known = {each.bucket: t for each, t in timings.items() if each.choice == choice}
+        self.failed = {each.bucket for each in stopwatch.failures if each.choice == choice}
+        every = list(self.known.values())
+        self.compiling = float(np.mean([each.compiling for each in every])) if every else 0.0
+        # Steps in a busy moment are slower, never faster: so the lower side shows the noise.
+        widths = [1 - each.low / each.seconds for each in every]
+        self.noise = float(np.median(widths)) if widths else 0.0
+        self._places = np.log2([sum(bucket.lengths) for bucket in self.known])
+        ratios = [t.seconds / formula(bucket)[0] for bucket, t in self.known.items()]
+        degree = min(len(set(self._places.tolist())) - 1, 1)
+        self._line = np.polyfit(self._places, np.log(ratios), degree) if every else np.zeros(1)
+
+    def price(self, bucket: Bucket) -> tuple[float, float]:
+        """The seconds of a step, as a `Price`."""
+        seconds = self._estimate(bucket)
+        if (timing := self.known.get(bucket)) is not None:
+            seconds = timing.seconds
+        return seconds, seconds
+
+    def shape(self, lengths: tuple[int, ...]) -> Bucket:
+        """The bucket of these lengths with the fewest seconds for a row."""
+        every = {self._bucket_of(lengths), self._bucket_of(lengths, TILE)}
+        return min(every, key=lambda each: (self.price(each)[0] / each.rows, -each.rows))
+
+    def _estimate(self, bucket: Bucket) -> float:
+        larger = any(
+            bucket.rows >= bad.rows
+            and all(a >= b for a, b in zip(bucket.lengths, bad.lengths, strict=True))
+            for bad in self.failed
+        )
+        if larger or self._only_known or not self.known:
+            return math.inf
+        place = math.log2(sum(bucket.lengths))
+        far = float(np.abs(self._places - place).min())
+        hope = max(1 - HOPE - HOPE_PER_OCTAVE * far, 0.5)
+        return formula(bucket)[0] * math.exp(np.polyval(self._line, place)) * hope
 
 
-def _next_long(search: SetSearch, choices: int, failures: Mapping[Trial, Exception]) -> list[Trial]:
-    """For each choice, the next shape to try among those that hold all examples."""
+def _best_of_all(
+    choices: Iterable[Seconds],
+    search_of: Callable[[Seconds], Search],
+    max_buckets: int,
+    epochs: float,
+) -> tuple[Seconds, list[BucketSet], BucketSet] | None:
+    """The best choice, its best set of each number of shapes, and the best of these."""
     found = []
-    for choice in range(choices):
-        every = (Trial(choice, search.candidates[number]) for number in search.holding_all)
-        found += [trial for trial in every if trial not in failures][:1]
-    return found
+    for seconds in choices:
+        sets = list(search_of(seconds).find(max_buckets).values()) if seconds.known else []
+        if not sets:
+            continue
+        chosen, *others = sets
+        each_shape = seconds.compiling / epochs
+        for other in others:
+            further = len(other.buckets) - len(chosen.buckets)
+            saved = chosen.cost - other.cost - each_shape * further
+            if saved > NOISES * seconds.noise * further * chosen.cost:
+                chosen = other
+        found.append((chosen.cost + each_shape * len(chosen.buckets), seconds, sets, chosen))
+    return min(found, key=lambda each: each[0])[1:] if found else None
 
 
-def _compiling(search: SetSearch, mine: Mapping[Bucket, Timing]) -> np.ndarray:
-    """Seconds to compile each candidate; the mean if it was not measured."""
-    mean = float(np.mean([each.compiling for each in mine.values()]))
-    known = {bucket: each.compiling for bucket, each in mine.items()}
-    return np.array([known.get(shape, mean) for shape in search.candidates])
+def _equal_ratios(stock: Stock, candidates: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The longest of some lengths that hold all examples, and others at about equal ratios."""
+    longest = stock.longest
+    shorter = [each for each in candidates if sum(each) <= sum(longest)]
+    sizes = np.log([sum(each) for each in shorter])
+    wanted = np.linspace(sizes.min(), sizes.max(), FIRST)
+    numbers = [int(np.abs(sizes - each).argmin()) for each in wanted]
+    return list(dict.fromkeys([longest, *(shorter[number] for number in numbers)]))
 
 
-def _best_seen(search: SetSearch, timings: Mapping[Trial, Timing]) -> np.ndarray:
-    """The least seconds of a step of each candidate over all choices; infinite if not measured."""
-    best: dict[Bucket, float] = {}
-    for trial, each in timings.items():
-        best[trial.bucket] = min(best.get(trial.bucket, np.inf), each.seconds)
-    return np.array([best.get(shape, np.inf) for shape in search.candidates])
+def _neighbours(
+    buckets: Sequence[Bucket], candidates: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """The next shorter and longer candidates of each of some buckets."""
+    found: list[tuple[int, ...]] = []
+    order = [sum(each) for each in candidates]
+    for bucket in buckets:
+        size = sum(bucket.lengths)
+        found += [each for each, n in zip(candidates, order, strict=True) if n < size][-1:]
+        found += [each for each, n in zip(candidates, order, strict=True) if n > size][:1]
+    return list(dict.fromkeys(found))
 
 
-def _shortest(search: BucketSearch, candidates: Sequence[Bucket]) -> Bucket:
-    """The shortest candidate whose examples fill two batches; else the longest candidate."""
-    table, counts = search.histogram
-    for bucket in candidates:
-        holds = (table <= bucket.lengths).all(axis=1)
-        if counts[holds] @ table[holds].sum(axis=1) >= 2 * search.tokens_per_batch:
-            return bucket
-    return candidates[-1]
+def _fine_enough(fit: Fit, multiples: Sequence[int]) -> int:
+    """The first multiple with little padding in one bucket, or the last."""
+    for multiple in multiples:
+        if fit.search(multiple, formula).find(1)[1].padding <= 0.02:
+            return multiple
+    return multiples[-1]
+
+
+def _shortest(search: Search, tokens_per_batch: int) -> Bucket:
+    """The shortest candidate whose examples fill two batches; else the longest."""
+    sizes, counts = search.stock.examples
+    for lengths in search.candidates:
+        holds = (sizes <= lengths).all(axis=1)
+        if counts[holds] @ sizes[holds].sum(axis=1) >= 2 * tokens_per_batch:
+            break
+    return Bucket(1, lengths if len(lengths) > 1 else lengths[0])
 
 
 def _too_long(lengths: np.ndarray, room: tuple[int, ...]) -> np.ndarray:

@@ -22,6 +22,8 @@ from pipeline.trainer.run_config import show_field
 logger = logging.getLogger(__name__)
 
 FITTING = list_keywords(fit_buckets)
+# Options that choose other buckets when they change; examples that leave do not.
+REFITTING = [name for name in FITTING if name not in ("exclude", "overflow", "max_segments")]
 
 # An entry adds to these lists, and does not replace them.
 LISTS = ("exclude", "add")
@@ -212,7 +214,7 @@ class Schedule:
             corpus = corpus.begin(count)
             if entry.options.get("add"):
                 entry.plan["examples"] = count
-        fits = number == 0 or select_options(FITTING, entry.options)
+        fits = number == 0 or select_options(REFITTING, entry.options)
         if "buckets" not in entry.options and fits:
             fitting: dict[str, Any] = {"max_buckets": 4, "length_multiple": None}
             fitting |= select_options(FITTING, {**in_force, **mixture})

@@ -182,7 +182,7 @@ def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
 def test_options_that_need_the_whole_are_refused(finished):
     for options, message in [
         ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),
-        ({"buckets": BUCKETS, "exclude": [3]}, "a corpus that grows takes no exclude="),
+        ({"buckets": BUCKETS, "exclude": [3]}, "exclude cannot be given while a corpus grows"),
     ]:
         with pytest.raises(ValueError, match=message):
             pipeline.load(finished, follow=True, **options)

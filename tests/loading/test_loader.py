@@ -1,11 +1,14 @@
+import asyncio
 import copy
 import dataclasses
 import functools
 import importlib
 import json
+import os
 import pickle
 import re
 import sys
+import threading
 
 import grain
 import numpy as np
@@ -292,6 +295,94 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
         with pytest.raises(ValueError, match="seed was 1 and is now 0"):
             loader.set_state(StateKey(Plan(corpus, buckets, seed=1), corpus).state(2))
     assert shapes_of(grain.experimental.get_element_spec(whole)) == shapes_of(loader.specs)
+
+
+def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus, buckets):
+    def count(batch):
+        return {**batch, "seen": np.cumsum(batch["loss_weights"] > 0, axis=1)}  # int64
+
+    def hash_of(batch):
+        return {**batch, "hash": batch["inputs"].astype(np.int64) - (1 << 40)}
+
+    with pipeline.load(corpus, buckets=buckets, transform=count, num_epochs=1) as loader:
+        most = Compiled(lambda total, batch: total + batch["seen"].max(), 0, loader.specs)
+        for step, batch in enumerate(loader):
+            assert batch["seen"].dtype == np.int32
+            assert most(0, batch) == loader.batches[step]["seen"].max()
+    with (
+        pipeline.load(corpus, buckets=buckets, transform=hash_of) as loader,
+        pytest.raises(ValueError, match=r"hash has numbers from -1,099,511,627,.* as int64"),
+    ):
+        next(loader)
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets, make):
+    with (
+        pipeline.load(corpus, buckets=buckets) as loader,
+        pytest.raises(TypeError, match=r"cannot be copied or pickled; save loader\.get_state"),
+    ):
+        make(loader)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StopIteration(),
+        SystemExit("bad"),
+        GeneratorExit(),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+    ],
+)
+def test_an_error_that_means_the_end_to_python_ends_no_epoch(corpus, buckets, error):
+    def fails(batch, planned):
+        if planned.digest == at.digest:
+            raise error
+        return batch
+
+    at = Plan(corpus, buckets).batch(3)
+    with pipeline.load(corpus, buckets=buckets, transform=fails, num_epochs=1) as loader:
+        for _ in range(3):
+            next(loader)
+        with pytest.raises(RuntimeError, match="the batch of step 3 was not built") as raised:
+            next(loader)
+    assert raised.value.__cause__ is error
+
+
+def test_a_loader_closes_within_seconds_while_a_transform_never_returns(corpus, buckets):
+    called, released = threading.Event(), threading.Event()
+
+    def stalls(batch):
+        called.set()
+        released.wait()
+        return batch
+
+    def load_and_close():
+        loader = pipeline.load(corpus, buckets=buckets, transform=stalls_later)
+        called.clear()
+        loader.start_prefetch()
+        called.wait()
+        loader.close()
+
+    def stalls_later(batch):  # not for the batches that only show their specs
+        return stalls(batch) if threading.current_thread() is not closing else batch
+
+    closing = threading.Thread(target=load_and_close, daemon=True)
+    closing.start()
+    closing.join(60)
+    ended = not closing.is_alive()
+    released.set()
+    assert ended
+
+
+def test_a_loader_of_another_process_says_so(corpus, buckets, monkeypatch):
+    with pipeline.load(corpus, buckets=buckets) as loader:
+        next(loader)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="made before the process forked"):
+            next(loader)
+        monkeypatch.undo()
 
 
 def shapes_of(specs):

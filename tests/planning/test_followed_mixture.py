@@ -189,6 +189,37 @@ def test_changed_mixtures_are_the_same_whatever_is_sealed_first(seed, changes):
     assert found == digests(change(mix(corpora), changes)[0], steps)
 
 
+def test_a_corpus_that_grew_and_lost_its_weight_is_owed_the_same_after_resuming():
+    corpora = {"a": [[9, 5, 20]] * 6, "b": [[7, 12, 30]] * 400, "c": np.full(50, 9)}
+
+    def make():
+        plan = mix(corpora, (3, 6, 1)).after(40, seed=4)
+        return plan.after(75, weights={"a": 0, "b": 6, "c": 3}).after(
+            90, weights={"a": 1, "b": 1, "c": 1}
+        )
+
+    plan = make()
+    for at in range(70, 112, 3):
+        again = make()
+        again.resume(plan.entries_at(at))
+        assert digests(again, range(at, at + 20)) == digests(plan, range(at, at + 20))
+
+
+def test_a_plan_that_is_resumed_knows_its_first_step(monkeypatch):
+    plan = mix(draw(0))
+    again, changed = mix(draw(0)), mix(draw(0)).after(60, seed=3)
+    state = StateKey(changed).state(90)
+    with pytest.raises(ValueError, match=r"the plan of the state changes|belongs to another plan"):
+        StateKey(again).resume(state)
+    assert again.batch(0).digest == plan.batch(0).digest  # as it was
+    again.resume(plan.entries_at(90))
+    first = again.entries_at(90)[0]["from"]
+    assert first
+    for fails in (lambda: again.after(first - 1, seed=4), lambda: StateKey(again).state(first - 1)):
+        with pytest.raises(IndexError, match="this plan has only steps from"):
+            fails()
+
+
 def test_shares_are_met_from_a_change_of_weights_on():
     given = [(0, {"a": 6, "b": 3, "c": 1}), (150, {"a": 1, "b": 1, "c": 2})]
     corpora = {name: each * 4 if name != "c" else each for name, each in draw(3).items()}

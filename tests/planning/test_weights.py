@@ -121,7 +121,7 @@ def test_weights_by_loss_count_what_carries_loss():
     assert tokens["text"] == pytest.approx(tokens["answers"] * 4000 / answers.sum(), rel=0.02)
     assert mixture.identity["corpora"]["text"]["loss"] == "1"
     buckets = pipeline.fit_buckets(corpora, tokens_per_batch=1024, max_buckets=1, **options)
-    assert buckets == (Bucket(8, 128),)
+    assert buckets == (Bucket(4, 256),)
 
 
 # ---- endings

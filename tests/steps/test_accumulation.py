@@ -11,6 +11,7 @@ from etils import epath
 
 from pipeline.history import read_history
 from pipeline.steps import accumulate, hosts, make_train_step
+from pipeline.steps.microbatches import summed
 from tests.runs.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4
@@ -52,6 +53,31 @@ def test_an_update_of_several_batches_is_that_of_one_batch_with_all_rows(inner):
         ends.append(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *ends)
     assert not np.allclose(ends[0]["w"], start["w"])
+
+
+def test_short_floats_are_added_up_in_float32():
+    # In bfloat16, 256 + 1 is 256.
+    one = jnp.full(3, 1, jnp.bfloat16)
+    optimizer = accumulate(optax.sgd(1.0), batches=512)
+    state = optimizer.init(one)
+    update = jax.jit(lambda state: optimizer.update(one, state, one, weight=jnp.float32(1)))
+    for _ in range(512):
+        mean, state = update(state)
+    assert mean.dtype == jnp.bfloat16
+    assert mean.tolist() == [-1] * 3
+
+    def sums(params, batch):
+        return (params * batch["x"]).sum(), batch["x"].sum()
+
+    found = summed(
+        jax.value_and_grad(sums, has_aux=True),
+        jnp.bfloat16(1),
+        {"x": jnp.ones(512, jnp.bfloat16)},
+        microbatches=512,
+        sharding=None,
+    )
+    assert jax.tree.map(float, found) == ((512, 512), 512)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(found))
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

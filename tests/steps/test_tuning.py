@@ -8,8 +8,7 @@ import pytest
 
 import pipeline
 from pipeline import Bucket, Examples, Plan
-from pipeline.planning.fit import make_search
-from pipeline.planning.sets import SetSearch
+from pipeline.planning.fit import Fit
 from pipeline.steps.timing import Stopwatch
 from pipeline.steps.tuning import MOST, Tuned, find_best
 from tests.meshes import mesh_of
@@ -19,7 +18,7 @@ class Machine:
     """A clock and steps of a known cost, drawn by a seed, with jumps as caches make them.
 
     Args:
-        seed: of the cost, of the noise, and of examples for which there are twelve shapes.
+        seed: of the cost, of the noise, and of examples of up to 1,536 positions.
         slow: the share of steps that are slow at random.
         fails: whether a step of a bucket fails.
         compiling: seconds that the first step of a bucket takes beside.
@@ -31,13 +30,13 @@ class Machine:
         self._width, self._edges = rng.uniform(200, 4000), rng.uniform(128, 1536, 3)
         self._jumps, self._odd = rng.uniform(1, 1.35, 3), rng.uniform(0.95, 1.05, 4096)
         self._slow, self._rng, self._compiling = slow, rng, compiling
+        self.noise = 0.01
         self.stopwatch = Stopwatch(self._make_step, lambda bucket: bucket, self)
         rng = np.random.default_rng(seed)
         mean, sigma = rng.uniform(3.5, 6), rng.uniform(0.4, 1.2)
         lengths = np.clip(rng.lognormal(mean, sigma, 20_000), 3, 1536).astype(int)
         lengths[0] = 1536
-        search = make_search(lengths, tokens_per_batch=16_384)
-        self.search = SetSearch(search, [search.bucket((n,)) for n in range(128, 1537, 128)])
+        self.fit = Fit(lengths, tokens_per_batch=16_384)
 
     def __call__(self):
         return self.now
@@ -54,7 +53,7 @@ class Machine:
             self.seen.add((choice, bucket))
             if self._fails(bucket):
                 raise RuntimeError("RESOURCE_EXHAUSTED")
-            noise = 1 + 0.01 * self._rng.normal() if self._slow else 1
+            noise = max(1 + self.noise * self._rng.normal(), 0.1) if self._slow else 1
             if self._rng.random() < self._slow:
                 noise += self._rng.exponential()
             self.now += self.cost(bucket, choice) * noise
@@ -62,33 +61,34 @@ class Machine:
         return step
 
     def tune(self, choices=1, max_buckets=2, epochs=1):
+        search_of = functools.partial(self.fit.search, 128)
         options = {"choices": choices, "max_buckets": max_buckets, "epochs": epochs}
-        return find_best(self.stopwatch, self.search, **options)
+        choice, best, _, _ = find_best(self.stopwatch, search_of, self.fit.bucket, **options)
+        return choice, best
 
     def regret(self, chosen):
         """By how much a set is slower than the best of all sets of one and two shapes."""
-        costs = [self.cost(bucket) for bucket in self.search.candidates]
-        best = self.search.best(costs, compiling=[0.0] * 12, max_buckets=2)
+        search = self.fit.search(128, lambda bucket: (self.cost(bucket),) * 2)
+        lengths = [(length,) for length in range(128, 1537, 128)]
+        pairs = [(short, lengths[-1]) for short in lengths[:-1]]
+        best = min(search.measure(each).cost for each in [*pairs, (lengths[-1],)])
         batches = zip(chosen.batches, chosen.buckets, strict=True)
-        ours = sum(count * self.cost(bucket) for count, bucket in batches)
-        return ours / min(each.seconds for each in best.values()) - 1
+        return sum(count * self.cost(bucket) for count, bucket in batches) / best - 1
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.2])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_choice_is_within_its_certificate_of_the_best_of_all_sets_of_two(seed, slow):
+def test_the_choice_is_nearly_the_best_of_all_sets_of_two(seed, slow):
     machine = Machine(seed, slow)
-    _, best, gap = machine.tune()
-    assert machine.regret(best) <= max(gap, 0.001) + 0.01 * bool(slow)
-    assert gap <= 0.03
-    assert len(machine.seen) <= 10  # of twelve shapes
+    _, best = machine.tune()
+    assert machine.regret(best) <= 0.03 + 0.01 * bool(slow)
+    assert len(machine.seen) <= MOST
 
 
 def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
     machine = Machine(0)
-    choice, _, gap = machine.tune(choices=3)
+    choice, _ = machine.tune(choices=3)
     assert choice == 0
-    assert gap <= 0.02
     counts = [sum(each == choice for each, _ in machine.seen) for choice in range(3)]
     assert counts[2] <= counts[0] <= MOST
 
@@ -96,14 +96,22 @@ def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
 @pytest.mark.parametrize(("epochs", "number"), [(1, 1), (10, 2)])
 def test_a_second_shape_is_compiled_where_epochs_enough_pay_for_it(epochs, number):
     machine = Machine(0, compiling=200.0)  # a second shape saves 36 seconds an epoch
-    _, best, gap = machine.tune(epochs=epochs)
-    assert (len(best.buckets), best.compiling) == (number, pytest.approx(200 * number))
-    assert gap <= 0.02
+    _, best = machine.tune(epochs=epochs)
+    assert len(best.buckets) == number
+
+
+def test_a_further_shape_must_save_twice_the_noise():
+    def number(noise):
+        machine = Machine(0, slow=1e-9)
+        machine.noise = noise
+        return len(machine.tune()[1].buckets)
+
+    assert [number(noise) for noise in (0, 0.3)] == [2, 1]
 
 
 def test_shapes_that_fail_are_left_out_and_so_are_larger_ones():
     machine = Machine(1, fails=lambda bucket: bucket.length == 128)
-    _, best, _ = machine.tune(max_buckets=3)
+    _, best = machine.tune(max_buckets=3)
     assert all(bucket.length > 128 for bucket in best.buckets)
     assert {trial.bucket.length for trial in machine.stopwatch.failures} == {128}
 
@@ -143,7 +151,7 @@ def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
     assert tuned.seconds == pytest.approx(epoch(tuned.buckets))
     *shorter, longest = sorted((each.bucket for each in tuned.shapes), key=lambda each: each.order)
     others = [epoch([each, longest]) for each in shorter]
-    assert tuned.seconds <= min(others) * (1 + tuned.gap) + 1e-9
+    assert tuned.seconds <= min(others) * 1.01
 
 
 # ---- With real steps.
@@ -169,13 +177,13 @@ def tuned():
     return pipeline.tune(lambda: scores, examples(), **OPTIONS)
 
 
-def test_the_certificate_is_a_table_and_the_same_after_json(tuned):
+def test_the_result_is_a_table_and_the_same_after_json(tuned):
     text = str(tuned)
-    assert "another set is better by at most" in text
+    assert "measured " in text
     assert "µs a position" in text
     assert f"{tuned.buckets[-1]}" in text
     assert "MiB" in text  # the memory of a jitted step
-    assert tuned.bound <= tuned.seconds
+    assert tuned.seconds > 0
     assert tuned.checked[0] > 0
     assert [len(each.buckets) for each in tuned.sets] == [1, 2][: len(tuned.sets)]
     assert Tuned.from_json(json.loads(json.dumps(tuned.as_json()))) == tuned
@@ -238,7 +246,7 @@ def test_a_corpus_of_one_example_has_one_shape_which_its_devices_divide():
 def test_lengths_are_tried_finer_than_the_formula_has_them():
     corpus = Examples([np.arange(3 + n % 300, dtype=np.int32) for n in range(2_000)])
     options = {"tokens_per_batch": 1024, "max_buckets": 2}
-    assert make_search(corpus, **options, length_multiple=None).multiple == 128
+    assert {bucket.length % 128 for bucket in pipeline.fit_buckets(corpus, **options)} == {0}
     tuned = pipeline.tune(lambda: scores, corpus, **options)
     assert {shape.bucket.length % 128 for shape in tuned.shapes} == {0, 64}
 
