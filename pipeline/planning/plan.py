@@ -433,7 +433,7 @@ class Plan:
 
         If corpora grow: of the stages from whose rest the rows of `step` are planned, and of the
         stage of `step`, from the last mark on. For each corpus, "places" has the beginning of its
-        chapter and the end of the last window that began. "rows", "owed" and "windows" are what was
+        chapter and the end of the last window that began. "rows", "owed" and "legs" are what was
         taken since, as in `schedule.Taken`.
         """
         if not self.follows:

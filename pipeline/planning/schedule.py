@@ -38,7 +38,8 @@ UNIT, PACE = 1 << 64, 1 << 160
 # More rows than are ever taken.
 NEVER = 1 << 62
 
-# The marks whose intervals are kept: readers are in a few chapters at a time.
+# A run is the intervals from a mark to the next one. This many are kept: readers are in a few
+# chapters at a time.
 RUNS = 8
 
 

@@ -532,6 +532,7 @@ class Stream(Handles):
 
     def _place_after(self, legs: int) -> Place:
         """The end of the last window among the first legs; `begin` if there is none."""
+        # Of two legs in a row, one is a window, unless there is none before them.
         windows = (leg.window for leg in reversed(self.legs[max(legs - 2, 0) : legs]))
         return next((window[1] for window in windows if window), self.begin)
 
