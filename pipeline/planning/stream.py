@@ -687,8 +687,8 @@ def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
     """The buckets, with lengths in units of `align` columns."""
     lengths = [tuple(length // align for length in bucket.lengths) for bucket in buckets]
     return tuple(
-        Bucket(bucket.rows, length if len(length) > 1 else length[0])
-        for bucket, length in zip(buckets, lengths, strict=True)
+        Bucket(bucket.rows, each[0] if len(each) == 1 else each)
+        for bucket, each in zip(buckets, lengths, strict=True)
     )
 
 
