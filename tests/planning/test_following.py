@@ -359,5 +359,5 @@ def test_followed_batches_stay_what_they_are():
 def test_a_state_of_other_options_is_refused():
     state = follow(draw_parts(2)).after(30, seed=2).entries_at(40)
     for other in (follow(draw_parts(2)).after(30, seed=3), follow(draw_parts(2), align=4)):
-        with pytest.raises(ValueError, match="with other options|has changed more often"):
+        with pytest.raises(ValueError, match=r"with other options|has changed more often"):
             other.resume(state)
