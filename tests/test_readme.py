@@ -70,7 +70,6 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "ROUNDS", 2)
-    monkeypatch.setattr(tuning, "MOST_ROUNDS", 2)
     if "s3://" in snippet.content:
         for name, value in request.getfixturevalue("bucket").items():
             monkeypatch.setenv(name, value)

@@ -40,7 +40,10 @@ class Parts(Protocol):
         ...
 
     def digest(self, number: int) -> str | None:
-        """A digest of all parts before a part; None if they are not sealed. It does not wait."""
+        """A digest of all parts before a part; None if they are not sealed. It does not wait.
+
+        Before part 0, it is the empty string.
+        """
         ...
 
     def whole(self) -> Any:

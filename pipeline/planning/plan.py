@@ -282,8 +282,11 @@ class Plan:
         return step if block.start == step else block.stop
 
     def between(self, first: int, last: int | None = None) -> "Plan":
-        """The same plan with only the steps from `first` to `last`, and their buckets."""
-        if self.follows:  # its last step is not known
+        """The same plan with only the steps from `first` to `last`, and their buckets.
+
+        A plan of a corpus that grows is returned as it is, since its last step is not known.
+        """
+        if self.follows:
             return self
         first = max(require_index(first), self._first)
         last = _earliest(self._last, last, self.stages[-1].end)
@@ -370,8 +373,8 @@ class Plan:
         It has only the steps from the last entry on; no earlier step is planned again.
 
         Raises:
-            ValueError: a corpus is not the one of the state, or is shorter, or the plan has not
-                changed as that of the state.
+            ValueError: a corpus is not the one of the state, or is shorter, or the plan has other
+                options, or has not changed as that of the state.
         """
         for entry in entries:
             for name, place in entry["places"].items():
@@ -384,6 +387,11 @@ class Plan:
         if self._first <= entries[-1]["from"] and matched[-1][1].has_mark(entries[-1]["from"]):
             return self
         for entry, declared in matched:
+            if entry["identity"] != declared.identity:
+                raise InvalidValue(
+                    f"the state is of a plan with other options from step {entry['from']:,} on; "
+                    "restore it with the same options, or begin another run"
+                )
             stage = declared.resume(entry, past, stage)
             past.append(entry)
         assert stage is not None, "there is an entry"
@@ -400,8 +408,8 @@ class Plan:
         for entry in reversed(entries):
             if number < 0:
                 raise InvalidValue(
-                    f"the plan of the state changes after step {entry['from']:,}, and this one "
-                    "does not; make the same changes before you restore it"
+                    "the plan of the state has changed more often than this one; make the same "
+                    "changes before you restore it"
                 )
             found.append((entry, self.stages[number]))
             while not self.stages[number].replans:
@@ -433,7 +441,7 @@ class Plan:
 
         If corpora grow: of the stages from whose rest the rows of `step` are planned, and of the
         stage of `step`, from the last mark on. For each corpus, "places" has the beginning of its
-        chapter and the end of the last window that began. "rows", "owed" and "windows" are what was
+        chapter and the end of the last window that began. "rows", "owed" and "legs" are what was
         taken since, as in `schedule.Taken`.
         """
         if not self.follows:

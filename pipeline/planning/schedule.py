@@ -38,7 +38,8 @@ UNIT, PACE = 1 << 64, 1 << 160
 # More rows than are ever taken.
 NEVER = 1 << 62
 
-# The marks whose intervals are kept: readers are in a few chapters at a time.
+# A run is the intervals from a mark to the next one. This many are kept: readers are in a few
+# chapters at a time.
 RUNS = 8
 
 
@@ -424,12 +425,13 @@ class Schedule:
         batches, flushes = 0 * self._rows, False
         while True:
             first, due = self._run_out(taken, legs, growing)
+            stream = self._streams[first]
+            leg = stream.leg(legs[first])
             rows = [[max(each, 0) for each in of_length] for of_length in due]
             sums = zip(map(sum, rows), per_batch, strict=True)
             batches[self._bucket_of] = [total // (UNIT * count) for total, count in sums]
             if batches.any():
                 break
-            leg, stream = self._streams[first].leg(legs[first]), self._streams[first]
             if flushes := leg.ends or stream.leg(legs[first] + 1).repeats:
                 break
             legs[first] += 1
@@ -475,7 +477,7 @@ class Schedule:
             mark = self.marks[number]
             if self._one and self._streams[0].leg(mark.legs[0]).repeats:
                 return number, self._interval_of_epoch(mark, step)
-            run = self._runs.pop(number, ())
+            run, following = self._runs.pop(number, ()), mark
             while (end := run[-1].end if run else mark.step) is not None and step >= end:
                 more, following = extend(run[-1].taken(end) if run else mark)
                 if not more:

@@ -48,20 +48,20 @@ class BucketSet:
 
     Attributes:
         buckets: the buckets, ascending by length.
-        batches: the number of batches of each in an epoch.
+        batches: the number of batches of each in an epoch; an estimate, if it is not whole.
         padding: the share of all positions that hold no token; columns that `align` adds are none.
         cost: the cost of all batches, in the unit of the search's price.
         sure: the part of `cost` that counts for the number of buckets; see `fit_buckets`.
     """
 
     buckets: tuple[Bucket, ...]
-    batches: tuple[int, ...]
+    batches: tuple[float, ...]
     padding: float
     cost: float
     sure: float
 
     @property
-    def positions(self) -> int:
+    def positions(self) -> float:
         """The positions of all batches, padding included."""
         return sum(n * each.positions for n, each in zip(self.batches, self.buckets, strict=True))
 

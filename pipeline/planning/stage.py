@@ -56,8 +56,8 @@ class Stage(Handles):
         changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
             (the number of examples from here on) instead of `lengths`. In the first stage, all
             options.
-        replans: whether what the stage before it leaves of epochs is planned again.
-        number: the number of such stages before it, and with it.
+        replans: whether what the stage before it leaves of epochs is planned again, by new streams.
+        number: how often that was done up to this stage; it selects the random bits of streams.
     """
 
     def __init__(
@@ -206,7 +206,10 @@ class Stage(Handles):
     # ---- the data state, while corpora grow
 
     def ends_at(self, step: int) -> dict[str, Place]:
-        """The end of the last window that a step may have rows of, of each corpus that grows."""
+        """The end of the last window that a step may have rows of, of each corpus that grows.
+
+        A corpus without a weight has none: whether its window is known depends on earlier stages.
+        """
         _, _, rows, _, legs = self.schedule.taken(step + 1)
         found = dict[str, Place]()
         for number, (stream, leg) in enumerate(zip(self.streams, legs, strict=True)):
@@ -237,7 +240,7 @@ class Stage(Handles):
             places[stream.name] = place
         entry = dict(self.entry)
         entry |= {"from": taken.step, "places": places, "rows": rows.tolist()}
-        entry |= {"owed": [[*each] for each in taken.owed], "windows": legs}
+        entry |= {"owed": [[*each] for each in taken.owed], "legs": legs}
         if any(self.schedule.offsets):
             entry["offsets"] = [*self.schedule.offsets]
         rests = any("rest" in place for place in places.values())
@@ -252,6 +255,7 @@ class Stage(Handles):
             if self.replans:
                 ends = before.ends_at(self.start - 1) if self.start > before.schedule.start else {}
                 *others, last = before.entries_after(before.schedule.taken(self.start), ends)
+                # It holds from the stage's start on; what was taken then is that at its end.
                 self._past = (*others, {**last, "from": before.start})
             else:
                 self._past = before.past
@@ -272,7 +276,7 @@ class Stage(Handles):
             corpus = self.members[name]
             if place.get("rest"):
                 assert before is not None, "an entry with a rest has another before it"
-                rows, leg = np.array(past[-1]["rows"], np.int64), past[-1]["windows"][number]
+                rows, leg = np.array(past[-1]["rows"], np.int64), past[-1]["legs"][number]
                 streams.append(before.streams[number].after(rows[:, number], leg, corpus, own))
                 continue
             begin = Place.of(place) if grows(corpus) else None
@@ -280,10 +284,10 @@ class Stage(Handles):
             more: Any = {"name": name, "first": self.firsts[number], "number": self.number}
             streams.append(Stream(corpus, own, cache, epoch=epoch, begin=begin, **more))
         rows = np.array(entry["rows"], np.int64)
-        for stream, leg, taken_of in zip(streams, entry["windows"], rows.T, strict=True):
+        for stream, leg, taken_of in zip(streams, entry["legs"], rows.T, strict=True):
             if leg or taken_of.any():
                 stream.leg(leg)  # its parts are sealed
-        taken = Taken(entry["from"], rows[:0, 0], rows, entry["owed"], entry["windows"])
+        taken = Taken(entry["from"], rows[:0, 0], rows, entry["owed"], entry["legs"])
         made: Any = {"taken": taken, "offsets": entry.get("offsets")}
         schedule = Schedule(entry["from"], streams, self.options, self.weights, **made)
         resumed._made = tuple(streams), schedule

@@ -6,7 +6,6 @@ Sets are packed by `cascade.pack`, and batches counted as a plan counts them: so
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,7 +42,7 @@ class Stock:
     align: int
     packing: Packing
     max_segments: int | None
-    _batches: dict[tuple[Bucket, ...], tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    _batches: dict[tuple[Bucket, ...], tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -103,8 +102,11 @@ class Stock:
         there = np.flatnonzero(self.counts)
         return self.sizes[there] * self.align, self.counts[there] * self.scale
 
-    def count_batches(self, buckets: tuple[Bucket, ...]) -> tuple[int, ...]:
-        """The batches of each of some buckets in an epoch; scaled, if only a sample is packed."""
+    def count_batches(self, buckets: tuple[Bucket, ...]) -> tuple[float, ...]:
+        """The batches of each of some buckets in an epoch.
+
+        Those of a sample are scaled, and not whole: which rows the last batch lacks, it cannot say.
+        """
         if (known := self._batches.get(buckets)) is not None:
             return known
         several = self.scale > 1  # in a sample, more of the batches would lack rows
@@ -115,9 +117,10 @@ class Stock:
             max_segments=self.most_segments,
             fill=self.packing == "fill",
         )
-        rows = [math.ceil(packed.rows(index) * self.scale) for index in range(len(buckets))]
-        found = tuple(
-            count_batches(each, (bucket,))[0] for each, bucket in zip(rows, buckets, strict=True)
+        rows = [packed.rows(index) for index in range(len(buckets))]
+        found: tuple[float, ...] = tuple(
+            each * self.scale / bucket.rows if several else count_batches(each, (bucket,))[0]
+            for each, bucket in zip(rows, buckets, strict=True)
         )
         self._batches[buckets] = found
         return found

@@ -532,6 +532,7 @@ class Stream(Handles):
 
     def _place_after(self, legs: int) -> Place:
         """The end of the last window among the first legs; `begin` if there is none."""
+        # Of two legs in a row, one is a window, unless there is none before them.
         windows = (leg.window for leg in reversed(self.legs[max(legs - 2, 0) : legs]))
         return next((window[1] for window in windows if window), self.begin)
 
@@ -686,8 +687,8 @@ def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
     """The buckets, with lengths in units of `align` columns."""
     lengths = [tuple(length // align for length in bucket.lengths) for bucket in buckets]
     return tuple(
-        Bucket(bucket.rows, length if len(length) > 1 else length[0])
-        for bucket, length in zip(buckets, lengths, strict=True)
+        Bucket(bucket.rows, each[0] if len(each) == 1 else each)
+        for bucket, each in zip(buckets, lengths, strict=True)
     )
 
 

@@ -166,7 +166,7 @@ WITH_WORKERS = [
 
 @pytest.mark.parametrize(("kind", "workers", "chain"), WITH_WORKERS)
 def test_every_chain_goes_on_from_every_state_with_workers(make, kind, workers, chain):
-    steps = work(transform(make(kind)[:2], chain).to_iter_dataset(), workers)
+    steps = work(transform(make(kind)[:3], chain).to_iter_dataset(), workers)
     check(PREFETCH["thread"](steps) if len(chain) % 2 else steps)
 
 

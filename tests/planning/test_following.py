@@ -354,3 +354,10 @@ def test_followed_batches_stay_what_they_are():
     plan = follow(parts, [Bucket(2, 9)], window=4)
     expected = ["914593292ef3ca04", "7e5e90c7e033bb1e", "8b4c854fd0040b5a"]
     assert digests(plan, range(3)) == expected
+
+
+def test_a_state_of_other_options_is_refused():
+    state = follow(draw_parts(2)).after(30, seed=2).entries_at(40)
+    for other in (follow(draw_parts(2)).after(30, seed=3), follow(draw_parts(2), align=4)):
+        with pytest.raises(ValueError, match=r"with other options|has changed more often"):
+            other.resume(state)

@@ -67,6 +67,12 @@ def test_a_run_keeps_its_plan_on_other_devices_and_a_change_keeps_the_past():
     assert "changed from step 5 on: row_multiple=3, exclude=1, 4" in str(said)
 
 
+def test_leaving_examples_out_keeps_the_buckets():
+    change = 5, {"exclude": np.flatnonzero(LENGTHS > 12).tolist(), "max_segments": 2}
+    _, plan = planned([change])
+    assert plan.stages[1].options.buckets == plan.stages[0].options.buckets
+
+
 def test_the_config_may_show_the_beginning_or_what_it_has_become_and_nothing_else():
     first, _ = planned([])
     change = 5, {"seed": 2, "max_length": 64, "exclude": [1]}
