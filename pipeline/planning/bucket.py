@@ -39,10 +39,13 @@ class Bucket:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", _require_size("rows", self.rows))
-        if isinstance(self.length, tuple | list) and len(self.length) == 2:
-            length: Any = tuple(_require_size("length", each) for each in self.length)
+        length: Any = self.length
+        if isinstance(length, tuple | list) and len(length) == 1:
+            length = length[0]
+        if isinstance(length, tuple | list) and len(length) == 2:
+            length = tuple(_require_size("length", each) for each in length)
         else:
-            length = _require_size("length", self.length)
+            length = _require_size("length", length)
         object.__setattr__(self, "length", length)
 
     @property

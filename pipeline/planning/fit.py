@@ -241,7 +241,7 @@ class Fit:
         multiple = math.lcm(tile, self._row_multiple)
         if (fewer := rows // multiple * multiple) >= 0.9 * rows:
             rows = fewer
-        return Bucket(rows, lengths if len(lengths) > 1 else lengths[0])
+        return Bucket(rows, lengths)
 
 
 def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Lengths]:

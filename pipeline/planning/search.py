@@ -325,7 +325,8 @@ class Search:
             return found | {(length,) for length in range(base[0], last + 1, multiple)}
         if self._stands_in:
             return found
-        few = [self.measure((each,)) for each in sorted(found) if each[0] <= SOME * base[0]]
+        limit = SOME * max(base)
+        few = [self.measure((each,)) for each in sorted(found) if max(each) <= limit]
         saved = 1 - min(each.positions for each in few) / few[0].positions
         if saved < WORTH_LONGER and few[0].batches[0] >= MANY:
             self._longest = base

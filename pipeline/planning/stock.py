@@ -125,9 +125,8 @@ class Stock:
         self._batches[buckets] = found
         return found
 
-    def _in_units(self, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
-        units = tuple(length // self.align for length in lengths)
-        return units if len(units) > 1 else units[0]
+    def _in_units(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(length // self.align for length in lengths)
 
 
 def round_up(value: np.ndarray, multiple: int) -> np.ndarray:

@@ -685,10 +685,8 @@ def _make_packer(
 
 def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
     """The buckets, with lengths in units of `align` columns."""
-    lengths = [tuple(length // align for length in bucket.lengths) for bucket in buckets]
     return tuple(
-        Bucket(bucket.rows, each[0] if len(each) == 1 else each)
-        for bucket, each in zip(buckets, lengths, strict=True)
+        Bucket(bucket.rows, [length // align for length in bucket.lengths]) for bucket in buckets
     )
 
 

@@ -514,11 +514,12 @@ def _fine_enough(fit: Fit, multiples: Sequence[int]) -> int:
 def _shortest(search: Search, tokens_per_batch: int) -> Bucket:
     """The shortest candidate whose examples fill two batches; else the longest."""
     sizes, counts = search.stock.examples
-    for lengths in search.candidates:
+    *others, longest = search.candidates
+    for lengths in others:
         holds = (sizes <= lengths).all(axis=1)
         if counts[holds] @ sizes[holds].sum(axis=1) >= 2 * tokens_per_batch:
-            break
-    return Bucket(1, lengths if len(lengths) > 1 else lengths[0])
+            return Bucket(1, lengths)
+    return Bucket(1, longest)
 
 
 def _too_long(lengths: np.ndarray, room: tuple[int, ...]) -> np.ndarray:
