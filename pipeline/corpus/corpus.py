@@ -67,8 +67,6 @@ class Corpus(Stored):
         lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`.
     """
 
-    files: np.ndarray
-
     def __init__(
         self,
         directory: epath.PathLike,
@@ -296,7 +294,8 @@ class Corpus(Stored):
         stores: Sequence[PartStore] = self._caches or local
         features = [self._manifest.of_tokens, *(each.features for _, each in self._stores)]
         known = {name: feature for each in features for name, feature in each.items()}
-        return Reader(self.task, self.lengths, self.files, known, stores)
+        examples = self._manifest.table.numbers("examples")
+        return Reader(self.task, self.lengths, examples, known, stores)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:

@@ -529,7 +529,7 @@ class Log(Handles):
         for place, part in enumerate(parts, 1):
             number, first, before = self._end
             last = cursor if place == len(parts) else None
-            entry = Entry(number=number, part=part, first=first, before=before, cursor=last)
+            entry = Entry(number=number, part=part, first=first, before=before or "", cursor=last)
             self._end = number + 1, first + entry.examples, entry.after
             self._begin_digest = self._begin_digest or part.sha256[:12]
             self._known.append(entry)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, get_type_hints, overload
 import numpy as np
 import pyarrow as pa
 from etils import epath
-from pyarrow import compute
 
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.tasks import Task
@@ -130,7 +129,7 @@ class PartTable(Sequence[Part]):
             rows = [vars(part) for part in parts]
             columns = {name: [row[name] for row in rows] for name in self.SCHEMA.names}
             parts = pa.table(columns, schema=self.SCHEMA)
-        self._table = parts
+        self._table: Any = parts
 
     @classmethod
     def read(cls, content: pa.Buffer) -> "PartTable":
@@ -160,7 +159,8 @@ class PartTable(Sequence[Part]):
     @property
     def text_bytes(self) -> int | None:
         """UTF-8 bytes of the text of all parts that is learnt; None if no text is known."""
-        return compute.sum(self._table["text_bytes"]).as_py()
+        known = self._table["text_bytes"].drop_null()
+        return int(known.to_numpy().sum()) if len(known) else None
 
     def strings(self, name: str) -> list[str]:
         """A field of all parts that is a string."""

@@ -63,8 +63,8 @@ class PartStore(Protocol):
     source: epath.Path
     evictions: int
 
-    def open(self, numbers: Sequence[int]) -> Sequence[Opened]:
-        """The parts with these numbers."""
+    def open(self, numbers: Sequence[int]) -> Sequence[Any]:
+        """The parts with these numbers, each an `Opened`."""
         ...
 
     def has(self, number: int) -> bool:

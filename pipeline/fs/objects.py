@@ -299,7 +299,7 @@ def get_ranges(
     paths: Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
 ) -> list[Buffer]:
     """Bytes of objects, or of other files, from each of `begins` up to each of `ends`."""
-    return together(_read_range, map(os.fspath, paths), begins, ends)
+    return together(_read_range, [os.fspath(path) for path in paths], begins, ends)
 
 
 def _read_range(place: str, begin: int, end: int) -> Buffer:
@@ -332,7 +332,7 @@ def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
     Many objects of a folder take one list of it, a request for each thousand that it holds.
     """
     folders: dict[str, list[str]] = {}
-    for place in map(os.fspath, paths):
+    for place in [os.fspath(path) for path in paths]:
         folders.setdefault(place.rpartition("/")[0], []).append(place)
     few = [place for mine in folders.values() if len(mine) <= TOGETHER for place in mine]
     many = [folder for folder, mine in folders.items() if len(mine) > TOGETHER]

@@ -197,7 +197,7 @@ def read_stamps(paths: Sequence[epath.Path]) -> list[Stamp]:
     Both are 0 if the file is gone.
     """
     remote = [path for path in paths if isinstance(path, ObjectPath)]
-    heads = dict(zip(remote, objects.heads(remote), strict=True))
+    heads: dict[Any, Any] = dict(zip(remote, objects.heads(remote), strict=True))
     return [_stamp(path, heads.get(path)) for path in paths]
 
 

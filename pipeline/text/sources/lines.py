@@ -230,7 +230,8 @@ class ParallelText(files.FileSource):
         step, at = shard_bytes(sum(sizes)), 0
         spans: dict[int, list[tuple[int, ...]]] = {}
         for pair, (paths, size) in enumerate(zip(pairs, sizes, strict=True)):
-            first = last = at // step
+            first, of_inputs, of_targets = at // step, list[int](), list[int]()
+            last = first
             if not (whole := any(path.suffix in files.COMPRESSED for path in paths)):
                 (of_inputs, _), (of_targets, _) = self._count(pair)
                 last = (at + max(size, 1) - 1) // step

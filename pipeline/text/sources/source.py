@@ -126,7 +126,7 @@ class Sharded(abc.ABC):
         files: the files that it reads, if it does.
     """
 
-    files: Sequence[os.PathLike] = ()
+    files: Sequence[Any] = ()  # of paths
 
     @property
     @abc.abstractmethod

@@ -253,6 +253,7 @@ def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
         for record in records_of(source, [shard]):
             if left <= 0:
                 break
-            found = field(record) if callable(field) else [text_of(record, each) for each in field]
+            is_function = callable(field)
+            found = field(record) if is_function else [text_of(record, each) for each in field]
             yield from found
             left -= sum(len(text.encode()) for text in found)
