@@ -5,7 +5,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from etils import epath
@@ -253,7 +253,9 @@ def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
         for record in records_of(source, [shard]):
             if left <= 0:
                 break
-            is_function = callable(field)
-            found = field(record) if is_function else [text_of(record, each) for each in field]
+            if callable(field):
+                found = cast(Callable[[Any], Sequence[str]], field)(record)
+            else:
+                found = [text_of(record, each) for each in cast(Sequence[Any], field)]
             yield from found
             left -= sum(len(text.encode()) for text in found)
