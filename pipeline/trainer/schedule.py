@@ -49,7 +49,7 @@ class Entry:
 class Schedule:
     """The options of a run's batches, from step 0 on.
 
-    >>> schedule = Schedule({"tokens_per_batch": 256}, [(100, {"tokens_per_batch": 512})])
+    >>> schedule = Schedule({"buckets": [[2, 128]]}, [(100, {"buckets": [[4, 128]]})])
     >>> schedule.plan([30, 50, 90]).buckets
     (Bucket(rows=4, length=128), Bucket(rows=2, length=128))
 
