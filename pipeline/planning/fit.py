@@ -1,6 +1,5 @@
 """The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
-import itertools
 import logging
 import math
 from fractions import Fraction
@@ -12,7 +11,7 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, row_cost
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.lengths import AnyLengths, Exclude, Lengths, as_corpora, select
+from pipeline.planning.lengths import AnyLengths, Exclude, Lengths, as_corpora, exclude_from, select
 from pipeline.planning.options import By, Weights, as_phases
 from pipeline.planning.pieces import OVERFLOWS, Overflow
 from pipeline.planning.search import BucketSet, Price, Search, choose
@@ -249,13 +248,7 @@ def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Length
     corpora = as_corpora(given) if several else {"": given}
     members = {name: Lengths.of(each) for name, each in corpora.items()}
     excluded = select(exclude, given, sum(map(len, members.values())))
-    ends = np.cumsum([0, *map(len, members.values())]).tolist()
-    return {
-        name: lengths.exclude(excluded[(excluded >= first) & (excluded < end)] - first)
-        for (name, lengths), (first, end) in zip(
-            members.items(), itertools.pairwise(ends), strict=True
-        )
-    }
+    return exclude_from(members, excluded)
 
 
 def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:

@@ -253,6 +253,20 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     return np.unique(found.astype(np.int64))
 
 
+def exclude_from(members: Mapping[str, Any], excluded: np.ndarray) -> dict[str, Any]:
+    """The `Lengths` of corpora by name, without examples, which are numbered over all of them.
+
+    Corpora that grow, which have no `Lengths`, are returned unchanged.
+    """
+    first, found = 0, dict(members)
+    for name, lengths in members.items():
+        if isinstance(lengths, Lengths):
+            mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
+            found[name] = lengths.exclude(mine)
+            first += len(lengths)
+    return found
+
+
 def as_lengths(lengths: Any) -> np.ndarray:
     """The lengths as an array of non-negative integers, `[n]` or for pairs `[n, 2]`."""
     if isinstance(lengths, Lengths):

@@ -22,6 +22,7 @@ from pipeline.planning.lengths import (
     Exclude,
     Lengths,
     as_corpora,
+    exclude_from,
     select,
     take_first,
 )
@@ -318,7 +319,7 @@ class Stage(Handles):
         changes = options_as_json(options, weights)
         excluded = _select(exclude, lengths, members)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
-        return cls(0, options, _exclude(members, excluded), weights, lengths, changes)
+        return cls(0, options, exclude_from(members, excluded), weights, lengths, changes)
 
     def change(
         self,
@@ -355,7 +356,7 @@ class Stage(Handles):
         new |= _weights_as_json(shares) if weights is not None else {}
         count = sum(len(each) for each in members.values() if not grows(each))
         new |= {"examples": count} if not self.grows and count > self.num_examples else {}
-        members = _exclude(members, more)
+        members = exclude_from(members, more)
         return Stage(step, options, members, shares, given, new, before=self, replan=replan)
 
     def block(self, step: int) -> range:
@@ -396,18 +397,6 @@ def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndar
         return NO_EXAMPLES
     count = sum(map(len, members.values()))
     return select(exclude, take_first(given, count), count)
-
-
-def _exclude(members: Mapping[str, Any], excluded: np.ndarray) -> dict[str, Any]:
-    """The corpora without some examples, which are numbered over all corpora."""
-    first, found = 0, {}
-    for name, lengths in members.items():
-        found[name] = lengths
-        if not grows(lengths):
-            mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
-            found[name] = lengths.exclude(mine)
-            first += len(lengths)
-    return found
 
 
 @contextlib.contextmanager

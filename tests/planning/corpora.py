@@ -24,6 +24,15 @@ def costs_of(batch):
     return np.bincount(batch.segments[:, 0], squares, batch.bucket.rows)
 
 
+def change(plan, changes):
+    """The plan with changes, each some steps after the one before; and the step of the last."""
+    step = 0
+    for later, options in changes:
+        step = plan.next_block(step + later)
+        plan = plan.after(step, **options)
+    return plan, step
+
+
 class SealedInMemory:
     """All parts of a finished corpus; `asked` is the number of parts that were asked for.
 

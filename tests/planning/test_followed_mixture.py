@@ -15,7 +15,13 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import growing
 from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
-from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
+from tests.planning.corpora import (
+    SealedInMemory,
+    assert_resumes_anywhere,
+    change,
+    digests,
+    draw_parts,
+)
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
 
@@ -129,15 +135,6 @@ CHANGES = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-def change(plan, changes):
-    """The plan with changes, each some steps after the one before."""
-    step = 0
-    for later, options in changes:
-        step = plan.next_block(step + later)
-        plan = plan.after(step, **options)
-    return plan, step
 
 
 @few

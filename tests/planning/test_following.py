@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning import growing
-from tests.planning.corpora import SealedInMemory, assert_resumes_anywhere, digests, draw_parts
+from tests.planning.corpora import (
+    SealedInMemory,
+    assert_resumes_anywhere,
+    change,
+    digests,
+    draw_parts,
+)
 from tests.properties.accounts import Account
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
@@ -212,15 +218,6 @@ CHANGES = st.lists(
     min_size=1,
     max_size=3,
 )
-
-
-def change(plan, changes):
-    """The plan with changes, each some steps after the one before."""
-    step = 0
-    for later, options in changes:
-        step = plan.next_block(step + later)
-        plan = plan.after(step, **options)
-    return plan, step
 
 
 @few
