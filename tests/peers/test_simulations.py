@@ -37,20 +37,6 @@ def test_batches_of_others_by_hand(make, lengths, options, due):
     assert made.padding == 1 - sum(lengths) / positions
 
 
-def test_a_token_budget_makes_the_batches_of_infinibatch():
-    iterators = pytest.importorskip("infinibatch.iterators")
-    lengths = np.random.default_rng(0).integers(1, 400, 5000)
-    theirs = iterators.BucketedReadaheadBatchIterator(
-        iterators.NativeCheckpointableIterator(lengths.tolist()),
-        read_ahead=700,
-        key=int,
-        batch_size=lambda longest: 2048 // longest,
-        seed=0,
-    )
-    made = simulations.token_budget(lengths, budget=2048, window=700)
-    assert sorted(shapes(made)) == sorted((len(batch), max(batch)) for batch in theirs)
-
-
 def test_next_fit_closes_a_row_at_the_first_that_does_not_fit():
     assert simulations.next_fit(np.array([5, 3, 2, 7]), length=8).tolist() == [0, 0, 1, 2]
 
