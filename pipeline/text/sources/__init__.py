@@ -74,7 +74,7 @@ def open_files(names: Sequence[str | os.PathLike], kind: str = "") -> Sharded:
     kinds = {kind} if kind else set(map(kind_of, found))
     if len(kinds) > 1:
         raise InvalidValue(
-            f"{', '.join(map(os.fspath, names))} have several kinds, "
+            f"{', '.join(map(str, names))} have several kinds, "
             f"{' and '.join(sorted(kinds))}; give files of one kind"
         )
     return KINDS[kinds.pop()](found)

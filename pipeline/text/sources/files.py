@@ -225,7 +225,7 @@ def _require_readable(file: epath.Path) -> None:
         raise NotAllowed(f"{name} cannot be read: permission denied; change its mode or owner")
 
 
-def _unreadable(name: str, error: OSError) -> OSError:
+def _unreadable(name: str, error: OSError) -> Exception:
     """A sentence for an error of the system about a path."""
     if isinstance(error, UserError):
         return error
