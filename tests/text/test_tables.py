@@ -5,13 +5,12 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
 
 import pipeline
 from pipeline.text import templates, tokenizers
-from pipeline.text.sources import ArrowFiles, ParquetFiles
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.tables import _ParquetGroups
+from tests.text.record_files import write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
@@ -32,24 +31,6 @@ LAYOUTS = {
 LISTS = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda of: pa.list_(of, 2)]
 
 
-def write(path, table, rows=2, **options):
-    """A file of one of the kinds, by its name; None: the kind cannot hold the table."""
-    match path.suffix:
-        case ".parquet":
-            try:
-                parquet.write_table(table, path, row_group_size=rows, **options)
-            except pa.ArrowNotImplementedError:
-                return None
-            return ParquetFiles(path)
-        case ".stream":
-            with pa.ipc.new_stream(path, table.schema) as writer:
-                writer.write_table(table, max_chunksize=rows)
-        case kind:
-            packing = {".lz4": "lz4", ".zstd": "zstd"}.get(kind, "uncompressed")
-            feather.write_feather(table, str(path), compression=packing, chunksize=rows)
-    return ArrowFiles(path)
-
-
 KINDS = ["parquet", "stream", "arrow", "lz4", "zstd"]
 
 
@@ -57,7 +38,7 @@ KINDS = ["parquet", "stream", "arrow", "lz4", "zstd"]
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_column_of_text_may_have_any_layout(layout, kind, tmp_path):
     column = LAYOUTS[layout]
-    source = write(tmp_path / f"a.{kind}", pa.table({"n": range(4), "text": column}))
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"n": range(4), "text": column}))
     if source is None:
         pytest.skip("Parquet has no such layout")
     corpus = pipeline.prepare(
@@ -78,7 +59,7 @@ def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
             else pa.struct([("role", pa.string()), ("content", pa.large_string())])
         ),
     )
-    source = write(tmp_path / f"a.{kind}", pa.table({"messages": column}))
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"messages": column}))
     corpus = pipeline.prepare(
         source,
         tokenizers.Bytes(),
@@ -109,7 +90,7 @@ def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_pa
         }
     )
     table = table.append_column("twice", table["twice"])
-    source = write(tmp_path / f"a.{kind}", table)
+    source = write_table(tmp_path / f"a.{kind}", table)
     rows = list(source)
     assert [row["text"] for row in rows] == ["a", "b", "c"]
     assert source._asked == {"text"}
@@ -131,7 +112,7 @@ def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_that_cannot_be_read_fails_alone(kind, tmp_path):
     column = pa.array([18262, 2**30, 18628], pa.int32()).view(pa.date32())
-    source = write(tmp_path / f"a.{kind}", pa.table({"day": column}), rows=3)
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"day": column}), rows=3)
     rows = list(source)
     assert [rows[row]["day"] for row in (0, 2)] == [
         datetime.date(2020, 1, 1),
@@ -147,7 +128,7 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     monkeypatch.setattr(sizes, "BLOCK", 2000)
     monkeypatch.setattr(sizes, "LEAST", 1 << 30)
     table = pa.table({name: [f"{name} {row} " * 9 for row in range(300)] for name in "abc"})
-    source = write(tmp_path / "a.parquet", table, rows=300, use_dictionary=False)
+    source = write_table(tmp_path / "a.parquet", table, rows=300, use_dictionary=False)
     reads = []
     read = _ParquetGroups.read
     monkeypatch.setattr(
@@ -170,10 +151,10 @@ def test_a_shard_of_rows_begins_at_any_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(sizes, "BLOCK", 500)
     table = pa.table({"text": [f"{row} " * (row % 30) for row in range(200)]})
     for kind in KINDS:
-        source = write(tmp_path / f"a.{kind}", table, rows=90)
+        source = write_table(tmp_path / f"a.{kind}", table, rows=90)
         shard = source.shards()[0]
         blocks = list(source.read(shard))
         assert len(blocks) > 5
         for number, block in enumerate(blocks[:-1]):
-            again = write(tmp_path / f"a.{kind}", table, rows=90)
+            again = write_table(tmp_path / f"a.{kind}", table, rows=90)
             assert list(again.read(shard, block.next)) == blocks[number + 1 :]
