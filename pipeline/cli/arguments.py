@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     flag(
         "source",
         nargs="*",
-        help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
+        help="text or .jsonl files, or globs, also compressed; .parquet, .arrow, .feather or "
         ".array_record files (of a saved Hugging Face data set DIRECTORY/data-*.arrow); or one "
         "config (.py), for which training and evaluation corpora are made",
     )

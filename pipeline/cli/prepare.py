@@ -40,10 +40,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
-    names = "tfds", "split", "kind", "begin", "end"
-    fields = {name: getattr(arguments, name) for name in names}
-    fields["files"] = ",".join(arguments.source)
-    fields["targets"] = ",".join(arguments.targets or ())
+    names = "tfds", "split", "kind", "begin", "end", "targets"
+    fields = {"files": arguments.source} | {name: getattr(arguments, name) for name in names}
     source = corpora.open_source(fields, "the command")
     options: Any = {"engine": engine, "on_error": arguments.on_error}
     text = corpora.Text(source, field, _template(arguments) if arguments.template else None)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from etils import epath
 
 from pipeline.corpus.gather import address_of
@@ -16,6 +17,7 @@ from pipeline.corpus.reader import InMemory, Reader
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKEN_IDS, TOKENS, Feature, check_features
+from pipeline.text.ragged import IDS
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
 
 # The numbers of some lists, where each list begins in them, and the size of each.
@@ -26,7 +28,7 @@ class InPlace(SingleCorpus):
     """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
-    below 2**31, which `verify` checks by reading everything.
+    below `vocab_size` and 2**31, which is checked as they are read; `verify` reads everything.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class InPlace(SingleCorpus):
                     f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers for "
                     f"{tokens[wrong]:,} tokens; correct it to match {feature}"
                 )
+        self._stored.vocab_size = min(self.vocab_size or IDS, IDS)
 
     @classmethod
     def arrow(
@@ -118,18 +121,19 @@ class InPlace(SingleCorpus):
 
         Args:
             tokens: a file with an integer array [tokens].
-            offsets: a file with integers [examples + 1]: example `i` is
-                `tokens[offsets[i]:offsets[i + 1]]`.
+            offsets: a file with integers [examples + 1], from 0 to the number of tokens: example
+                `i` is `tokens[offsets[i]:offsets[i + 1]]`.
             task: as for `arrow`.
             vocab_size: as for `arrow`.
         """
         found = files.find([tokens, offsets])
         flat, edges = (_array(path) for path in found)
         counts = np.diff(edges.astype(np.int64))
-        if len(edges) < 2 or counts.min() < 0 or edges[0] < 0 or edges[-1] > len(flat):
+        if len(edges) < 2 or counts.min() < 0 or (edges[0], edges[-1]) != (0, len(flat)):
             raise InvalidValue(
                 f"{os.fspath(found[1])} does not hold offsets into {len(flat):,} tokens; write "
-                "one more than there are examples, ascending, from 0 to that number"
+                "one more than there are examples, ascending, from 0 to that number, as "
+                "np.append(0, np.cumsum(lengths))"
             )
         make = functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size)
         lists = flat, edges[:-1].astype(np.int64), counts
@@ -163,16 +167,11 @@ class InPlace(SingleCorpus):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        limit, example = 1 << 31 if self.vocab_size is None else self.vocab_size, 0
+        example = 0
         for flat, begins, counts in self._lists:
             for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
-                ids = flat[begin : begin + count]
-                if count and (ids.min() < 0 or ids.max() >= limit):
-                    wrong = ids[(ids < 0) | (ids >= limit)][0]
-                    raise InvalidValue(
-                        f"example {example:,} of {self!r} holds the id {wrong}; ids must be from 0 "
-                        f"and below {limit:,}"
-                    )
+                at = np.array([example])
+                self._stored.require_ids(flat[begin : begin + count], at, np.array([count]))
                 example += 1
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -191,7 +190,7 @@ def _segments(lists: Sequence[Lists]) -> Segments:
 def _array(path: epath.Path) -> np.ndarray:
     try:
         array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValue(
@@ -202,21 +201,19 @@ def _array(path: epath.Path) -> np.ndarray:
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
-    """The values of an Arrow column: lists of ids, or the values of a feature."""
-    if column.null_count:
-        raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
-    edges, values = np.arange(len(column) + 1), column
+    """The values of an Arrow column in any layout: lists of ids, or the values of a feature."""
+    column = _decode(column)
+    values, begins, counts = column, np.arange(len(column)), np.ones(len(column), np.int64)
     if feature is None or not feature.per_example:
-        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-            raise InvalidValue(f"{place} holds {column.type}; it must hold lists of numbers")
-        edges, values = column.offsets.to_numpy().astype(np.int64), column.values
+        _require_all(place, column, begins, counts)
+        values, begins, counts = _divide(place, column)
     size = 1 if feature is None else feature.size
+    _require_all(place, values, begins, counts)
     if pa.types.is_fixed_size_list(values.type):
-        if values.null_count:  # `flatten` would leave them out, and move all later values
-            raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
         if values.type.list_size != size:
             raise InvalidValue(f"{place} holds {column.type}, but the feature is {feature}")
-        values, edges = values.flatten(), edges * size
+        values, begins, counts = _decode(values.flatten()), begins * size, counts * size
+        _require_all(place, values, begins, counts)
     elif size > 1:
         raise InvalidValue(
             f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
@@ -224,6 +221,41 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
         )
     if feature is None and not pa.types.is_integer(values.type):
         raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
+    return values.to_numpy(zero_copy_only=False), begins, counts
+
+
+def _decode(column: pa.Array) -> pa.Array:
+    """The values of an array themselves, without an extension, runs or a dictionary."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        return _decode(column.storage)
+    if pa.types.is_run_end_encoded(column.type):
+        return _decode(pc.run_end_decode(column))
+    return _decode(column.dictionary_decode()) if pa.types.is_dictionary(column.type) else column
+
+
+def _divide(place: str, column: pa.Array) -> Lists:
+    """The values of all lists of a column, where each list begins, and its size."""
+    of = column.type
+    if pa.types.is_fixed_size_list(of):
+        begins = np.arange(len(column)) * of.list_size
+        return _decode(column.flatten()), begins, np.full(len(column), of.list_size)
+    if pa.types.is_list(of) or pa.types.is_large_list(of):
+        edges = column.offsets.to_numpy().astype(np.int64)
+        return _decode(column.values), edges[:-1], np.diff(edges)
+    if pa.types.is_list_view(of) or pa.types.is_large_list_view(of):
+        begins, counts = (
+            each.to_numpy().astype(np.int64) for each in (column.offsets, column.sizes)
+        )
+        return _decode(column.values), begins, counts
+    raise InvalidValue(f"{place} holds {of}; it must hold lists of numbers")
+
+
+def _require_all(place: str, values: pa.Array, begins: np.ndarray, counts: np.ndarray) -> None:
+    """Refuses values of lists that are missing."""
     if values.null_count:
-        raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
-    return values.to_numpy(zero_copy_only=False), edges[:-1], np.diff(edges)
+        before = np.append(0, np.cumsum(pc.is_null(values).to_numpy(zero_copy_only=False)))
+        for row in np.flatnonzero(before[begins + counts] - before[begins])[:1]:
+            raise InvalidValue(
+                f"{place} has missing entries, first {row:,} rows after that; leave them out, or "
+                "fill them in"
+            )

@@ -10,9 +10,10 @@ from pipeline.corpus.gather import Fields, address_of, copy_memory, gather, new_
 from pipeline.corpus.manifest import damage, open_part
 from pipeline.corpus.parts import Part, PartFile, Segments
 from pipeline.corpus.tasks import Task
+from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
-from pipeline.text.ragged import Ragged
+from pipeline.text.ragged import IDS, Ragged
 
 # The most parts that are mapped at a time: Linux allows a process 65,530 maps.
 MAPPED = 1 << 14
@@ -144,11 +145,15 @@ class Reader(Handles):
         features: what each column holds, by name: `TOKENS`, `WEIGHTS` if tokens have weights,
             and the features of the corpus.
         stores: the parts of the tokens, then of added features; all divide examples alike.
-        owner: names the file of another program, whose features are converted and checked when
-            they are read; None: all values are as features say.
+        owner: names the file of another program, whose features are converted, and whose values
+            are checked, when they are read; None: all values are as features say.
+
+    Attributes:
+        vocab_size: ids of another program must be below this.
     """
 
     handles = ("_table",)
+    vocab_size = IDS
 
     def __init__(
         self,
@@ -238,11 +243,28 @@ class Reader(Handles):
                 values = found[1] = new_array(len(found[0]), found[0].dtype)
                 values[:-1] = found[0][1:]
                 last = np.cumsum(reach) - reach + lengths - 1
-                values[last] = take_numbers(address + sizes, dtype)
+                ends = take_numbers(address + sizes, dtype)
+                if name == TOKENS:
+                    self.require_ids(ends, pieces.examples, np.ones_like(lengths))
+                values[last] = ends
             else:
                 stored = copy_memory(address + unit * shift, sizes, places).view(dtype)
+                if name == TOKENS:
+                    self.require_ids(stored, pieces.examples, reach)
                 found[shift] = self._restore(name, stored)
         return {field: found[shift] for field, shift in shifts.items()}
+
+    def require_ids(self, ids: np.ndarray, examples: np.ndarray, counts: np.ndarray) -> None:
+        """Refuses ids of another program that are no tokens; each example has `counts` of them."""
+        limit = self.vocab_size
+        if self.owner is None or not len(ids) or (ids.min() >= 0 and ids.max() < limit):
+            return
+        at = int(np.argmax((ids < 0) | (ids >= limit)))
+        example = examples[np.searchsorted(np.cumsum(counts), at, side="right")]
+        raise InvalidValue(
+            f"example {example:,} of {self.owner} holds the id {ids[at]}; ids must be from 0 and "
+            f"below {limit:,}"
+        )
 
     def _restore(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored numbers of a column as its values: `[n, *shape]`."""

@@ -27,6 +27,9 @@ from pipeline.text.features import (
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
+# Ids are below this.
+IDS = 1 << 31
+
 # The number of examples of arrays that are converted at once; and of checked ones that are joined,
 # since small arrays take more memory than their content. Neither number changes a result.
 BLOCK, JOIN = 1 << 12, 1 << 8
@@ -271,9 +274,9 @@ def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | N
     if not len(flat):
         return flat.astype(np.int32)
     low, high = int(flat.min()), int(flat.max())
-    limit = 1 << 31 if vocab_size is None else vocab_size
+    limit = min(vocab_size or IDS, IDS)
     if low < 0 or high >= limit:
-        allowed = "0 to 2**31 - 1" if vocab_size is None else f"0 to {limit - 1} (vocab_size)"
+        allowed = "0 to 2**31 - 1" if limit == IDS else f"0 to {limit - 1} (vocab_size)"
         raise InvalidValue(
             f"{what} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )

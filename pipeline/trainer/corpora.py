@@ -19,7 +19,7 @@ from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue, Missing, require_one_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
@@ -38,21 +38,20 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
 
     Args:
         fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
-            a source or a sequence of records), `files` (names or globs, separated by commas, as
-            for `sources.open_files`) and `tfds` (the name of a prepared data set), the others
-            empty or absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the
-            names or globs of the target text; `begin` and `end`, the share of the records to use,
-            from 0.0 to 1.0.
+            a source or a sequence of records), `files` (a name or glob, or a list of them, as for
+            `sources.open_files`; text that names no file is divided at commas) and `tfds` (the name
+            of a prepared data set), the others empty or absent; `split`; for files a `kind`, or
+            "", or for parallel text `targets`, the files of the target text; `begin` and `end`, the
+            share of the records to use, from 0.0 to 1.0.
         name: of these fields, for errors.
 
     Raises:
         ValueError: none or several of the three are given, or the source cannot be opened.
         FileNotFoundError: there are no such files, or no such data set.
     """
-    for key in (*SOURCES, "split", "kind"):
+    for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
-            seen = f"{name}.{key} is {fields[key]!r:.200}"
-            raise InvalidValue(f"{seen}; it must be text, with commas between several files")
+            raise InvalidValue(f"{name}.{key} is {fields[key]!r:.200}; it must be text")
     path, files, tfds = named = [fields.get(key, "") for key in SOURCES]
     if sum(map(bool, named)) != 1:
         raise InvalidValue(
@@ -72,11 +71,26 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
     elif tfds:
         source = sources.Tfds(tfds, split)
     elif targets:
-        source = sources.ParallelText(files.split(","), targets.split(","))
+        source = sources.ParallelText(
+            _find_files(files, f"{name}.files"), _find_files(targets, f"{name}.targets")
+        )
     else:
-        source = sources.open_files([*filter(None, files.split(","))], kind)
+        source = sources.open_files(_find_files(files, f"{name}.files"), kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
+
+
+def _find_files(given: Any, name: str) -> list[epath.Path]:
+    """The files of a name or glob, or of several; the text of a flag may have commas."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+        raise InvalidValue(f"{name} is {given!r:.200}; give a name or glob, or a list of them")
+    try:
+        return sources.find(names)
+    except Missing:
+        if not isinstance(given, str) or "," not in given:
+            raise
+        return sources.find([*filter(None, given.split(","))])
 
 
 def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:

@@ -8,10 +8,13 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import InPlace, Masked
+from pipeline import Bucket, InPlace, Masked
 from pipeline.corpus import INPUTS
 from tests.corpus.files import read_all
 from tests.corpus.kinds import FORMATS, SIZES, ids_of, in_place
+from tests.text.record_files import write_table
+
+BUCKET = Bucket(rows=2, length=8)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -55,6 +58,10 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
     tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
     for some, bounds, sentence in (
         (np.arange(5), [0, 6], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.arange(5), [0, 3], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.arange(5), [2, 5], r"offsets into 5 tokens; .* np.append\(0, np.cumsum\(lengths\)\)"),
+        (np.arange(5), [5], "offsets.npy does not hold offsets into 5 tokens"),
+        (np.arange(5), [], "shape .0,. and dtype float64; it must be"),
         (np.arange(5), [0, 3, 2], "offsets.npy does not hold offsets into 5 tokens"),
         (np.arange(5), [-1, 3], "offsets.npy does not hold offsets into 5 tokens"),
         (np.arange(5), [0], "offsets.npy does not hold offsets into 5 tokens"),
@@ -65,6 +72,95 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         np.save(offsets, bounds)
         with pytest.raises(ValueError, match=sentence):
             InPlace.npy(tokens, offsets)
-    tokens.write_text("none")
-    with pytest.raises(ValueError, match=r"tokens.npy is not an .npy array"):
-        InPlace.npy(tokens, offsets)
+    for content in ("none", ""):
+        tokens.write_text(content)
+        with pytest.raises(ValueError, match=r"tokens.npy is not an .npy array"):
+            InPlace.npy(tokens, offsets)
+
+
+IDS = [[1, 5, 2, 9], [1, 6, 7, 2], [1, 6, 7, 2]]
+INT = pa.int32()
+LAYOUTS = {
+    **{kind: pa.array(IDS, pa.list_(kind)) for kind in (pa.uint8(), pa.int64(), pa.uint64())},
+    **{kind(INT): pa.array(IDS, kind(INT)) for kind in (pa.large_list, pa.list_view)},
+    "large_list_view": pa.array(IDS, pa.large_list_view(pa.uint16())),
+    "views of the same": pa.ListViewArray.from_arrays(
+        pa.array([4, 0, 0], INT), pa.array([4, 4, 4], INT), pa.array([1, 6, 7, 2, 1, 5, 2, 9])
+    ),
+    "fixed": pa.array(IDS, pa.list_(INT, 4)),
+    "fixed, sliced": pa.array([[0] * 4, *IDS, [0] * 4], pa.list_(pa.uint16(), 4)).slice(1, 3),
+    "sliced": pa.array([[0], *IDS, [0]], pa.list_(INT)).slice(1, 3),
+    "chunks": pa.chunked_array([pa.array(IDS[:1]), pa.array(IDS[1:])]),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 3], pa.array(IDS[:2])),
+    "dictionary": pa.DictionaryArray.from_arrays([0, 1, 1], pa.array(IDS[:2])),
+    "list of a dictionary": pa.ListArray.from_arrays(
+        [0, 4, 8, 12], pa.array(np.ravel(IDS)).dictionary_encode()
+    ),
+    "tensor": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(INT, [4]), pa.array(IDS, pa.list_(INT, 4))
+    ),
+    "opaque": pa.ExtensionArray.from_storage(
+        pa.opaque(pa.list_(INT), "ids", "us"), pa.array(IDS, pa.list_(INT))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lists_of_ids_may_have_any_layout(layout, kind, tmp_path):
+    strange = pa.array([1, 2, 3], pa.timestamp("ns", tz="No/Where"))  # and is not read
+    table = pa.table({"when": strange, "input_ids": LAYOUTS[layout]})
+    if write_table(tmp_path / f"a.{kind}", table, rows=2) is None:
+        pytest.skip("Parquet has no such layout")
+    make = InPlace.parquet if kind == "parquet" else InPlace.arrow
+    corpus = make(tmp_path / f"a.{kind}", vocab_size=10)
+    assert [corpus[at]["inputs"].tolist() for at in range(3)] == [ids[:-1] for ids in IDS]
+    assert [corpus[at]["targets"].tolist() for at in range(3)] == [ids[1:] for ids in IDS]
+    corpus.verify()
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(
+    ("wrong", "kind", "vocab_size"),
+    [
+        *((99, kind, 50) for kind in ("uint8", "int16", "int32", "uint32", "int64", "uint64")),
+        *((-5, kind, None) for kind in ("int8", "int16", "int32", "int64")),
+        *((wrong, "int64", None) for wrong in (1 << 31, (1 << 32) + 7, -(1 << 32) + 7, 1 << 62)),
+        *((wrong, "uint64", None) for wrong in (1 << 31, (1 << 63) + 3, (1 << 64) - 1)),
+        ((1 << 31) + 1, "uint32", None),
+        (1 << 33, "int64", 1 << 40),
+        (50, "uint16", 50),
+    ],
+)
+def test_an_id_that_does_not_fit_is_never_gathered(wrong, kind, vocab_size, place, tmp_path):
+    ids = np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], kind)
+    ids[5 + place] = wrong
+    np.save(tmp_path / "t.npy", ids)
+    np.save(tmp_path / "o.npy", [0, 5, 5, 9, 10])
+    ids = pa.array([ids[:5], ids[:0], ids[5:9], ids[9:]])
+    feather.write_feather(pa.table({"input_ids": ids}), str(tmp_path / "a.arrow"))
+    for corpus in (
+        InPlace.npy(tmp_path / "t.npy", tmp_path / "o.npy", vocab_size=vocab_size),
+        InPlace.arrow(tmp_path / "a.arrow", vocab_size=vocab_size),
+    ):
+        assert corpus[0]["targets"].tolist() == [2, 3, 4, 5]
+        sentence = rf"example 2 of .* holds the id {wrong}; ids must be from 0 and below [\d,]+"
+        calls = [corpus.verify, lambda corpus=corpus: corpus[2]]
+        calls.append(lambda corpus=corpus: list(pipeline.load(corpus, buckets=[BUCKET])))
+        for call in calls:
+            with pytest.raises(ValueError, match=sentence):
+                call()
+    if vocab_size == 1 << 40:
+        with pytest.raises(ValueError, match=r"holds the token id \d+; ids are 0 to 2\*\*31 - 1"):
+            pipeline.Examples([[1, wrong, 2]], vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize("outer", [pa.list_, pa.list_view, lambda of: pa.list_(of, 2)])
+@pytest.mark.parametrize("ids", [[[1, 2], None], [[1, 2], [3, None]], [[1, 2], [None, None]]])
+def test_the_row_of_a_missing_id_is_named(ids, outer, tmp_path):
+    table = pa.table({"input_ids": pa.array([[1, 2], *ids], outer(pa.int32()))})
+    feather.write_feather(table, str(tmp_path / "a.arrow"))
+    with pytest.raises(
+        ValueError, match="from row 0 on, input_ids has missing entries, first 2 row"
+    ):
+        InPlace.arrow(tmp_path / "a.arrow")

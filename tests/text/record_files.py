@@ -8,7 +8,7 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import feather, parquet
 
-from pipeline.text.sources import ArrayRecords, ArrowFiles, Records, open_files
+from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
 
 
 def compressed(content, suffix):
@@ -77,3 +77,21 @@ def make(kind, directory, given):
         case "map_dataset":
             return Records(grain.MapDataset.source(given))
     return open_files([names])
+
+
+def write_table(path, table, rows=2, **options):
+    """A file of one of the kinds, by its name; None: the kind cannot hold the table."""
+    match path.suffix:
+        case ".parquet":
+            try:
+                parquet.write_table(table, path, row_group_size=rows, **options)
+            except pa.ArrowNotImplementedError:
+                return None
+            return ParquetFiles(path)
+        case ".stream":
+            with pa.ipc.new_stream(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=rows)
+        case kind:
+            packing = {".lz4": "lz4", ".zstd": "zstd"}.get(kind, "uncompressed")
+            feather.write_feather(table, str(path), compression=packing, chunksize=rows)
+    return ArrowFiles(path)

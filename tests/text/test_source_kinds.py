@@ -53,14 +53,15 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     folder.mkdir()
     (folder / "notes.txt").write_text("one\ntwo\n")
     assert len(list(open_files([str(folder / "notes.txt")]))) == 2
-    for name in ("tokens.bin", "records.json", "README"):
+    for name in ("tokens.bin", "records.gz", "README"):
         (folder / name).write_text('{"text": "one"}\n')
         with pytest.raises(ValueError, match=rf"{name} does not tell the kind .*\.jsonl"):
             open_files([str(folder / name)])
         assert len(list(open_files([str(folder / name)], kind="jsonl"))) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
-    fields = {"files": f"{folder}/notes.txt,{folder}/notes.txt", "split": ""}
-    assert len(list(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train"))) == 4
+    (folder / "other.txt").write_text("three\n")
+    fields = {"files": f"{folder}/notes.txt,{folder}/other.txt", "split": ""}
+    assert len(list(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train"))) == 3
     with pytest.raises(ValueError, match="several kinds, jsonl and text"):
         open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])
     with pytest.raises(ValueError, match="kind is 'csv'; it must be one of text, jsonl"):

@@ -59,10 +59,10 @@ def test_each_line_is_in_one_shard_wherever_files_are_cut(
         whole = whole if ended else whole.removesuffix(b"\n")
         (folder / f"{number}.txt{suffix}").write_bytes(compressed(whole, suffix))
         parts = whole.split(b"\n")
-        for at, line in enumerate(parts if parts[-1] else parts[:-1]):
+        for line in parts if parts[-1] else parts[:-1]:
             text = line.rstrip(b"\r").decode() if line.strip() else ""
-            text = text.removeprefix("\ufeff") if at == 0 else text
-            due += [text] if text or keep_blank or line.strip() else []
+            text = text.removeprefix("\ufeff")
+            due += [text] if text or keep_blank else []
     if not contents:
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):
         [(2, 240, 340)],
         [(2, 340, 350), (3, 0, 0), (4, 0, 5)],
     ]
-    (tmp_path / "5.txt.gz").write_bytes(bytes(1000))
+    (tmp_path / "5.txt").write_bytes(gzip.compress(b"")[:4] + bytes(996))
     (tmp_path / "6.txt").write_bytes(b"six\n")
     spans = [shard.spans for shard in TextFiles(str(tmp_path / "[56]*")).shards()]
     assert spans == [[(0, 0, 1000)], [(1, 0, 4)]]
@@ -153,7 +153,7 @@ def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
     path = tmp_path / "windows.txt"
     path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n\xef\xbb\xbfthird without end")
-    assert texts_of(TextFiles(path)) == ["first", "second", "\ufeffthird without end"]
+    assert texts_of(TextFiles(path)) == ["first", "second", "third without end"]
     whole = TextFiles(path, sample_by="file")
     (text,) = texts_of(whole)
     assert text.startswith("first\r\n\r\n")
@@ -329,10 +329,10 @@ def test_a_record_without_a_text_is_refused(record, sentence):
 def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
     whole = compressed(b"".join(b"%d\n" % number**3 for number in range(1000)), suffix)
-    for content in (b"this is not compressed at all" * 10, whole[:-20]):
+    for content in (whole[:20] + bytes(900), whole[:-20]):
         path.write_bytes(content)
         for sample_by in ("line", "file"):
-            with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):
+            with pytest.raises(ValueError, match=f"{path} cannot be unpacked as"):
                 list(TextFiles(path, sample_by=sample_by))
 
 

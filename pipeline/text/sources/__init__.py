@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords, Tfds
+from pipeline.text.sources.files import find
 from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
 from pipeline.text.sources.source import Concatenated, Records, Sharded, Slice, Source
 from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
@@ -32,6 +32,7 @@ __all__ = [
     "Source",
     "TextFiles",
     "Tfds",
+    "find",
     "open_files",
 ]
 
@@ -43,20 +44,23 @@ KINDS: dict[str, Callable[..., Sharded]] = {
     "array_record": ArrayRecords,
 }
 
-# The kind by the extension, which may come before `.gz`, `.zst` or a shard's `-00000-of-00010`.
+# The kind by the extension, which may come before one of `PACKED`, or a shard's `-00000-of-00010`.
 EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
     ".txt": "text",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
     ".feather": "arrow",
     ".arrayrecord": "array_record",
 }
+PACKED = re.compile(r"(\.(gz|zst|bz2|xz|lz4|zip))+$")
 
 
-def open_files(names: Sequence[str], kind: str = "") -> Sharded:
+def open_files(names: Sequence[str | os.PathLike], kind: str = "") -> Sharded:
     """A source of files; their extensions decide its kind.
 
     Args:
-        names: names or globs: `.txt` (a record a line), `.jsonl`, `.parquet`, `.array_record`,
-            `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`.
+        names: names or globs: `.txt` (a record a line), `.jsonl`, `.json`, `.ndjson`, `.parquet`,
+            `.array_record`, `.arrow` and `.feather`; text and JSON lines also compressed.
         kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; default
             "": by the extensions.
 
@@ -66,13 +70,14 @@ def open_files(names: Sequence[str], kind: str = "") -> Sharded:
     """
     if kind:
         require_one_of("kind", kind, KINDS)
-    kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}
+    found = find(names)
+    kinds = {kind} if kind else set(map(kind_of, found))
     if len(kinds) > 1:
         raise InvalidValue(
-            f"{', '.join(names)} have several kinds, {' and '.join(sorted(kinds))}; give files of "
-            "one kind"
+            f"{', '.join(map(str, names))} have several kinds, "
+            f"{' and '.join(sorted(kinds))}; give files of one kind"
         )
-    return KINDS[kinds.pop()](list(names))
+    return KINDS[kinds.pop()](found)
 
 
 def kind_of(path: epath.Path) -> str:
@@ -81,12 +86,13 @@ def kind_of(path: epath.Path) -> str:
     >>> kind_of(epath.Path("x.parquet/notes.txt.gz")), kind_of(epath.Path("a.arrow-00001-of-00002"))
     ('text', 'arrow')
     """
-    name = re.sub(r"-\d+-of-\d+$", "", path.name.removesuffix(".gz").removesuffix(".zst"))
+    name = re.sub(r"-\d+-of-\d+$", "", PACKED.sub("", path.name.lower()))
     extension = os.path.splitext(name)[1]
     if extension not in EXTENSIONS:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
-            f"{', '.join(EXTENSIONS)} (for text and .jsonl, .gz or .zst may follow); rename it, or "
-            f"give --kind, config.train.kind or kind= (one of {', '.join(KINDS)})"
+            f"{', '.join(EXTENSIONS)} (for text and JSON lines, .gz, .zst, .bz2, .xz, .lz4 or .zip "
+            "may follow); rename it, or give --kind, config.train.kind or kind= (one of "
+            f"{', '.join(KINDS)})"
         )
     return EXTENSIONS[extension]

@@ -1,30 +1,36 @@
-"""Files of a source: found by name or glob, decompressed while read, with a fingerprint."""
+"""Files of a source: found by name or glob, cut into shards, with a fingerprint."""
 
-import gzip
+import fnmatch
 import hashlib
-import io
+import logging
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from etils import epath
 
-from pipeline.errors import InvalidValue, Missing
+from pipeline.errors import (
+    InvalidValue,
+    Missing,
+    NotAllowed,
+    StorageError,
+    UserError,
+    counted,
+    name_some,
+)
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
+from pipeline.text.sources.content import describe, is_packed, read_head
 from pipeline.text.sources.source import Shard, Sharded, shard_bytes
+
+logger = logging.getLogger(__name__)
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
-
-COMPRESSED = (".gz", ".zst")
-BUFFER = 1 << 17
 
 # The size of a file, and its time or entity tag.
 Stamp: TypeAlias = tuple[int, int | str]
@@ -43,7 +49,7 @@ class FileSource(Sharded, Handles):
     prefix: str  # of fingerprints
 
     def __init__(self, paths: Paths):
-        self.files = find(paths)
+        self.files = leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
         self.__setstate__({})
@@ -66,16 +72,17 @@ class FileSource(Sharded, Handles):
 
     def _is_whole(self, path: epath.Path) -> bool:
         """Whether a file belongs to the shard in which it begins, as it is read from its start."""
-        return path.suffix in COMPRESSED
+        return is_packed(path)
 
     def shards(self) -> list[Shard]:
-        """See `Sharded`; nothing but the sizes of the files decides them."""
+        """See `Sharded`; the sizes of the files decide them, and whether large ones are packed."""
         sizes = [size for size, _ in read_stamps(self.files)]
         step, at = shard_bytes(sum(sizes)), 0
         spans: dict[int, list[tuple[int, int, int]]] = {}
         for file, (path, size) in enumerate(zip(self.files, sizes, strict=True)):
             first = at // step
-            last = first if self._is_whole(path) or not size else (at + size - 1) // step
+            last = (at + max(size, 1) - 1) // step
+            last = first if last > first and self._is_whole(path) else last
             for shard in range(first, last + 1):
                 begin = max(shard * step - at, 0)
                 end = size if shard == last else (shard + 1) * step - at
@@ -90,9 +97,11 @@ class FileSource(Sharded, Handles):
         except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
+            found = describe(read_head(path)) or (
+                "It is damaged or of another format; fetch it again, or check its name"
+            )
             raise InvalidValue(
-                f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
-                "another format; fetch it again, or check its name"
+                f"{os.fspath(path)} cannot be read as {self.format}: {error}. {found}"
             ) from error
 
     def __str__(self) -> str:
@@ -101,7 +110,17 @@ class FileSource(Sharded, Handles):
 
 
 def find(paths: Paths) -> list[epath.Path]:
-    """The files that `paths` (names or globs, one or several) name; globs in sorted order."""
+    """The files that `paths` (names or globs, one or several) name; globs in sorted order.
+
+    A name that exists is that file or folder, whatever characters it has. In a glob, `**` stands
+    for any number of folders, but follows no links; hidden files are only found by a pattern that
+    begins with a dot.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a name is that of a directory, a socket or a pipe.
+        OSError: a file cannot be read.
+    """
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
@@ -110,62 +129,115 @@ def find(paths: Paths) -> list[epath.Path]:
     matches = objects.together(_match, texts) if remote else map(_match, texts)
     files = [file for found in matches for file in found]
     for file in files:
-        mode = os.stat(file).st_mode if is_local(file) and os.path.exists(file) else 0
-        if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
-            raise InvalidValue(
-                f"{os.fspath(file)} is a socket or a pipe, which cannot be read in shares; copy "
-                "its content to a file"
-            )
+        if is_local(file):
+            _require_readable(file)
     return files
+
+
+def leave_out_repeats(files: Sequence[epath.Path]) -> list[epath.Path]:
+    """Each file once, whatever its names are; a warning tells of the others."""
+    once: dict[Any, epath.Path] = {}
+    repeats = []
+    for file in files:
+        status = os.stat(file) if is_local(file) else None
+        known = status and status.st_ino and (status.st_dev, status.st_ino)
+        first = once.setdefault(known or os.fspath(file), file)
+        if first is not file:
+            repeats.append(f"{os.fspath(file)} (first as {os.fspath(first)})")
+    if repeats:
+        text = "%s given twice, by overlapping globs, links or spellings, and read once: %s"
+        logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
+    return list(once.values())
 
 
 def _match(name: str) -> list[epath.Path]:
     path = as_path(name)
     if isinstance(path, ObjectPath) and path.is_file():  # one request
         return [path]
-    if path.is_dir():
-        raise InvalidValue(
-            f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
-            f"{name}/data-*.arrow for a Hugging Face data set that was saved to disk"
-        )
-    if path.exists():
-        return [path]
-    wild = next((n for n, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
-    if wild is None:
-        raise Missing(f"there is no file {name}; check the path")
-    base = path.parents[len(path.parts) - wild - 1]
-    files = sorted(base.glob("/".join(path.parts[wild:])))
-    if isinstance(path, ObjectPath):
-        known = zip(files, objects.heads(files), strict=True)
-        files = [file for file, head in known if head is not None]
-    else:
-        files = [file for file in files if not file.is_dir()]
+    try:
+        if path.is_dir():
+            raise InvalidValue(
+                f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
+                f"{name}/data-*.arrow for a Hugging Face data set that was saved to disk"
+            )
+        if path.exists() or (is_local(path) and os.path.lexists(path)):
+            return [path]
+        files = _expand(path)
+    except OSError as error:
+        raise _unreadable(name, error) from error
     if not files:
-        raise Missing(f"no file matches {name}; check the path and the pattern")
+        braces = ". {…} is no pattern; give a list of names" if "{" in name else ""
+        raise Missing(f"no file matches {name}; check the path and the pattern{braces}")
     return files
 
 
-@contextmanager
-def open_file(path: epath.Path) -> Iterator[IO[bytes]]:
-    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+def _expand(path: epath.Path) -> list[epath.Path]:
+    """The files that match a glob, whose pattern begins with the first folder that is no name."""
+    prefixes = [*reversed(path.parents), path][-len(path.parts) :]
+    pairs = list(zip(path.parts, prefixes, strict=True))
+    wild = [n for n, (part, each) in enumerate(pairs) if _is_pattern(part) and not each.exists()]
+    if not wild:
+        raise Missing(f"there is no file {os.fspath(path)}; check the path")
+    base, patterns = path.parents[len(pairs) - wild[0] - 1], path.parts[wild[0] :]
+    if isinstance(path, ObjectPath):
+        files = sorted(base.glob("/".join(patterns)))
+        known = zip(files, objects.heads(files), strict=True)
+        return [file for file, head in known if head is not None]
+    found = map(epath.Path, {*_walk(os.fspath(base), *patterns)})
+    return sorted(file for file in found if not file.is_dir())
 
-    Only a `.zst` file cannot seek; a `.gz` file seeks by reading on, or from its start.
-    """
+
+def _is_pattern(part: str) -> bool:
+    return any(character in part for character in "*?[{")
+
+
+def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
+    """The paths in a folder that match some patterns, one for each part of them."""
+    names = os.listdir(folder)
+    names = [name for name in names if name[0] != "." or first[0] == "."]
+    if first != "**":
+        names = [name for name in names if name == first or fnmatch.fnmatchcase(name, first)]
+        for path in (os.path.join(folder, name) for name in names):
+            if not others:
+                yield path
+            elif os.path.isdir(path):
+                yield from _walk(path, *others)
+        return
+    yield from _walk(folder, *(others or "*"))
+    for path in (os.path.join(folder, name) for name in names):
+        if os.path.isdir(path) and not os.path.islink(path):
+            yield from _walk(path, first, *others)
+
+
+def _require_readable(file: epath.Path) -> None:
+    """Refuses what cannot be read as a file."""
+    name = os.fspath(file)
     try:
-        with path.open("rb") as raw:
-            stream: Any = raw
-            if path.suffix == ".gz":
-                stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER)
-            elif path.suffix == ".zst":
-                stream = io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), BUFFER)
-            yield stream
-    except (OSError, EOFError, zlib.error) as error:
-        if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
-            raise  # from the system, not from the content
+        mode = os.stat(file).st_mode
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
         raise InvalidValue(
-            f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
-            "fetch it again"
-        ) from error
+            f"{name} is a socket or a pipe, which cannot be read in shares; copy its content to a "
+            "file"
+        )
+    if not os.access(file, os.R_OK):
+        raise NotAllowed(f"{name} cannot be read: permission denied; change its mode or owner")
+
+
+def _unreadable(name: str, error: OSError) -> Exception:
+    """A sentence for an error of the system about a path."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, FileNotFoundError) and os.path.islink(name):
+        return Missing(
+            f"{name} is a link to {os.readlink(name)}, which does not exist; restore it, or remove "
+            "the link"
+        )
+    kinds = {PermissionError: NotAllowed, FileNotFoundError: Missing}
+    kind = kinds.get(type(error), StorageError)
+    at = f", at {os.fsdecode(error.filename)}" if error.filename else ""
+    return kind(f"{name} cannot be opened: {error.strerror or error}{at}; check the path")
 
 
 def digest(files: Iterable[epath.Path]) -> str:
@@ -177,7 +249,7 @@ def digest(files: Iterable[epath.Path]) -> str:
     """
     sha, paths = hashlib.sha256(), list(files)
     for path, (size, change) in zip(paths, read_stamps(paths), strict=True):
-        sha.update(f"{path.name}\n{size}\n".encode())
+        sha.update(f"{path.name}\n{size}\n".encode(errors="surrogateescape"))
         if isinstance(path, ObjectPath):
             sha.update(f"{change}\n".encode())
             continue

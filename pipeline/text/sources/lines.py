@@ -1,6 +1,7 @@
 """Lines of text files, and whole text files, as records."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -9,11 +10,14 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fs.atomic import as_path
+from pipeline.text.sources import content as contents
 from pipeline.text.sources import files
 from pipeline.text.sources.source import Block, Blocks, Shard, shard_bytes
 
 # Bytes that are read at once to count lines.
 COUNTED = 1 << 24
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LineSource(files.FileSource):
@@ -33,32 +37,27 @@ class LineSource(files.FileSource):
         for number in range(span, len(shard.spans)):
             file, begin, end = shard.spans[number]
             path = self.files[file]
-            with files.open_file(path) as content:
+            with contents.open_text(path) as content:
+                end = end if content.seekable() else math.inf
                 if at is None:
                     at = _skip_line(content, begin, end)
                 else:
                     _skip(content, at)
-                while data := self._read_some(content, path, blocks.room, end - at):
+                while data := _read_some(content, path, at, min(blocks.room, end - at)):
                     self._add(blocks, path, data, at)
                     at += len(data)
-                    more = at < end or path.suffix in files.COMPRESSED
+                    more = at < end
                     if not blocks.room and (more or number < len(shard.spans) - 1):
                         yield blocks.take([number, at] if more else [number + 1, None])
             at = None
         yield blocks.take(None)
 
-    def _read_some(self, content: IO[bytes], path: epath.Path, room: int, left: int) -> bytes:
-        """Lines of at least `room` bytes, that begin in the next `left` bytes of a plain file."""
-        most = max(room, 1) if path.suffix in files.COMPRESSED else max(min(room, left), 0)
-        data = content.read(most)
-        return data if not data or data.endswith(b"\n") else data + content.readline()
-
     def _add(self, blocks: Blocks, path: epath.Path, data: bytes, at: int) -> None:
         """Adds the records of some lines, the first of which begins at byte `at` of a file."""
         records, places = list[Any](), list[int]()
         for line in data.removesuffix(b"\n").split(b"\n"):
-            if content := line.rstrip(b"\r\n") if line.strip() else b"":
-                records.append(self._record(content, at))
+            if line.strip() not in (b"", BYTE_ORDER_MARK):
+                records.append(self._record(line.rstrip(b"\r\n"), at))
                 places.append(at)
             elif self.keep_blank:
                 records.append({"text": ""})
@@ -70,8 +69,9 @@ class LineSource(files.FileSource):
         """The record that begins at byte `at` of a file, or the error of one that is wrong."""
         try:
             text = content.decode()
-            # Not "utf-8-sig", whose errors count bytes from after the byte order mark.
-            return self._parse(text.removeprefix("\ufeff") if at == 0 else text)
+            # Files that were joined have a byte order mark where each began. Not "utf-8-sig", whose
+            # errors count bytes from after the mark.
+            return self._parse(text.removeprefix("\ufeff"))
         except UnicodeDecodeError as error:
             return InvalidValue(
                 f"it is not UTF-8: byte {at + error.start:,} of the file is "
@@ -84,11 +84,25 @@ class LineSource(files.FileSource):
     def where(self, block: Block, number: int) -> str:
         """The file, line and byte of a record; the lines before it are counted now."""
         file, at = block.places[number]
-        with files.open_file(as_path(file)) as content:
+        with contents.open_text(as_path(file)) as content:
             line, left = 1, at
             while left and (data := content.read(min(left, COUNTED))):
                 line, left = line + data.count(b"\n"), left - len(data)
         return f"{file}, line {line:,} (byte {at:,})"
+
+
+def _read_some(content: IO[bytes], path: epath.Path, at: int, count: float) -> bytes:
+    """The lines that begin in the next `count` bytes of a file, after byte `at`."""
+    data = content.read(int(count)) if count > 0 else b""
+    if not data or data.endswith(b"\n"):
+        return data
+    rest = content.readline(contents.LONGEST)
+    if len(rest) == contents.LONGEST:
+        raise InvalidValue(
+            f"{os.fspath(path)} has a line of more than {len(rest):,} bytes, which begins after "
+            f"byte {at:,}; divide it"
+        )
+    return data + rest
 
 
 def _skip(content: IO[bytes], at: int) -> None:
@@ -100,7 +114,7 @@ def _skip(content: IO[bytes], at: int) -> None:
             at -= len(data)
 
 
-def _skip_line(content: IO[bytes], begin: int, end: int) -> int:
+def _skip_line(content: IO[bytes], begin: int, end: float) -> int:
     """Goes to the first line from byte `begin` on, or at most to `end`; returns where."""
     at = begin - 1
     if at < 0:
@@ -114,7 +128,7 @@ def _skip_line(content: IO[bytes], begin: int, end: int) -> int:
 
 
 class TextFiles(LineSource):
-    """Records `{"text": …}` from UTF-8 files, plain, `.gz` or `.zst`.
+    """Records `{"text": …}` from UTF-8 files, plain or packed; see `content`.
 
     Args:
         paths: names or globs, one or several.
@@ -141,8 +155,13 @@ class TextFiles(LineSource):
         blocks = Blocks(shard, "byte")
         for number in range(start or 0, len(shard.spans)):
             path = self.files[shard.spans[number][0]]
-            with files.open_file(path) as content:
-                data = content.read()
+            with contents.open_text(path) as content:
+                data = content.read(contents.LONGEST)
+                if content.read(1):
+                    raise InvalidValue(
+                        f"{os.fspath(path)} holds a text of more than {contents.LONGEST:,} bytes; "
+                        "divide it"
+                    )
             blocks.add(os.fspath(path), [self._record(data, 0)], [0], len(data))
             if not blocks.room and number < len(shard.spans) - 1:
                 yield blocks.take(number + 1)
@@ -158,7 +177,7 @@ class TextFiles(LineSource):
 
 
 class JsonLines(LineSource):
-    """Records from UTF-8 files, plain, `.gz` or `.zst`, that hold a JSON object per line.
+    """Records from UTF-8 files, plain or packed, that hold a JSON object per line.
 
     Args:
         paths: names or globs, one or several. Blank lines are skipped.
@@ -172,7 +191,8 @@ class JsonLines(LineSource):
         except json.JSONDecodeError as error:
             raise InvalidValue(
                 f"it is not valid JSON: {error.msg} at column {error.colno}. Each line must hold "
-                "one whole JSON object; correct or remove that line"
+                "one whole JSON object; correct or remove that line, or convert an array with "
+                "jq -c '.[]'"
             ) from None
         except (RecursionError, ValueError) as error:  # Python limits both
             raise InvalidValue(
@@ -182,7 +202,7 @@ class JsonLines(LineSource):
         if not isinstance(record, dict):
             raise InvalidValue(
                 f"it holds a JSON {type(record).__name__}; each line must hold an object, such as "
-                '{"text": "…"}'
+                '{"text": "…"}; convert an array with jq -c \'.[]\''
             )
         return record
 
@@ -195,7 +215,7 @@ class ParallelText(files.FileSource):
     one is compressed is in one shard.
 
     Args:
-        inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
+        inputs: names or globs of UTF-8 files, plain or packed; see `content`.
         targets: as many files; each has as many lines as the file at its place in `inputs`.
 
     Raises:
@@ -206,6 +226,8 @@ class ParallelText(files.FileSource):
 
     def __init__(self, inputs: files.Paths, targets: files.Paths):
         self.sides = tuple(TextFiles(paths, keep_blank=True) for paths in (inputs, targets))
+        for side, paths in zip(self.sides, (inputs, targets), strict=True):
+            side.files = files.find(paths)  # a text may have several translations
         of_inputs, of_targets = (len(side.files) for side in self.sides)
         if of_inputs != of_targets:
             raise InvalidValue(
@@ -232,7 +254,7 @@ class ParallelText(files.FileSource):
         for pair, (paths, size) in enumerate(zip(pairs, sizes, strict=True)):
             first, of_inputs, of_targets = at // step, list[int](), list[int]()
             last = first
-            if not (whole := any(path.suffix in files.COMPRESSED for path in paths)):
+            if not (whole := any(map(contents.is_packed, paths))):
                 (of_inputs, _), (of_targets, _) = self._count(pair)
                 last = (at + max(size, 1) - 1) // step
             for shard in range(first, last + 1):
@@ -264,7 +286,8 @@ class ParallelText(files.FileSource):
         for number in range(span, len(shard.spans)):
             pair, begin, end, byte, lines = shard.spans[number]
             path, other = inputs.files[pair], targets.files[pair]
-            with files.open_file(path) as content, files.open_file(other) as beside:
+            with contents.open_text(path) as content, contents.open_text(other) as beside:
+                end = end if content.seekable() else math.inf
                 if at:
                     _skip(content, at[0])
                     _skip(beside, at[1])
@@ -272,17 +295,17 @@ class ParallelText(files.FileSource):
                     at = [_skip_line(content, begin, end), byte]
                     _skip(beside, byte)
                     at[1] += sum(len(beside.readline()) for _ in range(lines))
-                while data := inputs._read_some(content, path, blocks.room, end - at[0]):
+                while data := _read_some(content, path, at[0], min(blocks.room, end - at[0])):
                     due = data.count(b"\n") + (not data.endswith(b"\n"))
                     others = [beside.readline() for _ in range(due)]
                     if not others[-1]:
                         self._count(pair)  # which refuses them
                     self._add(blocks, pair, data.split(b"\n")[:due], others, *at)
                     at = [at[0] + len(data), at[1] + sum(map(len, others))]
-                    more = at[0] < end or path.suffix in files.COMPRESSED
+                    more = at[0] < end
                     if not blocks.room and (more or number < len(shard.spans) - 1):
                         yield blocks.take([number, *at] if more else [number + 1])
-                if path.suffix in files.COMPRESSED and beside.read(1):
+                if end == math.inf and beside.read(1):
                     self._count(pair)
             at = []
         yield blocks.take(None)
@@ -319,7 +342,7 @@ class ParallelText(files.FileSource):
 def _count_lines(path: epath.Path) -> tuple[list[int], int]:
     """The line ends before each `COUNTED` bytes of a file, and the number of its lines."""
     ends, last = [0], b"\n"
-    with files.open_file(path) as content:
+    with contents.open_text(path) as content:
         while data := content.read(COUNTED):
             ends.append(ends[-1] + data.count(b"\n"))
             last = data[-1:]

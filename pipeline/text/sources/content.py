@@ -1,0 +1,200 @@
+"""Content: what a file holds, by its first bytes; and its text, unpacked as it is read."""
+
+import bz2
+import codecs
+import contextlib
+import functools
+import gzip
+import io
+import lzma
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeAlias
+
+import pyarrow as pa
+from etils import epath
+
+from pipeline.errors import InvalidValue, NotInstalled, UserError
+
+# Bytes that are unpacked at once; of zstd, packed bytes, of which each may hold 32 KiB.
+BUFFER, FED = 1 << 17, 1 << 12
+
+# A file may be packed this many times over.
+LAYERS = 3
+
+# Unpacking ends at this many bytes, unless they are less than `RATIO` times the packed ones.
+LIMIT, RATIO = 1 << 30, 1000
+
+# A text, and so a line, has at most this many bytes.
+LONGEST = 1 << 30
+
+
+# The name of a format, and a function from a packed file to what is in it: a file, or chunks.
+Packing: TypeAlias = tuple[str, Callable[[IO[bytes]], Any]]
+
+
+def _chunks(file: Any) -> Iterator[bytes]:
+    return iter(functools.partial(file.read, BUFFER), b"")
+
+
+def _unpack_zstd(packed: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        try:
+            yield from _chunks(pa.CompressedInputStream(packed, "zstd"))
+        except OSError as error:
+            if "too much memory" not in str(error):
+                raise
+            raise NotInstalled(
+                "it was written with zstd --long and a window above 128 MiB; to read it, pip "
+                "install 'lockstep-pipeline[zstd]'"
+            ) from error
+        return
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    while data := packed.read(FED):
+        while data:
+            frame = frame or unpacker.decompressobj()
+            yield frame.decompress(data)
+            data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise EOFError("the last frame has no end")
+
+
+def _unpack_zip(packed: IO[bytes]) -> Iterator[bytes]:
+    with zipfile.ZipFile(packed) as archive:
+        names = [name for name in archive.namelist() if name[-1] != "/" and "__MACOSX" not in name]
+        if len(names) != 1:
+            raise InvalidValue(f"it is a zip archive of {len(names):,} files; unpack them first")
+        yield from _chunks(archive.open(names[0]))
+
+
+def _recode(packed: IO[bytes], encoding: str) -> Iterator[bytes]:
+    return (text.encode() for text in codecs.iterdecode(_chunks(packed), encoding))
+
+
+_recode_utf16 = functools.partial(_recode, encoding="utf-16")
+_recode_utf32 = functools.partial(_recode, encoding="utf-32")
+
+# How a file with these first bytes is packed.
+PACKINGS: dict[bytes, Packing] = {
+    b"\x1f\x8b\x08": ("gzip", lambda packed: gzip.GzipFile(fileobj=packed)),
+    b"\x28\xb5\x2f\xfd": ("zstd", _unpack_zstd),
+    b"BZh": ("bzip2", bz2.BZ2File),
+    b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
+    b"\x04\x22\x4d\x18": ("lz4", functools.partial(pa.CompressedInputStream, compression="lz4")),
+    b"PK\x03\x04": ("zip", _unpack_zip),
+    b"PK\x05\x06": ("zip", _unpack_zip),
+    b"\xff\xfe\0\0": ("UTF-32", _recode_utf32),
+    b"\0\0\xfe\xff": ("UTF-32", _recode_utf32),
+    b"\xff\xfe": ("UTF-16", _recode_utf16),
+    b"\xfe\xff": ("UTF-16", _recode_utf16),
+}
+
+# By the first bytes of a file that has no text in lines: what it is, and what to do.
+OTHERS = {
+    b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
+    b"/annex/objects/": ("a git-annex pointer", "run git annex get"),
+    b"PAR1": ("Parquet", "name it .parquet, or give the kind parquet"),
+    b"ARROW1": ("an Arrow file", "name it .arrow, or give the kind arrow"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "name it .arrow, or give the kind arrow"),
+    b"\x93NUMPY": ("a NumPy array", "give token ids to InPlace.npy or Corpus.from_arrays"),
+    b"SQLite format 3\0": ("an SQLite database", "export its rows as JSON lines"),
+    b"\x89HDF": ("HDF5", "export its rows as JSON lines"),
+    b"%PDF-": ("a PDF", "extract its text first"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
+    b"Rar!\x1a\x07": ("a RAR archive", "unpack it first"),
+}
+
+
+def _find_packing(head: bytes) -> Packing | None:
+    """How a file with these first bytes is packed; None: it is not."""
+    for magic, packing in PACKINGS.items():
+        if head.startswith(magic):
+            return packing
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to skip, before others
+        return PACKINGS[b"\x28\xb5\x2f\xfd"]
+    for first, encoding in ((0, "utf-16-le"), (1, "utf-16-be")):  # ASCII without a mark
+        if len(head) >= 8 and all(head[first:8:2]) and not any(head[1 - first : 8 : 2]):
+            return "UTF-16", functools.partial(_recode, encoding=encoding)
+    return None
+
+
+def describe(head: bytes) -> str:
+    """The end of a message about a file that is not what its reader wants; "" if unknown."""
+    if packing := _find_packing(head):
+        return f"It is {packing[0]}; unpack it first"
+    for magic, (what, advice) in OTHERS.items():
+        if head.startswith(magic):
+            return f"It is {what}; {advice}"
+    return "It is a tar archive; unpack it first" if head[257:262] == b"ustar" else ""
+
+
+def read_head(path: epath.Path) -> bytes:
+    """The first bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(512)
+
+
+def is_packed(path: epath.Path) -> bool:
+    """Whether a file can only be read from its start."""
+    return _find_packing(read_head(path)) is not None
+
+
+@contextlib.contextmanager
+def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
+    """The UTF-8 content of a file, unpacked as its first bytes say; only a plain one can seek.
+
+    Raises:
+        ValueError: it is no text, or, while it is read, cannot be unpacked or ends at a limit.
+    """
+    with path.open("rb") as file:
+        stream: Any = file
+        for _ in range(LAYERS + 1):
+            head = stream.peek(512)
+            if (packing := _find_packing(head)) is None:
+                break
+            raw = _Unpacked(path, packing, stream, path.stat().length)
+            stream = io.BufferedReader(raw, BUFFER)
+        if found := describe(head):
+            raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")
+        yield stream
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacked bytes, up to the limit; errors name the file."""
+
+    def __init__(self, path: epath.Path, packing: Packing, packed: IO[bytes], size: int):
+        self._path, (self._format, unpack) = path, packing
+        found = unpack(packed)
+        self._chunks = _chunks(found) if hasattr(found, "read") else found
+        self._rest, self._size, self._total = memoryview(b""), size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        name = os.fspath(self._path)
+        try:
+            while not self._rest and (chunk := next(self._chunks, None)) is not None:
+                self._rest = memoryview(chunk)
+        except Exception as error:
+            if isinstance(error, UserError):
+                raise type(error)(f"{name}: {error}") from error
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # from the system, not from the content
+            raise InvalidValue(
+                f"{name} cannot be unpacked as {self._format}: {error}. It is damaged or cut "
+                "short; fetch it again"
+            ) from error
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        self._total += count
+        if self._total > max(LIMIT, RATIO * self._size):
+            raise InvalidValue(
+                f"{name} holds more than {RATIO:,} times its {self._size:,} bytes once it is "
+                f"decompressed, and above {LIMIT:,}; if that is right, decompress it first"
+            )
+        return count

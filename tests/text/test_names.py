@@ -1,0 +1,155 @@
+"""Names and globs find the files that they name, each once, or say what keeps them from it."""
+
+import os
+import pathlib
+
+import pytest
+
+from pipeline.text.sources import TextFiles, find, open_files
+from pipeline.trainer.corpora import open_source
+
+ALL = {
+    "a.txt": "a",
+    "b.txt": "b",
+    "a.txt,b.txt": "both",
+    "Doe, J.txt": "doe",
+    "x,y/z.txt": "z",
+    "data [v2]/1.txt": "v2",
+    "data v/1.txt": "wrong",
+    "what?.txt": "what",
+    "[ab].txt": "set",
+    "deep/1.txt": "1",
+    "deep/in/2.txt": "2",
+    "deep/in/er/3.txt": "3",
+    "deep/.git/4.txt": "4",
+    "*.md": "star",
+    "{x}.txt": "braces",
+    " .txt": "space",
+    "-x.txt": "flag",
+    "é.txt": "é",
+    "deep/.hid.txt": "hid",
+    "100%.txt": "%",
+    "~.txt": "home",
+    "#1.txt": "hash",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in ALL.items():
+        path = pathlib.Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "texts"),
+    [
+        *(([name], [text]) for name, text in ALL.items() if name.endswith(".txt")),
+        (["a.txt", "a.txt,b.txt"], ["a", "both"]),
+        (["a.txt,*.txt"], ["both"]),
+        (["x,y/*.txt"], ["z"]),
+        (["data [v2]/*.txt"], ["v2"]),
+        (["data [[]v2]/*.txt"], ["v2"]),
+        (["data [v]/*.txt"], ["wrong"]),
+        (["da*/1.txt"], ["v2", "wrong"]),
+        (["*/[1].txt"], ["v2", "wrong", "1"]),
+        (["deep/**/*.txt"], ["1", "2", "3"]),
+        (["deep/**"], ["1", "2", "3"]),
+        (["**/er/*.txt"], ["3"]),
+        (["**/in/**/*.txt"], ["2", "3"]),
+        (["deep/.*.txt"], ["hid"]),
+        (["deep/in/../1.txt"], ["1"]),
+    ],
+)
+def test_a_name_that_exists_is_that_file_and_others_are_globs(names, texts, folder):
+    assert [record["text"] for record in TextFiles(names)] == texts
+    fields = {"split": "", "begin": 0.0, "end": 1.0, "kind": "text"}
+    for files in (names, tuple(names), *(names if len(names) == 1 else ())):
+        source = open_source({**fields, "files": files}, "config.train")
+        assert [record["text"] for record in source] == texts
+    absolute = TextFiles([folder / name for name in names])
+    assert [record["text"] for record in absolute] == texts
+
+
+def test_the_text_of_a_flag_is_divided_at_commas_unless_it_names_a_file():
+    fields = {"split": "", "begin": 0.0, "end": 1.0}
+    for files, texts in (("b.txt,a.txt", ["b", "a"]), ("a.txt,b.txt", ["both"])):
+        source = open_source({**fields, "files": files}, "config.train")
+        assert [record["text"] for record in source] == texts
+    for wrong in (5, ["a.txt", 5], {"a.txt": 1}):
+        with pytest.raises(
+            ValueError, match=r"config\.train\.files is .*; give a name or glob, or"
+        ):
+            open_source({**fields, "files": wrong}, "config.train")
+
+
+def test_a_file_that_is_given_twice_is_read_once_and_named(folder, caplog):
+    os.symlink("a.txt", "link.txt")
+    os.link("a.txt", "hard.txt")
+    (folder / "loop").symlink_to(folder)
+    for names, count in (
+        (["a.txt", "a.txt"], 1),
+        (["a.txt", "*.txt"], sum(name.endswith(".txt") and "/" not in name for name in ALL)),
+        (["a.txt", folder / "a.txt", "./a.txt", "deep/../a.txt", "loop/a.txt"], 1),
+        (["link.txt", "hard.txt", "b.txt"], 2),
+    ):
+        caplog.clear()
+        assert len(TextFiles(names).files) == count
+        assert "given twice, by overlapping globs, links or spellings, and read" in caplog.text
+    assert len(find(["a.txt", "a.txt"])) == 2
+    caplog.clear()
+    found = TextFiles("**/*.txt").files  # which does not follow the links of folders
+    assert len(found) == sum(name.endswith(".txt") and "/." not in name for name in ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "sentence"),
+    [
+        ("no.txt", FileNotFoundError, "there is no file no.txt; check the path"),
+        ("no/no.txt", FileNotFoundError, "there is no file no/no.txt"),
+        ("no/*.txt", FileNotFoundError, "No such file or directory, at no"),
+        ("{a,b}.txt", FileNotFoundError, r"no file matches .*\{…\} is no pattern"),
+        ("deep", ValueError, "deep is a directory; name its files with a glob"),
+        ("broken.txt", FileNotFoundError, "broken.txt is a link to nowhere, which does not exist"),
+        ("bro*.txt", FileNotFoundError, "broken.txt is a link to nowhere, which does not exist"),
+        ("self.txt", OSError, "self.txt cannot be opened: Too many levels of symbolic links"),
+        ("a.txt/b.txt", OSError, "there is no file"),
+        ("x" * 300, OSError, "there is no file x*; check"),
+        ("locked.txt", PermissionError, "locked.txt cannot be read: permission denied"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(name, error, sentence, monkeypatch):
+    os.symlink("nowhere", "broken.txt")
+    os.symlink("self.txt", "self.txt")
+    pathlib.Path("locked.txt").touch()
+    readable = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "locked" not in str(path) and readable(path, mode)
+    )
+    with pytest.raises(error, match=sentence) as raised:
+        TextFiles(name)
+    assert type(raised.value).__module__ == "pipeline.errors"
+
+
+def test_a_name_that_is_not_utf8_is_a_name_like_others(folder):
+    name = os.fsdecode(b"latin-\xe9.txt")
+    pathlib.Path(name).write_text("text")
+    source = TextFiles([name])
+    assert [record["text"] for record in source] == ["text"]
+    assert source.fingerprint != TextFiles(["a.txt"]).fingerprint
+
+
+@pytest.mark.parametrize(
+    "name", ["a.json", "a.ndjson", "A.JSONL", "a.JSON.gz", "a.jsonl.xz", "a.jsonl-00000-of-00002"]
+)
+def test_the_kind_follows_from_every_usual_end(name):
+    pathlib.Path(name).write_text('{"text": "one"}\n')
+    assert [record["text"] for record in open_files([name])] == ["one"]
+
+
+def test_a_tfds_name_is_text():
+    with pytest.raises(ValueError, match=r"config\.train\.tfds is \['a'\]; it must be text"):
+        open_source({"tfds": ["a"], "split": "", "begin": 0.0, "end": 1.0}, "config.train")

@@ -1,0 +1,160 @@
+"""Tables give the rows that they hold, in every layout, and read only the columns asked for."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pipeline
+from pipeline.text import templates, tokenizers
+from pipeline.text.sources import source as sizes
+from pipeline.text.sources.tables import _ParquetGroups
+from tests.text.record_files import write_table
+
+TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+EXTENSION = pa.opaque(pa.string(), "name", "vendor")
+TEXTS = ["one", "two", "two", "thrée"]
+LAYOUTS = {
+    **{kind: pa.array(TEXTS, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())},
+    **{kind: pa.array(TEXTS, kind) for kind in (pa.binary(), pa.large_binary(), pa.binary_view())},
+    "dictionary": pa.array(TEXTS).dictionary_encode(),
+    "dictionary of views": pa.DictionaryArray.from_arrays(
+        [0, 1, 1, 2], pa.array(TEXTS[::2] + TEXTS[3:])
+    ),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 3, 4], ["one", "two", "thrée"]),
+    "extension": pa.ExtensionArray.from_storage(EXTENSION, pa.array(TEXTS)),
+    "fixed size": pa.array([b"one", b"two", b"two", b"oar"], pa.binary(3)),
+    "sliced": pa.array(["zero", *TEXTS, "five"]).slice(1, 4),
+}
+LISTS = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda of: pa.list_(of, 2)]
+
+
+KINDS = ["parquet", "stream", "arrow", "lz4", "zstd"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_column_of_text_may_have_any_layout(layout, kind, tmp_path):
+    column = LAYOUTS[layout]
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"n": range(4), "text": column}))
+    if source is None:
+        pytest.skip("Parquet has no such layout")
+    corpus = pipeline.prepare(
+        source, tokenizers.Bytes(), tmp_path / "corpus", progress=False, num_workers=0
+    )
+    due = [str(each, "utf-8") if isinstance(each, bytes) else each for each in column.to_pylist()]
+    assert [corpus.decode(number) for number in range(4)] == due
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outer", LISTS)
+def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
+    column = pa.array(
+        [CHAT] * 3,
+        outer(
+            TURN
+            if kind != "parquet"
+            else pa.struct([("role", pa.string()), ("content", pa.large_string())])
+        ),
+    )
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"messages": column}))
+    corpus = pipeline.prepare(
+        source,
+        tokenizers.Bytes(),
+        tmp_path / "corpus",
+        template=templates.Chat(),
+        progress=False,
+        num_workers=0,
+    )
+    assert {corpus.decode(number) for number in range(3)} == {
+        "<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_path):
+    bad_text = pa.Array.from_buffers(
+        pa.string(),
+        3,
+        [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"\xff\xfe\xfd")],
+    )
+    table = pa.table(
+        {
+            "when": pa.array([1, 2, 3], pa.timestamp("ns", tz="No/Where")),
+            "day": pa.array([2**30] * 3, pa.date32()),
+            "bad": bad_text,
+            "text": ["a", "b", "c"],
+            "twice": [1, 2, 3],
+        }
+    )
+    table = table.append_column("twice", table["twice"])
+    source = write_table(tmp_path / f"a.{kind}", table)
+    rows = list(source)
+    assert [row["text"] for row in rows] == ["a", "b", "c"]
+    assert source._asked == {"text"}
+    assert (len(rows[0]), list(rows[0])[2], "bad" in rows[0], "none" in rows[0]) == (
+        6,
+        "bad",
+        True,
+        False,
+    )
+    for name in ("when", "day", "bad"):
+        with pytest.raises(ValueError, match=r"its column of .* cannot be read: "):
+            rows[1][name]
+    with pytest.raises(ValueError, match="2 columns have the name 'twice'; rename them"):
+        rows[1]["twice"]
+    with pytest.raises(KeyError, match="none"):
+        rows[1]["none"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_cannot_be_read_fails_alone(kind, tmp_path):
+    column = pa.array([18262, 2**30, 18628], pa.int32()).view(pa.date32())
+    source = write_table(tmp_path / f"a.{kind}", pa.table({"day": column}), rows=3)
+    rows = list(source)
+    assert [rows[row]["day"] for row in (0, 2)] == [
+        datetime.date(2020, 1, 1),
+        datetime.date(2021, 1, 1),
+    ]
+    with pytest.raises(ValueError, match=r"its column of date32\[day\] cannot be read"):
+        rows[1]["day"]
+
+
+def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked_for(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sizes, "BLOCK", 2000)
+    monkeypatch.setattr(sizes, "LEAST", 1 << 30)
+    table = pa.table({name: [f"{name} {row} " * 9 for row in range(300)] for name in "abc"})
+    source = write_table(tmp_path / "a.parquet", table, rows=300, use_dictionary=False)
+    reads = []
+    read = _ParquetGroups.read
+    monkeypatch.setattr(
+        _ParquetGroups, "read", lambda self, *how: reads.append(how) or read(self, *how)
+    )
+    due = table.to_pylist()
+    seen = []
+    for block in source.read(source.shards()[0]):
+        for record in block.records:
+            names = ["b"] if len(seen) < 100 else ["b", "a"] if len(seen) < 250 else list("abc")
+            assert all(record[name] == due[len(seen)][name] for name in names)
+            seen.append(record)
+    counts = {count for _, _, count, _ in reads}
+    assert len(reads) > 20, "each batch is read once, and once more for each new column"
+    assert max(counts) < 60
+    assert seen == due  # from any place, again
+
+
+def test_a_shard_of_rows_begins_at_any_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "BLOCK", 500)
+    table = pa.table({"text": [f"{row} " * (row % 30) for row in range(200)]})
+    for kind in KINDS:
+        source = write_table(tmp_path / f"a.{kind}", table, rows=90)
+        shard = source.shards()[0]
+        blocks = list(source.read(shard))
+        assert len(blocks) > 5
+        for number, block in enumerate(blocks[:-1]):
+            again = write_table(tmp_path / f"a.{kind}", table, rows=90)
+            assert list(again.read(shard, block.next)) == blocks[number + 1 :]
