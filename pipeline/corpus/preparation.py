@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -31,10 +32,10 @@ from pipeline.corpus.manifest import (
 )
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, TASKS, Task
-from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
+from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes, require_tokenizable
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, InvalidValue, counted
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
@@ -301,9 +302,12 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
     task = TASKS[manifest.task]
     counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, task)])
     failures = list(_read_failures(work.directory, records))
+    notes = _describe_notes(records, len(counts) // work.job.nodes)
     with _discarding(work):
         work.job.require_unchanged()  # some parts may be from before an edit, others from after it
-        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures)
+        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures + notes)
+    for line in notes:
+        logger.warning("%s", line)
     if failures:
         path = work.directory / SKIPPED
         with atomic_write(path, shared=True) as file:
@@ -327,6 +331,15 @@ def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) 
                 each |= {"part": part["file"], "example": example, "reason": reason}
                 yield json.dumps(each, ensure_ascii=False)
         first += sum(part["examples"] for part in record["parts"])
+
+
+def _describe_notes(records: Sequence[Mapping[str, Any]], of: int) -> list[str]:
+    """A sentence for each kind of note, with the number of records and the first of them."""
+    notes: Notes = functools.reduce(add_notes, (each.get("notes", {}) for each in records), {})
+    return [
+        f"{count:,} of {counted(of, 'record')} {about}; the first: {first}"
+        for about, (count, first) in notes.items()
+    ]
 
 
 def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:

@@ -18,6 +18,19 @@ from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
+from pipeline.text.values import collect_notes
+
+# How many records have something that is not trained on, and the first of them, by what it is.
+Notes: TypeAlias = dict[str, tuple[int, str]]
+
+
+def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
+    """`notes` with the counts of later records added."""
+    for about, (count, first) in more.items():
+        before, earlier = notes.get(about, (0, first))
+        notes[about] = before + count, earlier
+    return notes
+
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
@@ -122,14 +135,14 @@ class Job:
                 "and run again"
             )
 
-    def run(self, block: Block) -> tuple[Ragged, dict[int, Exception]]:
-        """The examples of a block, and by number why records failed, whose examples are empty.
+    def run(self, block: Block) -> tuple[Ragged, dict[int, Exception], Notes]:
+        """The examples of a block, by number why records failed, and what is not trained on.
 
-        Unless `on_error` is "skip", the first failure that is found is raised. The block has at
-        least one record.
+        Examples of records that failed are empty. Unless `on_error` is "skip", the first failure
+        that is found is raised. The block has at least one record.
         """
         of_block = _OfBlock(self, block)
-        return of_block.encode(), of_block.failed
+        return of_block.encode(), of_block.failed, of_block.notes
 
 
 class _OfBlock:
@@ -138,20 +151,26 @@ class _OfBlock:
     def __init__(self, job: Job, block: Block):
         self._job, self._block = job, block
         self.failed: dict[int, Exception] = {}
+        self.notes: Notes = {}
+        self._left_out: set[int] = set()  # records without an example, and without an error
 
     def _fail(self, number: int, error: Exception) -> None:
         """Keeps the error of a record; raises it if none may fail."""
         if isinstance(error, OSError):  # not the fault of the record
             raise error
         if self._job.on_error == "raise":
-            place = self._job.records.where(self._block, number)
-            raise with_place(error, place)
+            raise with_place(error, self._place(number))
         self.failed[number] = error
 
     def encode(self) -> Ragged:
         """The examples; those of records that failed have no tokens."""
         job, records = self._job, self._block.records
-        items = list(map(self._prepare, range(len(records))))
+        items, noted = [], collect_notes()
+        for number in range(len(records)):
+            items.append(self._prepare(number))
+            for about, example in noted.items():
+                self._note(about, example, number)
+            noted.clear()
         chunk = Ragged.concatenate(self._encode(items, 0))
         self._require_ids(chunk)
         columns = dict(chunk.columns)
@@ -178,9 +197,21 @@ class _OfBlock:
             if job.template is None:
                 return text_of(record, job.field)
             return templates.fill(job.template, record, self._of_spans)
+        except templates.LeftOut as error:
+            self._left_out.add(number)
+            self._note(f"{error}; they are in no batch", "", number)
+            return self._nothing
         except Exception as error:
             self._fail(number, error)
             return self._nothing
+
+    def _note(self, about: str, example: str, number: int) -> None:
+        """Counts a record in the notes, with its place if it is the first."""
+        where = ": ".join(filter(None, [self._place(number), example]))
+        add_notes(self.notes, {about: (1, where)})
+
+    def _place(self, number: int) -> str:
+        return self._job.records.where(self._block, number)
 
     @functools.cached_property
     def _of_spans(self) -> dict[str, Feature]:
@@ -219,7 +250,8 @@ class _OfBlock:
     def _fail_examples(self, examples: np.ndarray, describe: Any) -> None:
         """Fails the records of some examples, each with a description."""
         for example in examples.tolist():
-            if (number := example // self._job.nodes) not in self.failed:
+            number = example // self._job.nodes
+            if number not in self.failed and number not in self._left_out:
                 self._fail(number, InvalidValue(describe(example)))
 
     def _require_ids(self, chunk: Ragged) -> None:
@@ -276,12 +308,12 @@ class _OfBlock:
             sizes = counts[number * nodes : (number + 1) * nodes].tolist()
             values: dict[str, list[np.ndarray]] = {}
             try:
-                if number not in self.failed:
+                if number not in self.failed and number not in self._left_out:
                     for name, feature in features.items():
                         values[name] = _values_of(record, name, feature, sizes)
             except Exception as error:
                 self._fail(number, error)
-            if number in self.failed:
+            if number in self.failed or number in self._left_out:
                 for name, each in features.items():
                     shapes = [(1 if each.per_example else size, *each.shape) for size in sizes]
                     values[name] = [np.zeros(shape, each.dtype) for shape in shapes]
@@ -291,10 +323,10 @@ class _OfBlock:
 
     def _empty_failed(self, chunk: Ragged) -> Ragged:
         """The examples, without the tokens of those of records that failed."""
-        if not self.failed:
+        if not (empty := self._left_out.union(self.failed)):
             return chunk
         stays = np.ones(len(self._block.records), bool)
-        stays[list(self.failed)] = False
+        stays[list(empty)] = False
         stays = np.repeat(stays, self._job.nodes)
         tokens = np.repeat(stays, chunk.counts)
         columns = {
@@ -309,7 +341,7 @@ def _values_of(
     record: Mapping[str, Any], name: str, feature: Feature, sizes: Sequence[int]
 ) -> list[np.ndarray]:
     """The values of a feature for each example of a record, which have so many tokens."""
-    if name not in record:
+    if name not in record or (record[name] is None and feature.fill is not None):
         if feature.fill is None:
             raise InvalidValue(
                 f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "
