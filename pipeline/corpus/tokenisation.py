@@ -20,15 +20,21 @@ from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 from pipeline.text.values import collect_notes
 
-# How many records have something that is not trained on, and the first of them, by what it is.
-Notes: TypeAlias = dict[str, tuple[int, str]]
+# By what is not trained on: how many records have it, of how many that were looked at (0: all),
+# and the first of them.
+Notes: TypeAlias = dict[str, tuple[int, int, str]]
+
+# The records of a block, at most, whose tokens are compared with their text, and their characters.
+COMPARED, CHARACTERS = 64, 1 << 16
+UNPARSED = "have a mark that stays text"
+CHANGED = "change when they are encoded and decoded again"
 
 
 def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
     """`notes` with the counts of later records added."""
-    for about, (count, first) in more.items():
-        before, earlier = notes.get(about, (0, first))
-        notes[about] = before + count, earlier
+    for about, (count, of, first) in more.items():
+        before, of_before, earlier = notes.get(about, (0, 0, ""))
+        notes[about] = before + count, of_before + of, earlier or first
     return notes
 
 
@@ -58,6 +64,8 @@ class Job:
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
             without tokens, which no batch has, and lists it in `skipped.jsonl`.
+        strict: whether a record fails if its tokens do not decode to its text, among the first of
+            each shard, rather than being counted.
         of_pair: whether it is one side of pairs, the other one of which decides the weights.
 
     Raises:
@@ -72,6 +80,7 @@ class Job:
     features: Mapping[str, Feature] | None = None
     task: Task = CAUSAL
     on_error: OnError = "raise"
+    strict: bool = False
     of_pair: bool = False
 
     def __post_init__(self) -> None:
@@ -135,14 +144,17 @@ class Job:
                 "and run again"
             )
 
-    def run(self, block: Block) -> tuple[Ragged, dict[int, Exception], Notes]:
+    def run(
+        self, block: Block, *, compare: bool = False
+    ) -> tuple[Ragged, dict[int, Exception], Notes]:
         """The examples of a block, by number why records failed, and what is not trained on.
 
         Examples of records that failed are empty. Unless `on_error` is "skip", the first failure
-        that is found is raised. The block has at least one record.
+        that is found is raised. The block has at least one record. With `compare`, the tokens of
+        its first records are compared with their text.
         """
         of_block = _OfBlock(self, block)
-        return of_block.encode(), of_block.failed, of_block.notes
+        return of_block.encode(compare), of_block.failed, of_block.notes
 
 
 class _OfBlock:
@@ -162,7 +174,7 @@ class _OfBlock:
             raise with_place(error, self._place(number))
         self.failed[number] = error
 
-    def encode(self) -> Ragged:
+    def encode(self, compare: bool) -> Ragged:
         """The examples; those of records that failed have no tokens."""
         job, records = self._job, self._block.records
         items, noted = [], collect_notes()
@@ -173,6 +185,8 @@ class _OfBlock:
             noted.clear()
         chunk = Ragged.concatenate(self._encode(items, 0))
         self._require_ids(chunk)
+        if compare:
+            self._compare(items, chunk)
         columns = dict(chunk.columns)
         weights = None if job.task.has_targets else columns.pop(WEIGHTS, None)
         if weights is not None and not job.of_pair:
@@ -208,7 +222,7 @@ class _OfBlock:
     def _note(self, about: str, example: str, number: int) -> None:
         """Counts a record in the notes, with its place if it is the first."""
         where = ": ".join(filter(None, [self._place(number), example]))
-        add_notes(self.notes, {about: (1, where)})
+        add_notes(self.notes, {about: (1, 0, where)})
 
     def _place(self, number: int) -> str:
         return self._job.records.where(self._block, number)
@@ -269,6 +283,45 @@ class _OfBlock:
                 f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it"
             ),
         )
+
+    def _compare(self, items: Sequence[Any], chunk: Ragged) -> None:
+        """Notes records whose tokens do not decode to their text, and marks that stay text."""
+        job, size, compared, characters = self._job, self._job.nodes, 0, 0
+        counts = chunk.counts[: COMPARED * size]
+        ids = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
+        find_unparsed = getattr(job.tokenizer, "find_unparsed", lambda text: None)
+        for number, item in enumerate(items[:COMPARED]):
+            if number in self.failed or number in self._left_out:
+                continue
+            nodes = [[(item,)]] if job.template is None else item
+            texts = ["".join(text for text, *_ in spans) for spans in nodes]
+            characters += sum(map(len, texts))
+            if characters > CHARACTERS and compared:
+                break
+            compared += 1
+            unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
+            if example := next(filter(None, unparsed), None):
+                self._differ(UNPARSED, example, number)
+            own = ids[number * size : (number + 1) * size]
+            wholes = [(texts[0], own[0])]
+            if size > 1:  # a continuation goes on from its prefix
+                pairs = zip(texts[1:], own[1:], strict=True)
+                wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
+            decoded = ((text, job.tokenizer.decode(each)) for text, each in wholes)
+            if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
+                self._differ(CHANGED, _describe_change(*changed), number)
+        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED), (0, compared, "")))
+
+    def _differ(self, about: str, example: str, number: int) -> None:
+        """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
+        if self._job.strict:
+            raise with_place(
+                InvalidValue(
+                    f"{example}; give another tokenizer, or train on this text without strict"
+                ),
+                self._place(number),
+            )
+        self._note(about, example, number)
 
     def _require_equal_weights(self, counts: np.ndarray, weights: np.ndarray) -> None:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
@@ -335,6 +388,14 @@ class _OfBlock:
         }
         texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
         return Ragged(chunk.counts * stays, columns, texts)
+
+
+def _describe_change(text: str, decoded: str) -> str:
+    """The first difference of two texts, and what is around it."""
+    pairs = enumerate(zip(text, decoded, strict=False))
+    at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
+    before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
+    return f"{before!r} becomes {after!r}"
 
 
 def _values_of(

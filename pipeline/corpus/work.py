@@ -166,9 +166,9 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     of the next one is.
     """
     held = _Held(most)
-    for block in blocks:
+    for number, block in enumerate(blocks):
         if block.records:
-            held.append(*job.run(block), block)
+            held.append(*job.run(block, compare=number == 0), block)
         if held.ends is not None and held.rest_is_enough:
             yield held.take()
         if held.ends is None and held.is_full and block.next is not None:

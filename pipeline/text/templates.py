@@ -331,6 +331,7 @@ def encode(
     each record: the begin mark weighs 0, the end mark as much as the last span. For features, the
     begin mark has the value of the first span. A span without a value has the feature's `fill`.
 
+    A tokenizer that puts a space before a text puts it before the first text of an example alone.
     Each node of a group is an example. Prefixes have the begin marks, and continuations the end
     marks.
 
@@ -346,7 +347,11 @@ def encode(
     sizes = np.array([len(each) for each in nodes], np.int64)
     node = np.array([number for record in filled for number in range(len(record))], np.int64)
     alone = np.array([len(record) == 1 for record in filled for _ in record], bool)
-    flat, counts = tokenizer.encode_batch([text for text, *_ in spans])
+    texts = [text for text, *_ in spans]
+    if of_spans := getattr(tokenizer, "encode_spans", None):
+        flat, counts = of_spans(texts, _find_inside(filled))
+    else:
+        flat, counts = tokenizer.encode_batch(texts)
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
     ends = np.cumsum(counts)
@@ -372,6 +377,20 @@ def encode(
         values = np.concatenate([of_span[name] for *_, of_span in spans])
         columns[name] = Column(feature, np.repeat(values, counts, axis=0)[keep])
     return Ragged(tokens, columns, text_bytes)
+
+
+def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]]) -> list[bool]:
+    """For each span of some records, whether text comes before it in its example."""
+    inside: list[bool] = []
+    for record in filled:
+        after_prefix = False
+        for node in record:
+            within = after_prefix
+            for text, *_ in node:
+                inside.append(within)
+                within = within or bool(text)
+            after_prefix = within if node is record[0] else after_prefix
+    return inside
 
 
 def _value_of(text: str, values: Mapping[str, Any], name: str, feature: Feature) -> np.ndarray:
