@@ -26,6 +26,7 @@ Notes: TypeAlias = dict[str, tuple[int, int, str]]
 
 # The records of a block, at most, whose tokens are compared with their text, and their characters.
 COMPARED, CHARACTERS = 64, 1 << 16
+SILENT = "have no loss on any token; they are in no batch of training"
 UNPARSED = "have a mark that stays text"
 CHANGED = "change when they are encoded and decoded again"
 
@@ -198,7 +199,11 @@ class _OfBlock:
         if missing := {name: each for name, each in job.columns.items() if name not in columns}:
             columns |= self._read_features(chunk.counts, missing)
         of_features = {name: columns.pop(name) for name in job.columns}  # always in one order
-        return self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
+        chunk = self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
+        silent = job.task.find_silent(chunk.counts, chunk.weights) if job.nodes == 1 else []
+        if len(silent):
+            add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
+        return chunk
 
     # ---- items: what the tokenizer gets of each record
 
