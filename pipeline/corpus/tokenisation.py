@@ -200,7 +200,8 @@ class _OfBlock:
             columns |= self._read_features(chunk.counts, missing)
         of_features = {name: columns.pop(name) for name in job.columns}  # always in one order
         chunk = self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
-        silent = job.task.find_silent(chunk.counts, chunk.weights) if job.nodes == 1 else []
+        loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
+        silent = job.task.find_silent(chunk.counts, loss)
         if len(silent):
             add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
         return chunk

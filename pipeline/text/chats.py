@@ -14,6 +14,8 @@ from pipeline.text.values import as_text, is_null, note
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
+NOT_RENDERED = "have turns with {!r}, which the template does not render"
+
 # Roles that are in use, besides those that have a weight.
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
 
@@ -85,7 +87,8 @@ class Chat:
             role = self._role(turn, what)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
-                weight = self._read_others(turn, weight, what)
+                self._note_others(turn, what)
+                weight = weigh(turn, weight, what, self._fields)
             spans.append((self._open(role), 0.0))
             spans.append((content + self._close, weight))
         if not spans:
@@ -146,32 +149,44 @@ class Chat:
             return "".join(as_text(part.get("text"), f"a part of {what}") for part in parts)
         return as_text(content, f"the {self.content} of {what}", self.null)
 
-    def _read_others(self, turn: Mapping[str, Any], weight: float, what: str) -> float:
-        """The weight of a turn that has more fields than role and content; notes the others."""
-        factors = {}
+    @functools.cached_property
+    def _fields(self) -> tuple[str, ...]:
+        return self.role, self.content
+
+    def _note_others(self, turn: Mapping[str, Any], what: str) -> None:
+        """Notes or refuses fields of a turn that hold text or lists and are not rendered."""
         for name, value in turn.items():
-            if name in (self.role, self.content) or is_null(value):
+            is_known = name in self._fields or name in WEIGHTS_OF_TURNS
+            if is_known or not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
                 continue
-            if name in WEIGHTS_OF_TURNS:
-                if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                    raise InvalidValue(
-                        f"the {name} of {what} is {value!r:.60}; it must be true, false, or a "
-                        "number from 0 up"
-                    )
-                factors[name] = float(value)
-            elif isinstance(value, str | bytes | list | tuple | Mapping) and len(value):
-                if self.unknown == "error":
-                    raise InvalidValue(
-                        f"{what} has {name!r} ({value!r:.60}), which the template does not render; "
-                        "remove it, or give unknown='count' to leave it out"
-                    )
-                note(
-                    f"have turns with {name!r}, which the template does not render",
-                    f"{what} has {value!r:.60}",
+            if self.unknown == "error":
+                raise InvalidValue(
+                    f"{what} has {name!r} ({value!r:.60}), which the template does not render; "
+                    "remove it, or give unknown='count' to leave it out"
                 )
-        if len({*factors.values()}) > 1:
-            raise InvalidValue(f"the weights of {what} differ: {factors}; give it one of them")
-        return next(iter(factors.values())) * (weight or 1.0) if factors else weight
+            note(NOT_RENDERED.format(name), f"{what} has {value!r:.60}")
+
+
+def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[str] = ()) -> float:
+    """The weight of a turn whose role has `weight`; `fields` are no weights, whatever their names.
+
+    >>> weigh({"weight": 0.5}, 2.0, "turn 0"), weigh({"train": True}, 0.0, "turn 0")
+    (1.0, 1.0)
+    """
+    factors = {}
+    for name in WEIGHTS_OF_TURNS:
+        value = turn.get(name)
+        if name in fields or is_null(value):
+            continue
+        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise InvalidValue(
+                f"the {name} of {what} is {value!r:.60}; it must be true, false, or a number from "
+                "0 up"
+            )
+        factors[name] = float(value)
+    if len({*factors.values()}) > 1:
+        raise InvalidValue(f"the weights of {what} differ: {factors}; give it one of them")
+    return next(iter(factors.values())) * (weight or 1.0) if factors else weight
 
 
 def _fold(role: str) -> str:

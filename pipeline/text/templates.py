@@ -17,6 +17,7 @@ from pipeline.errors import InvalidValue
 from pipeline.text.chats import Chat
 from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
+from pipeline.text.jinja import Jinja
 from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Markup, Tokenizer
 from pipeline.text.tokenizers.markup import Null, parse_format, parts_of
@@ -26,6 +27,7 @@ __all__ = [
     "Answer",
     "Chat",
     "Function",
+    "Jinja",
     "LeftOut",
     "Markup",
     "Preference",
@@ -292,7 +294,7 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
 
 def _apply(template: Template, record: Mapping[str, Any]) -> Any:
     """The result of a template; a function gets text in place of bytes."""
-    own = isinstance(template, Answer | Chat | Preference)
+    own = isinstance(template, Answer | Chat | Jinja | Preference)
     return template(record if own else decode_bytes(record))  # type: ignore[arg-type]
 
 

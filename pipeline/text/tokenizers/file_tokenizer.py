@@ -51,7 +51,8 @@ class FileTokenizer:
     _setup: Callable[..., None]
     _find: Callable[[str], int | None]
     _encode: Callable[[list[str], str], list[list[int]]]
-    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_encode` can parse
+    marks: tuple[str, ...] = ()  # the spellings of marks that `_encode` can parse, longest first
+    _marks: re.Pattern[str] | None = None
 
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
@@ -67,8 +68,13 @@ class FileTokenizer:
         self._setup(**self._options)
 
     def _set_marks(self, marks: Sequence[str]) -> None:
-        longest = sorted(marks, key=len, reverse=True)
-        self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
+        self.marks = tuple(sorted(marks, key=len, reverse=True))
+        self._marks = re.compile("|".join(map(re.escape, self.marks))) if marks else None
+
+    @property
+    def path(self) -> str:
+        """The file that it was read from."""
+        return self._name
 
     def _mark(self, option: str, wanted: bool | str, own: Sequence[int]) -> int | None:
         """The id of the begin or end mark: the `own` one, one by name, or none."""

@@ -88,6 +88,7 @@ class HuggingFace(FileTokenizer):
         marks = (self.begin_id, self.end_id)
         first, last = (mark is not None and self._tokenizer.id_to_token(mark) for mark in marks)
         self._options = {"begin": first, "end": last, "parse_special": parse_special}
+        self.parses_special = parse_special
 
     def _find(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
