@@ -47,6 +47,8 @@ def get_config() -> ConfigDict:
     # `model`, a sentencepiece model is trained on the training text.
     config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 2048})
     config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
+    # The tokens that mark it, such as "<s>"; "": those that the tokenizer itself adds.
+    config.tokenizer.begin_token = config.tokenizer.end_token = ""
 
     # Options of `fit_buckets` and `Plan`, as `pipeline.load` takes them. Buckets are fitted for
     # dense attention in a model of `config.model.width`; with attention="segment" one is enough.

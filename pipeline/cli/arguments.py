@@ -188,9 +188,16 @@ def parser() -> argparse.ArgumentParser:
         "Hugging Face tokenizer.json (bytes)",
     )
     flag("--vocab-size", type=_count, default=8192, help="of a tokenizer that is trained (8192)")
+    about = "the mark {} each text; '' for none (the tokenizer's own)"
+    flag("--begin-token", metavar="TOKEN", help=about.format("before"))
+    flag("--end-token", metavar="TOKEN", help=about.format("after"))
     flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
     about = "at a record that fails: raise ends; skip leaves it without tokens (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
+    about = (
+        "refuse text that the tokenizer changes, among the first records, instead of counting it"
+    )
+    flag("--strict", action="store_true", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")
     flag("--workdir", help="for a config: its work directory (runs/NAME)")
     engines = ("processes", "beam", "ray")

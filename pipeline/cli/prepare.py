@@ -17,6 +17,9 @@ from pipeline.text.templates import Template
 from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
+JSON_FIELDS = ("weights", "last_only")  # fields of templates that are no text
+MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
+
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
     """Prepares the corpora of a config; returns the training corpus and the options of its plan.
@@ -43,23 +46,25 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     names = "tfds", "split", "kind", "begin", "end", "targets"
     fields = {"files": arguments.source} | {name: getattr(arguments, name) for name in names}
     source = corpora.open_source(fields, "the command")
-    options: Any = {"engine": engine, "on_error": arguments.on_error}
+    rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
     text = corpora.Text(source, field, _template(arguments) if arguments.template else None)
     model = directory / "tokenizer.model"
-    tokenizer = corpora.open_tokenizer(_tokenizer_fields(arguments), [text], model)
+    tokenizer = corpora.open_tokenizer(
+        _tokenizer_fields(arguments), [text], model, advice=MARK_ADVICE
+    )
     if arguments.of is not None:
-        share, on_error = (arguments.task, arguments.of), arguments.on_error
+        share = arguments.task, arguments.of
         if isinstance(field, str):
-            job = Job(source, tokenizer, field, text.template, on_error=on_error)
+            job = Job(source, tokenizer, field, text.template, **rules)
             prepare_share(job, directory, share, engine=engine)
         else:
-            for job in pair_jobs(source, tokenizer, field, on_error=on_error):
+            for job in pair_jobs(source, tokenizer, field, **rules):
                 prepare_share(job, directory / job.task.name, share, engine=engine)
         return (
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"
         )
-    corpus = text.prepare(tokenizer, directory, **options)
+    corpus = text.prepare(tokenizer, directory, engine=engine, **rules)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 
@@ -71,8 +76,9 @@ def _template(arguments: argparse.Namespace) -> Template | None:
             "as in --template answer prompt='{question}' answer='{answer}', and no --targets"
         )
     fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
-    with contextlib.suppress(KeyError, ValueError):  # other weights are refused by the template
-        fields["weights"] = json.loads(fields["weights"])
+    for name in {*JSON_FIELDS} & {*fields}:
+        with contextlib.suppress(ValueError):  # other values are refused by the template
+            fields[name] = json.loads(fields[name])
     return corpora.open_template(fields)
 
 
@@ -94,8 +100,12 @@ def _engine(arguments: argparse.Namespace) -> Engine:
 
 def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `open_tokenizer`; `--tokenizer` is a kind, or the file of a model."""
-    name, marks = arguments.tokenizer, not arguments.no_marks
-    fields = {"vocab_size": arguments.vocab_size, "begin": marks, "end": marks}
+    name, fields = arguments.tokenizer, {"vocab_size": arguments.vocab_size}
+    for mark in ("begin", "end"):
+        token = getattr(arguments, f"{mark}_token")
+        if token and arguments.no_marks:
+            raise InvalidValue(f"--{mark}-token is {token!r}, and --no-marks is given; remove one")
+        fields |= {mark: token != "" and not arguments.no_marks, f"{mark}_token": token}
     if name in ("bytes", "sentencepiece", ""):  # the last is refused
         return {"kind": name, "model": "", **fields}
     kind = "huggingface" if name.endswith(".json") else "sentencepiece"

@@ -54,6 +54,7 @@ class Corpora(AnyCorpus):
         _require_features(self.corpora)
         self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
         self.vocab_size = self.members[0].vocab_size
+        self.covers_all = any(member.covers_all for member in self.members)
         known_files = () if self.grows else self.members
         files = [corpus.files for corpus in known_files if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
@@ -91,6 +92,10 @@ class Corpora(AnyCorpus):
     @functools.cached_property
     def _lengths(self) -> np.ndarray:
         return np.concatenate([corpus.lengths for corpus in self.members])
+
+    def _find_silent(self) -> np.ndarray:
+        each = zip(self.members, self.first, strict=False)
+        return np.concatenate([member.silent + first for member, first in each])
 
     def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "Corpora":
         """See `AnyCorpus`."""

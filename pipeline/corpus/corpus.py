@@ -29,9 +29,12 @@ from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.corpus.writer import ARRAYS, PartWriter, complete
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
-from pipeline.planning.lengths import digest
+from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text.features import Feature
 from pipeline.text.ragged import divide_arrays
+
+# The file beside a corpus with the numbers of the examples that have no loss, if there are any.
+SILENT = "silent.int64"
 
 
 class OpenOptions(TypedDict, total=False):
@@ -318,6 +321,22 @@ class Corpus(Stored):
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             return make()
+
+    def _find_silent(self) -> np.ndarray:
+        table = self._manifest.table
+        if self.task == GROUPS or not table.numbers("silent").any():
+            return NO_EXAMPLES
+        return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
+
+    def _read_silent(self) -> bytes:
+        """The content of `SILENT`: the numbers of examples without loss."""
+        first, found = 0, []
+        for part in self._manifest.parts:
+            if part.silent:
+                examples = open_part(self.directory, part).read()
+                found.append(first + self.task.find_silent(examples.counts, examples.weights))
+            first += part.examples
+        return np.concatenate(found).astype(np.int64).tobytes()
 
     def verify(self) -> None:
         """Reads all parts, and refuses the first whose content is not what was written."""

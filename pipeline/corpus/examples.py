@@ -4,6 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.reader import Reader
@@ -77,6 +79,9 @@ class Examples(SingleCorpus):
         """
         columns, known = divide_groups(groups, features, vocab_size)
         return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
+
+    def _find_silent(self) -> np.ndarray:
+        return self.task.find_silent(self._ragged.counts, self._ragged.weights)
 
     @functools.cached_property
     def _stored(self) -> Reader:  # type: ignore[override]  # others have an attribute

@@ -1,5 +1,6 @@
 """The base of all kinds of corpora: the interface for planning and loading."""
 
+import copy
 import functools
 import operator
 import os
@@ -20,6 +21,9 @@ from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
+
+# Positions whose weights are read at once.
+COUNTED = 1 << 22
 
 
 class Readable:
@@ -159,6 +163,7 @@ class AnyCorpus:
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: made the tokens, and decodes them; None if they were made from arrays.
+        covers_all: whether plans have examples and pieces without loss, too, as for `score`.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
@@ -171,6 +176,7 @@ class AnyCorpus:
     vocab_size: int | None = None
     num_learnt: int | None = None
     text_bytes: int | None = None
+    covers_all: bool = False
     files: np.ndarray | None = None
     grows: bool = False
 
@@ -219,6 +225,40 @@ class AnyCorpus:
     def features(self) -> Mapping[str, Feature]:
         """The features of all sides, by name."""
         return {name: each for side in self.sides for name, each in side.features.items()}
+
+    @property
+    def silent(self) -> np.ndarray:
+        """The examples that have positions, but no loss: int64, ascending; plans leave them out."""
+        return lengths_module.NO_EXAMPLES if self.covers_all else self._find_silent()
+
+    def _find_silent(self) -> np.ndarray:
+        return lengths_module.NO_EXAMPLES
+
+    def count_loss(
+        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray | None:
+        """The positions with loss in each of some pieces: int64; None if all have loss."""
+        side = self.sides[-1]
+        if self.covers_all or not side.weighted or self.trees is not None:
+            return None
+        found = [lengths_module.NO_EXAMPLES]
+        group = np.cumsum(sizes) // COUNTED
+        for each in np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(group)) + 1):
+            of = examples[each], starts[each], sizes[each]
+            weights = side.read(*of, features=())["loss_weights"]
+            piece = np.arange(len(each)).repeat(sizes[each])
+            found.append(np.bincount(piece, weights != 0, len(each)).astype(np.int64))
+        return np.concatenate(found)
+
+    def covering(self) -> "AnyCorpus":
+        """The same corpus, whose plans have examples and pieces without loss, too."""
+
+        def change(corpus: AnyCorpus) -> AnyCorpus:
+            whole = copy.copy(corpus)
+            whole.covers_all = True
+            return whole
+
+        return self.with_each(change)
 
     def read(self, examples: Any, starts: Any, lengths: Any, *more: Any, **options: Any) -> Fields:
         """Pieces of examples; see `Readable.read`. Pairs have no `read`, but their `sides` do."""
@@ -339,7 +379,11 @@ class View(AnyCorpus):
 
     def __init__(self, corpus: AnyCorpus):
         self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
-        self.vocab_size = corpus.vocab_size
+        self.vocab_size, self.covers_all = corpus.vocab_size, corpus.covers_all
+
+    def count_loss(self, *pieces: Any) -> np.ndarray | None:
+        """See `AnyCorpus`; the weights of a view may differ from epoch to epoch."""
+        return None
 
     @property
     def directory(self) -> Any:
@@ -398,6 +442,15 @@ class Split(View):
             for side, lengths in zip(corpus.sides, columns, strict=True)
         )
         self._describe(hold_out=self.hold_out, held_out=self.held_out)
+
+    def _find_silent(self) -> np.ndarray:
+        return np.flatnonzero(np.isin(self.numbers, self.corpus.silent))
+
+    def count_loss(
+        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray | None:
+        """See `AnyCorpus`."""
+        return self.corpus.count_loss(self.numbers[examples], starts, sizes)
 
     def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "Split":
         """See `AnyCorpus`."""

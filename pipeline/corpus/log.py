@@ -646,6 +646,7 @@ def write_record(
     first: int | None = None,
     before: str | None = None,
     begin: str | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Creates the record of parts that are on disk.
 
@@ -660,11 +661,13 @@ def write_record(
         first: for a writer, the number of the first example.
         before: for a writer, the digest of everything before.
         begin: for a writer, the digest of the first part of the log.
+        notes: see `tokenisation.Notes`.
 
     Raises:
         FileExistsError: it is there.
     """
     given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
+    given |= {"notes": dict(notes)} if notes else {}
     place = {"shard": shard, "number": number, "first": first, "before": before, "begin": begin}
     path = record_path(directory, shard, number)
     write_entries(path, {**place, **given, "origin": origin}, once=True)

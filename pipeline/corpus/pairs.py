@@ -100,6 +100,9 @@ class Pairs(AnyCorpus):
             raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or remove it")
         return cls(*sides)
 
+    def _find_silent(self) -> np.ndarray:
+        return self.targets.silent
+
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""
         self.inputs.verify()

@@ -24,10 +24,10 @@ from pipeline.text.ragged import Ragged
 MARK = b"lockstep"
 
 # The metadata that describe a part; a file of features alone has the first three.
-HEADER = "examples", "tokens", "sha256", "learnt", "text_bytes", "lengths_digest"
+HEADER = "examples", "tokens", "sha256", "learnt", "silent", "text_bytes", "lengths_digest"
 
 # The fields of a part that are numbers.
-SIZES = "examples", "tokens", "bytes", "offsets", "learnt"
+SIZES = "examples", "tokens", "bytes", "offsets", "learnt", "silent"
 
 # Other dtypes that columns may have: weights that are all 0 and 1 are bits, and small ids 2 bytes.
 MORE_DTYPES = {WEIGHTS: ("bool",), TOKENS: ("uint16",)}
@@ -84,6 +84,7 @@ class Part:
             example begins among the tokens, and where the last one ends; 0 if it has no tokens.
         weighted: whether tokens have weights.
         learnt: positions that carry loss, whose weight is not 0.
+        silent: the number of examples that have positions to train on, and no loss on any.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
         lengths_digest: the digest of the lengths of its examples, by
             `pipeline.planning.lengths.digest`; "" if it has no tokens.
@@ -97,6 +98,7 @@ class Part:
     offsets: int = 0
     weighted: bool = False
     learnt: int = 0
+    silent: int = 0
     text_bytes: int | None = None
     lengths_digest: str = ""
 
@@ -357,6 +359,7 @@ def write_part(
         origin=dict(origin),
         text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         learnt=task.count_learnt(examples.counts, examples.weights),
+        silent=len(task.find_silent(examples.counts, examples.weights)),
         lengths_digest=lengths_module.digest(task.lengths(examples.counts)),
     )
 

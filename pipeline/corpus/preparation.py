@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -31,10 +32,10 @@ from pipeline.corpus.manifest import (
 )
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, TASKS, Task
-from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
+from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes, require_tokenizable
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, InvalidValue, counted
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
@@ -61,6 +62,7 @@ def prepare(
     features: Mapping[str, Feature] | None = None,
     task: Task = CAUSAL,
     on_error: OnError = "raise",
+    strict: bool = False,
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
@@ -82,6 +84,8 @@ def prepare(
         features: the features of examples, by name.
         task: decides the fields and the lengths.
         on_error: "raise" (default) or "skip", for records that fail.
+        strict: whether text that the tokenizer cannot hold, among the first records, is an error;
+            by default it is counted and logged.
         num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as there are
             CPUs, if the source has as many shards. They start by `spawn`, so a script must guard
             its main part with `if __name__ == "__main__":`.
@@ -96,7 +100,7 @@ def prepare(
         OSError: the disk is full; finished work is kept.
         RuntimeError: a worker died.
     """
-    job = Job(source, tokenizer, field, template, features, task, on_error)
+    job = Job(source, tokenizer, field, template, features, task, on_error, strict)
     return prepare_job(job, directory, num_workers=num_workers, engine=engine, progress=progress)
 
 
@@ -104,6 +108,7 @@ class RunOptions(TypedDict, total=False):
     """The options of `prepare` that both sides of pairs share, for type checkers."""
 
     on_error: OnError
+    strict: bool
     num_workers: int | None
     engine: Engine | None
     progress: bool
@@ -129,10 +134,12 @@ def prepare_pairs(
             of the targets decides which tokens carry loss. Default: "inputs" and "targets".
         features: as for `prepare`; those of "inputs" are read with the inputs, others with the
             targets.
-        **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
+        **options: `on_error`, `strict`, `num_workers`, `engine` and `progress`, as for `prepare`.
     """
     how: Any = dict(options)
-    jobs = pair_jobs(source, tokenizer, fields, features, how.pop("on_error", "raise"))
+    jobs = pair_jobs(
+        source, tokenizer, fields, features, how.pop("on_error", "raise"), how.pop("strict", False)
+    )
     inputs, targets = (prepare_job(job, as_path(directory) / job.task.name, **how) for job in jobs)
     then, now = (side.origin["source"] for side in (inputs, targets))
     if then != now:
@@ -150,6 +157,7 @@ def pair_jobs(
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
     features: Mapping[str, Feature] | None = None,
     on_error: OnError = "raise",
+    strict: bool = False,
 ) -> list[Job]:
     """The recipes of the two sides of pairs; see `prepare_pairs`."""
     require_tokenizable(source, tokenizer)
@@ -166,7 +174,9 @@ def pair_jobs(
     for text, task in zip(fields, (INPUTS, TARGETS), strict=True):
         field, template = (text, None) if isinstance(text, str) else ("text", text)
         mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
-        jobs.append(Job(source, tokenizer, field, template, mine, task, on_error, of_pair=True))
+        jobs.append(
+            Job(source, tokenizer, field, template, mine, task, on_error, strict, of_pair=True)
+        )
     return jobs
 
 
@@ -301,9 +311,12 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
     task = TASKS[manifest.task]
     counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, task)])
     failures = list(_read_failures(work.directory, records))
+    notes = _describe_notes(records, len(counts) // work.job.nodes)
     with _discarding(work):
         work.job.require_unchanged()  # some parts may be from before an edit, others from after it
-        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures)
+        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures + notes)
+    for line in notes:
+        logger.warning("%s", line)
     if failures:
         path = work.directory / SKIPPED
         with atomic_write(path, shared=True) as file:
@@ -327,6 +340,17 @@ def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) 
                 each |= {"part": part["file"], "example": example, "reason": reason}
                 yield json.dumps(each, ensure_ascii=False)
         first += sum(part["examples"] for part in record["parts"])
+
+
+def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[str]:
+    """A sentence for each kind of note, with the number of records and the first of them."""
+    notes: Notes = functools.reduce(add_notes, (each.get("notes", {}) for each in records), {})
+    return [
+        f"{count:,} of {'the first ' * bool(of)}{counted(of or every, 'record')} {about}; "
+        f"the first: {first}"
+        for about, (count, of, first) in notes.items()
+        if count
+    ]
 
 
 def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:

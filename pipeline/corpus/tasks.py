@@ -80,6 +80,22 @@ class Task:
         unseen = weights[first] if self.lookahead else ()  # no target
         return int(np.count_nonzero(weights) - np.count_nonzero(unseen))
 
+    def find_silent(self, counts: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """The examples with positions to train on, and no loss on any of them: int64, ascending.
+
+        >>> CAUSAL.find_silent(np.array([2, 2, 1, 0]), np.array([1, 0, 0, 1, 0])).tolist()
+        [0]
+        """
+        lengths, ends = self.lengths(counts), np.cumsum(counts, dtype=np.int64)
+        known = np.flatnonzero(lengths)
+        if weights is None or not len(known):
+            return np.zeros(0, np.int64)
+        # Between the first targets and the ends are the first tokens of the next examples.
+        edges = np.stack([ends[known] - lengths[known], ends[known]], axis=1).reshape(-1)
+        edges = edges[:-1] if edges[-1] == len(weights) else edges
+        learnt = np.add.reduceat(weights != 0, edges, dtype=np.int64)[::2]
+        return known[learnt == 0]
+
 
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 

@@ -18,6 +18,26 @@ from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
+from pipeline.text.values import collect_notes
+
+# By what is not trained on: how many records have it, of how many that were looked at (0: all),
+# and the first of them.
+Notes: TypeAlias = dict[str, tuple[int, int, str]]
+
+# The records of a block, at most, whose tokens are compared with their text, and their characters.
+COMPARED, CHARACTERS = 64, 1 << 16
+SILENT = "have no loss on any token; they are in no batch of training"
+UNPARSED = "have a mark that stays text"
+CHANGED = "change when they are encoded and decoded again"
+
+
+def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
+    """`notes` with the counts of later records added."""
+    for about, (count, of, first) in more.items():
+        before, of_before, earlier = notes.get(about, (0, 0, ""))
+        notes[about] = before + count, of_before + of, earlier or first
+    return notes
+
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
@@ -45,6 +65,8 @@ class Job:
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
             without tokens, which no batch has, and lists it in `skipped.jsonl`.
+        strict: whether a record fails if its tokens do not decode to its text, among the first of
+            each shard, rather than being counted.
         of_pair: whether it is one side of pairs, the other one of which decides the weights.
 
     Raises:
@@ -59,6 +81,7 @@ class Job:
     features: Mapping[str, Feature] | None = None
     task: Task = CAUSAL
     on_error: OnError = "raise"
+    strict: bool = False
     of_pair: bool = False
 
     def __post_init__(self) -> None:
@@ -122,14 +145,17 @@ class Job:
                 "and run again"
             )
 
-    def run(self, block: Block) -> tuple[Ragged, dict[int, Exception]]:
-        """The examples of a block, and by number why records failed, whose examples are empty.
+    def run(
+        self, block: Block, *, compare: bool = False
+    ) -> tuple[Ragged, dict[int, Exception], Notes]:
+        """The examples of a block, by number why records failed, and what is not trained on.
 
-        Unless `on_error` is "skip", the first failure that is found is raised. The block has at
-        least one record.
+        Examples of records that failed are empty. Unless `on_error` is "skip", the first failure
+        that is found is raised. The block has at least one record. With `compare`, the tokens of
+        its first records are compared with their text.
         """
         of_block = _OfBlock(self, block)
-        return of_block.encode(), of_block.failed
+        return of_block.encode(compare), of_block.failed, of_block.notes
 
 
 class _OfBlock:
@@ -138,22 +164,30 @@ class _OfBlock:
     def __init__(self, job: Job, block: Block):
         self._job, self._block = job, block
         self.failed: dict[int, Exception] = {}
+        self.notes: Notes = {}
+        self._left_out: set[int] = set()  # records without an example, and without an error
 
     def _fail(self, number: int, error: Exception) -> None:
         """Keeps the error of a record; raises it if none may fail."""
         if isinstance(error, OSError):  # not the fault of the record
             raise error
         if self._job.on_error == "raise":
-            place = self._job.records.where(self._block, number)
-            raise with_place(error, place)
+            raise with_place(error, self._place(number))
         self.failed[number] = error
 
-    def encode(self) -> Ragged:
+    def encode(self, compare: bool) -> Ragged:
         """The examples; those of records that failed have no tokens."""
         job, records = self._job, self._block.records
-        items = list(map(self._prepare, range(len(records))))
+        items, noted = [], collect_notes()
+        for number in range(len(records)):
+            items.append(self._prepare(number))
+            for about, example in noted.items():
+                self._note(about, example, number)
+            noted.clear()
         chunk = Ragged.concatenate(self._encode(items, 0))
         self._require_ids(chunk)
+        if compare:
+            self._compare(items, chunk)
         columns = dict(chunk.columns)
         weights = None if job.task.has_targets else columns.pop(WEIGHTS, None)
         if weights is not None and not job.of_pair:
@@ -165,7 +199,12 @@ class _OfBlock:
         if missing := {name: each for name, each in job.columns.items() if name not in columns}:
             columns |= self._read_features(chunk.counts, missing)
         of_features = {name: columns.pop(name) for name in job.columns}  # always in one order
-        return self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
+        chunk = self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
+        loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
+        silent = job.task.find_silent(chunk.counts, loss)
+        if len(silent):
+            add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
+        return chunk
 
     # ---- items: what the tokenizer gets of each record
 
@@ -178,9 +217,21 @@ class _OfBlock:
             if job.template is None:
                 return text_of(record, job.field)
             return templates.fill(job.template, record, self._of_spans)
+        except templates.LeftOut as error:
+            self._left_out.add(number)
+            self._note(f"{error}; they are in no batch", "", number)
+            return self._nothing
         except Exception as error:
             self._fail(number, error)
             return self._nothing
+
+    def _note(self, about: str, example: str, number: int) -> None:
+        """Counts a record in the notes, with its place if it is the first."""
+        where = ": ".join(filter(None, [self._place(number), example]))
+        add_notes(self.notes, {about: (1, 0, where)})
+
+    def _place(self, number: int) -> str:
+        return self._job.records.where(self._block, number)
 
     @functools.cached_property
     def _of_spans(self) -> dict[str, Feature]:
@@ -219,7 +270,8 @@ class _OfBlock:
     def _fail_examples(self, examples: np.ndarray, describe: Any) -> None:
         """Fails the records of some examples, each with a description."""
         for example in examples.tolist():
-            if (number := example // self._job.nodes) not in self.failed:
+            number = example // self._job.nodes
+            if number not in self.failed and number not in self._left_out:
                 self._fail(number, InvalidValue(describe(example)))
 
     def _require_ids(self, chunk: Ragged) -> None:
@@ -237,6 +289,45 @@ class _OfBlock:
                 f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it"
             ),
         )
+
+    def _compare(self, items: Sequence[Any], chunk: Ragged) -> None:
+        """Notes records whose tokens do not decode to their text, and marks that stay text."""
+        job, size, compared, characters = self._job, self._job.nodes, 0, 0
+        counts = chunk.counts[: COMPARED * size]
+        ids = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
+        find_unparsed = getattr(job.tokenizer, "find_unparsed", lambda text: None)
+        for number, item in enumerate(items[:COMPARED]):
+            if number in self.failed or number in self._left_out:
+                continue
+            nodes = [[(item,)]] if job.template is None else item
+            texts = ["".join(text for text, *_ in spans) for spans in nodes]
+            characters += sum(map(len, texts))
+            if characters > CHARACTERS and compared:
+                break
+            compared += 1
+            unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
+            if example := next(filter(None, unparsed), None):
+                self._differ(UNPARSED, example, number)
+            own = ids[number * size : (number + 1) * size]
+            wholes = [(texts[0], own[0])]
+            if size > 1:  # a continuation goes on from its prefix
+                pairs = zip(texts[1:], own[1:], strict=True)
+                wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
+            decoded = ((text, job.tokenizer.decode(each)) for text, each in wholes)
+            if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
+                self._differ(CHANGED, _describe_change(*changed), number)
+        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED), (0, compared, "")))
+
+    def _differ(self, about: str, example: str, number: int) -> None:
+        """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
+        if self._job.strict:
+            raise with_place(
+                InvalidValue(
+                    f"{example}; give another tokenizer, or train on this text without strict"
+                ),
+                self._place(number),
+            )
+        self._note(about, example, number)
 
     def _require_equal_weights(self, counts: np.ndarray, weights: np.ndarray) -> None:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
@@ -276,12 +367,12 @@ class _OfBlock:
             sizes = counts[number * nodes : (number + 1) * nodes].tolist()
             values: dict[str, list[np.ndarray]] = {}
             try:
-                if number not in self.failed:
+                if number not in self.failed and number not in self._left_out:
                     for name, feature in features.items():
                         values[name] = _values_of(record, name, feature, sizes)
             except Exception as error:
                 self._fail(number, error)
-            if number in self.failed:
+            if number in self.failed or number in self._left_out:
                 for name, each in features.items():
                     shapes = [(1 if each.per_example else size, *each.shape) for size in sizes]
                     values[name] = [np.zeros(shape, each.dtype) for shape in shapes]
@@ -291,10 +382,10 @@ class _OfBlock:
 
     def _empty_failed(self, chunk: Ragged) -> Ragged:
         """The examples, without the tokens of those of records that failed."""
-        if not self.failed:
+        if not (empty := self._left_out.union(self.failed)):
             return chunk
         stays = np.ones(len(self._block.records), bool)
-        stays[list(self.failed)] = False
+        stays[list(empty)] = False
         stays = np.repeat(stays, self._job.nodes)
         tokens = np.repeat(stays, chunk.counts)
         columns = {
@@ -305,11 +396,19 @@ class _OfBlock:
         return Ragged(chunk.counts * stays, columns, texts)
 
 
+def _describe_change(text: str, decoded: str) -> str:
+    """The first difference of two texts, and what is around it."""
+    pairs = enumerate(zip(text, decoded, strict=False))
+    at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
+    before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
+    return f"{before!r} becomes {after!r}"
+
+
 def _values_of(
     record: Mapping[str, Any], name: str, feature: Feature, sizes: Sequence[int]
 ) -> list[np.ndarray]:
     """The values of a feature for each example of a record, which have so many tokens."""
-    if name not in record:
+    if name not in record or (record[name] is None and feature.fill is not None):
         if feature.fill is None:
             raise InvalidValue(
                 f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "

@@ -17,7 +17,7 @@ from etils import epath
 from pipeline.corpus.log import Damaged, Log, damaged, read_record, record_path, write_record
 from pipeline.corpus.manifest import MANIFEST, Manifest, part_name, require_same_origin
 from pipeline.corpus.parts import json_digest, write_part
-from pipeline.corpus.tokenisation import Job
+from pipeline.corpus.tokenisation import Job, Notes, add_notes
 from pipeline.corpus.writer import refuse_others
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, make_directory
@@ -36,11 +36,13 @@ class Piece(NamedTuple):
         examples: those of the part; None if the shard has none.
         failed: a description of each record that failed, as JSON, with the `example` in the part.
         next: where the shard continues; None at its end.
+        notes: of its records.
     """
 
     examples: Ragged | None
     failed: list[dict[str, Any]]
     next: Any
+    notes: Notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +140,7 @@ class Work:
             with atomic_write(path, shared=True) as file:
                 file.write("".join(lines).encode(errors="backslashreplace"))
         rest: Any = {"next": piece.next, "failed": len(piece.failed), "origin": self.origin}
+        rest["notes"] = piece.notes
         with contextlib.suppress(FileExistsError):
             write_record(self.directory, shard, number, parts=parts, **rest)
             return sum(part.tokens for part in parts)
@@ -163,9 +166,9 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     of the next one is.
     """
     held = _Held(most)
-    for block in blocks:
+    for number, block in enumerate(blocks):
         if block.records:
-            held.append(*job.run(block), block)
+            held.append(*job.run(block, compare=number == 0), block)
         if held.ends is not None and held.rest_is_enough:
             yield held.take()
         if held.ends is None and held.is_full and block.next is not None:
@@ -183,6 +186,7 @@ class _Held:
         failed: a description of each record that failed.
         ends: if the part is full, the number of its chunks and failures, and where the shard
             continues.
+        notes: of the records of each block.
     """
 
     def __init__(self, most: tuple[int, int]) -> None:
@@ -190,9 +194,12 @@ class _Held:
         self.chunks: list[Ragged] = []
         self.failed: list[dict[str, Any]] = []
         self.ends: tuple[int, int, Any] | None = None
+        self.notes: list[Notes] = []
         self._examples, self._tokens = [0], [0]  # before each chunk
 
-    def append(self, chunk: Ragged, failed: dict[int, Exception], block: Block) -> None:
+    def append(
+        self, chunk: Ragged, failed: dict[int, Exception], notes: Notes, block: Block
+    ) -> None:
         """Adds the examples of a block."""
         nodes = len(chunk.counts) // len(block.records)
         for number, error in failed.items():
@@ -201,6 +208,7 @@ class _Held:
             reason = {"example": example, "reason": f"{named}{error}"}
             self.failed.append(block.place(number) | reason)
         self.chunks.append(chunk)
+        self.notes.append(notes)
         self._examples.append(self._examples[-1] + len(chunk.counts))
         self._tokens.append(self._tokens[-1] + int(chunk.counts.sum()))
 
@@ -222,9 +230,11 @@ class _Held:
         assert self.ends is not None, "a part is full"
         chunks, failed, following = self.ends
         examples = Ragged.concatenate(self.chunks[:chunks]) if chunks else None
-        piece = Piece(examples, self.failed[:failed], following)
+        notes: Notes = functools.reduce(add_notes, self.notes[:chunks], {})
+        piece = Piece(examples, self.failed[:failed], following, notes)
         first, tokens = self._examples[chunks], self._tokens[chunks]
         self.chunks, self.failed, self.ends = self.chunks[chunks:], self.failed[failed:], None
+        self.notes = self.notes[chunks:]
         self.failed = [each | {"example": each["example"] - first} for each in self.failed]
         self._examples = [each - first for each in self._examples[chunks:]]
         self._tokens = [each - tokens for each in self._tokens[chunks:]]

@@ -104,14 +104,19 @@ def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
 def losses(plan: "Plan") -> dict[str, int]:
     """Numbers of examples that whole epochs of the last stage leave out or cut, by reason.
 
-    `exclude` leaves out the "excluded"; "empty" ones have no position to train on, and "overlong"
-    ones are longer than the longest bucket. "lost" is the number of positions that these lose.
+    `exclude` leaves out the "excluded"; "silent" ones have no loss, "empty" ones no position to
+    train on, and "overlong" ones are longer than the longest bucket. "lost" is the number of
+    positions that these lose, "lost_loss" of those of them with loss, if the corpus has weights,
+    and "silent_pieces" are pieces of these that are left out, since they have no loss.
     """
-    stage, found = plan.stages[-1], np.zeros(4, np.int64)
+    stage, found = plan.stages[-1], np.zeros(7, np.int64)
     for stream in stage.streams:
-        layout, excluded = stream.whole.layout, stream.lengths.num_left_out
-        overlong = len(layout.pieces.overlong)
-        dropped = overlong if stage.options.overflow == "drop" else 0
-        empty = int(layout.counts[0]) - dropped - excluded
-        found += (excluded, empty, overlong, layout.pieces.lost)
-    return dict(zip(("excluded", "empty", "overlong", "lost"), found.tolist(), strict=True))
+        layout, silent = stream.whole.layout, stream.lengths.num_silent
+        pieces, left_out = layout.pieces, stream.lengths.num_left_out
+        overlong = len(pieces.overlong)
+        dropped = overlong if stage.options.overflow == "drop" else pieces.silent_first
+        empty = int(layout.counts[0]) - dropped - left_out
+        of_pieces = overlong, pieces.lost, pieces.lost_loss, pieces.silent
+        found += (left_out - silent, silent, empty, *of_pieces)
+    names = ("excluded", "silent", "empty", "overlong", "lost", "lost_loss", "silent_pieces")
+    return dict(zip(names, found.tolist(), strict=True))

@@ -32,6 +32,9 @@ class Corpus(Protocol):
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
     - `num_learnt`: the number of positions that carry loss.
+    - `silent`: int64, the examples that have positions, but no loss; they are left out.
+    - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
+      None; pieces of overlong examples without loss are left out.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, if several act as one and number their examples consecutively: each by its name;
@@ -137,7 +140,9 @@ class Lengths:
     @classmethod
     def of(cls, given: Any) -> "Lengths":
         """`given` as `Lengths`; returned unchanged if it is one, so that it is hashed once."""
-        return given if isinstance(given, Lengths) else cls(given)
+        if isinstance(given, Lengths):
+            return given
+        return cls(given, getattr(given, "silent", NO_EXAMPLES))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -167,6 +172,18 @@ class Lengths:
         """The number of examples left out that have something to train on."""
         targets = self.array if self.array.ndim == 1 else self.array[:, 1]
         return int(np.count_nonzero(targets[self.excluded]))
+
+    @property
+    def num_silent(self) -> int:
+        """The number of examples left out since they have no loss."""
+        return len(np.intersect1d(getattr(self.given, "silent", NO_EXAMPLES), self.excluded))
+
+    def count_loss(
+        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Corpus`; None for lengths alone."""
+        count = getattr(self.given, "count_loss", None)
+        return None if count is None else count(examples, starts, sizes)
 
     @property
     def loss_share(self) -> Fraction:
@@ -210,7 +227,7 @@ class Lengths:
 
     def extend(self, given: Any) -> "Lengths":
         """The lengths of `given`, which has new examples after these; leaves out the same ones."""
-        more = Lengths(given, self.excluded)
+        more = Lengths.of(given).exclude(self.excluded)
         first = more.array[: len(self)]
         if first.shape != self.array.shape or more._digest_of(len(self)) != self._digest:
             raise InvalidValue(

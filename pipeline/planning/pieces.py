@@ -49,6 +49,10 @@ class Pieces:
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece.
+        silent: the number of pieces of these that are left out since they have no loss, if the
+            lengths are those of a corpus with weights.
+        silent_first: the number of these that are first pieces.
+        lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, 1], for pairs [keys, 2]; ascending by the share
             of a row.
         align: as given.
@@ -69,7 +73,7 @@ class Pieces:
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
-        self.lost = 0
+        self.lost = self.lost_loss = self.silent = self.silent_first = 0
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
@@ -83,7 +87,8 @@ class Pieces:
         else:
             longest = min(int(longest), room[0])
             if len(self._left_out):
-                longest = max(int(sizes.max()) for _, sizes in self._chunks())
+                firsts = max(int(sizes.max()) for _, sizes in self._chunks())
+                longest = max(firsts, int(self._later[2].max(initial=0)))
             self.table = np.arange(-(-longest // align) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._first_sizes(0, len(lengths))
@@ -116,12 +121,36 @@ class Pieces:
         if overflow != "split":
             kept = np.minimum(sizes, room) * (not self._drops)
             self.lost = int((sizes - kept).sum())
+            if not self._drops:
+                self._leave_out_silent(kept)
             return
         times = -(-sizes // room[0]) - 1
         number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
         start = number * room[0]
         size = np.minimum(np.repeat(sizes, times) - start, room[0])
         self._later = np.stack([np.repeat(overlong, times), start, size])
+        self._leave_out_silent(np.minimum(sizes, room))
+
+    def _leave_out_silent(self, kept: np.ndarray) -> None:
+        """Leaves out the pieces of overlong examples that have no loss, and counts lost loss."""
+        examples, later = self.overlong, self._later
+        first, rest = (
+            np.reshape(each, (len(examples), -1))[:, -1] for each in (kept, self._lengths[examples])
+        )
+        loss = self._of.count_loss(
+            np.append(examples, later[0]),
+            np.append(0 * examples, later[1]),
+            np.append(first, later[2]),
+        )
+        if loss is None:
+            return
+        silent = examples[loss[: len(examples)] == 0]
+        self.silent, self.silent_first = int((loss == 0).sum()), len(silent)
+        self._left_out = np.union1d(self._left_out, silent)
+        self._later = later[:, loss[len(examples) :] > 0]
+        if not later.shape[1]:
+            lost = self._of.count_loss(examples, first, rest - first)
+            self.lost_loss = 0 if lost is None else int(lost.sum())
 
     @property
     def _lengths(self) -> np.ndarray:

@@ -59,6 +59,8 @@ def _tabulate(plan: "Plan") -> list[str]:
         lines.append(f"cut to fill rows: {counted(plan.cuts, 'example')}")
     if losses["excluded"]:
         lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
+    if losses["silent"]:
+        lines.append(f"left out: {counted(losses['silent'], 'example')} without loss")
     if losses["empty"]:
         lines.append(f"left out: {counted(losses['empty'], 'example')} with nothing to train on")
     if losses["overlong"]:
@@ -66,6 +68,17 @@ def _tabulate(plan: "Plan") -> list[str]:
         lines.append(
             f"{OVERFLOW[str(plan.options.overflow)]}: {counted(losses['overlong'], 'example')} "
             f"longer than {longest}, {counted(losses['lost'], 'position')} lost"
+            + f", {losses['lost_loss']:,} of them with loss"
+            * bool(losses["lost_loss"])
+        )
+    if losses["silent_pieces"]:
+        lines.append(
+            f"left out: {counted(losses['silent_pieces'], 'piece')} of these without loss"
+            + (
+                "; the others lack their beginning, such as a prompt: with overflow='drop' no "
+                "example loses it, or give a longer bucket"
+            )
+            * (plan.options.overflow == "split")
         )
     return lines
 

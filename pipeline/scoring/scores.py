@@ -23,6 +23,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
@@ -123,7 +124,8 @@ def score(
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}
     if wrong := [name for name in options if name not in known]:
         raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
-    corpus = _finished(corpus)
+    corpus = _finished(open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus)
+    corpus = corpus.covering() if isinstance(corpus, AnyCorpus) else corpus
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
     table = directory / TABLE

@@ -87,7 +87,7 @@ def pack(
             "give an update with weights that are not all 0"
         )
     options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
-    plan = Plan(examples, buckets, shuffle=False, tiers=ALL_STEPS, **options)
+    plan = Plan(examples.covering(), buckets, shuffle=False, tiers=ALL_STEPS, **options)
     sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)
     of_examples = [name for name, each in batches.features.items() if each.per_example]

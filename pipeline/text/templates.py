@@ -7,30 +7,35 @@ A template is a pure function or an instance of a dataclass, so that it has a fi
 import dataclasses
 import math
 import pickle
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.text.chats import Chat
 from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
+from pipeline.text.jinja import Jinja
 from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Markup, Tokenizer
-from pipeline.text.tokenizers.markup import parts_of
+from pipeline.text.tokenizers.markup import Null, parse_format, parts_of
+from pipeline.text.values import as_text, decode_bytes, note
 
 __all__ = [
     "Answer",
     "Chat",
     "Function",
+    "Jinja",
+    "LeftOut",
     "Markup",
     "Preference",
     "Span",
     "Template",
     "encode",
     "fingerprint",
+    "note",
 ]
 
 # A piece of text, the loss weight of each of its tokens (0: no loss), and optionally the value of
@@ -74,86 +79,49 @@ class Function:
 class Answer:
     r"""A prompt without loss, then an answer with loss; for instruction and prefix tuning.
 
-    Both are format strings of the record's fields. Special tokens are parsed in the format strings
-    alone, not in the fields; see `Markup`.
+    Both are format strings of the record's fields, which hold texts or numbers. Special tokens are
+    parsed in the format strings alone, not in the fields; see `Markup`.
 
     >>> Answer(prompt="Q: {question}\nA: ", answer="{answer}")({"question": "2+2", "answer": "4"})
     [('Q: 2+2\nA: ', 0.0), ('4', 1.0)]
+
+    Attributes:
+        prompt: the text before the answer.
+        answer: the text to learn.
+        null: the text of fields that are null or NaN, such as ""; or a dict of such texts by field.
+            Default None: they are errors.
+
+    Raises:
+        ValueError: a format string has a brace or a field that is not complete.
     """
 
     prompt: str
     answer: str
+    null: Null = None
+
+    def __post_init__(self) -> None:
+        parse_format(self.prompt, "prompt")
+        parse_format(self.answer, "answer")
 
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
         """The two spans of a record."""
-        return [(Markup.fill(self.prompt, record), 0.0), (Markup.fill(self.answer, record), 1.0)]
+        prompt, answer = (
+            Markup.fill(each, record, self.null) for each in (self.prompt, self.answer)
+        )
+        return [(prompt, 0.0), (answer, 1.0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chat:
-    r"""The turns of a conversation, one after another, each between `before` and `after`.
-
-    The loss is on the text of the chosen roles and on the `after` that ends it, so that the model
-    learns to stop; `before` carries no loss. Special tokens are parsed in `before` and `after`
-    alone, not in the text of turns; see `Markup`.
-
-    >>> Chat()({"messages": [{"role": "user", "content": "Hi"},
-    ...                      {"role": "assistant", "content": "Hello."}]})
-    [('<|user|>\n', 0.0), ('Hi<|end|>\n', 0.0), ('<|assistant|>\n', 0.0), ('Hello.<|end|>\n', 1.0)]
-
-    Attributes:
-        weights: the loss weight of each role; other roles weigh 0.
-        before: text before each turn; `{role}` is its role.
-        after: text after each turn.
-        messages: the field of a record that lists the turns.
-        role: the field of a turn that names its role.
-        content: the field of a turn that holds its text.
-
-    Raises:
-        ValueError: `weights` does not map roles to numbers.
-    """
-
-    weights: Mapping[str, float] = field(default_factory=lambda: {"assistant": 1.0})
-    before: str = "<|{role}|>\n"
-    after: str = "<|end|>\n"
-    messages: str = "messages"
-    role: str = "role"
-    content: str = "content"
-
-    def __post_init__(self) -> None:
-        weights = self.weights.values() if isinstance(self.weights, Mapping) else [None]
-        if not all(isinstance(weight, int | float) for weight in weights):
-            raise InvalidValue(
-                f"weights is {self.weights!r}; it must map roles to numbers, such as "
-                "{'assistant': 1.0}"
-            )
-
-    def __call__(self, record: Mapping[str, Any]) -> list[Span]:
-        """Two spans for each turn of a record."""
-        spans: list[Span] = []
-        for turn in record[self.messages]:
-            role, content = turn[self.role], turn[self.content]
-            if not isinstance(content, str):
-                raise InvalidValue(f"a turn of {role} holds {type(content).__name__}, not text")
-            if re.search(r"[<>|\[\]{}\r\n]", str(role)):
-                raise InvalidValue(
-                    f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must "
-                    "not have < > | [ ] { } or line breaks"
-                )
-            spans.append((Markup(self.before.format(role=role)), 0.0))
-            spans.append((content + Markup(self.after), self.weights.get(role, 0.0)))
-        if not spans:
-            raise InvalidValue(f"its {self.messages} are empty")
-        return spans
+class LeftOut(InvalidValue):
+    """A record that is not trained on, though nothing is wrong with it; `prepare` counts these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preference:
-    r"""A group of a prompt, the preferred answer, and the rejected one.
+    r"""A group of a prompt, the preferred answer, and one or several rejected ones.
 
-    The two sides are format strings of the record's fields, like those of `Answer`, or templates,
-    such as `Chat`. The spans that both sides begin with are the prefix, whose tokens have weight 0,
-    since they cancel in every pairwise loss.
+    The prompt and the sides are format strings of the record's fields, like those of `Answer`, or
+    templates, such as `Chat`. The spans that all sides begin with are the prefix, whose tokens have
+    weight 0, since they cancel in every pairwise loss.
 
     >>> record = {"question": "2+2", "right": "4", "wrong": "5"}
     >>> Preference(prompt="Q: {question}\nA: ", chosen="{right}", rejected="{wrong}")(record)
@@ -168,44 +136,103 @@ class Preference:
     [[('<|user|>\n', 0.0), ('2+2<|end|>\n', 0.0), ('<|assistant|>\n', 0.0)],
      [('4<|end|>\n', 1.0)], [('5<|end|>\n', 1.0)]]
 
+    Without a prompt, the prefix of texts ends where a word ends, before white space:
+
+    >>> Preference(chosen="{a}", rejected="{b}")({"a": "Q: 2+2 A: four", "b": "Q: 2+2 A: five"})
+    [[('Q: 2+2 A:', 0.0)], [(' four', 1.0)], [(' five', 1.0)]]
+
+    A record is in no batch if its preferred side equals another one, or if a side adds no text to
+    the prefix but marks.
+
     Attributes:
-        prompt: a format string, whose text comes before both sides. Default none.
+        prompt: what comes before all sides. Default nothing: the sides begin with it.
         chosen: the preferred side.
-        rejected: the other side.
+        rejected: the other side; or a list of several.
+        null: as for `Answer`.
 
     Raises:
-        ValueError: the sides of a record are equal.
+        ValueError: as for `Answer`.
     """
 
-    nodes: ClassVar[int] = 3
-
-    prompt: str = ""
+    prompt: str | Template = ""
     chosen: str | Template
-    rejected: str | Template
+    rejected: str | Template | Sequence[str | Template]
+    null: Null = None
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "chosen", "rejected"):
+            for side in self._sides if name == "rejected" else [getattr(self, name)]:
+                if isinstance(side, str):
+                    parse_format(side, name)
+
+    @property
+    def _sides(self) -> Sequence[str | Template]:
+        """The rejected sides."""
+        rejected: Any = self.rejected
+        return rejected if isinstance(rejected, list | tuple) else [rejected]
+
+    @property
+    def nodes(self) -> int:
+        """The prefix and the sides."""
+        return 2 + len(self._sides)
 
     def __call__(self, record: dict[str, Any]) -> list[list[Any]]:
-        """The spans of the prefix of a record, of its preferred side, and of the other."""
-        sides = [self._fill(side, record) for side in (self.chosen, self.rejected)]
+        """The spans of the prefix of a record, of its preferred side, and of the others."""
+        given = [self.chosen, *self._sides]
+        sides = [self._fill(side, record, 1.0) for side in given]
+        if self.prompt:
+            prompt = [(text, 0.0, *more) for text, _, *more in self._fill(self.prompt, record, 0.0)]
+            sides = [[*prompt, *side] for side in sides]
+        elif all(isinstance(side, str) for side in given):
+            sides = _share_words([side[0][0] for side in sides])
         pairs = list(zip(*sides, strict=False))
-        shared = next((n for n, pair in enumerate(pairs) if not _is_same(*pair)), len(pairs))
-        if shared == max(map(len, sides)):
-            raise InvalidValue("its two sides are equal, so neither is preferred; remove it")
+        shared = next((n for n, each in enumerate(pairs) if not _is_same(*each)), len(pairs))
+        rests = [side[shared:] for side in sides]
+        for rest in rests[1:]:
+            if len(rest) == len(rests[0]) and all(map(_is_same, rest, rests[0])):
+                raise LeftOut("have a chosen and a rejected side that are equal")
+        if not all(map(_has_text, rests, given)):
+            raise LeftOut("have a side without text after what the sides share")
         prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
         # A side without more text gets an empty span, whose end mark may carry loss.
-        ends = [side[shared:] or [("", *side[-1][1:])] for side in sides]
+        ends = [rest or [("", *side[-1][1:])] for rest, side in zip(rests, sides, strict=True)]
         return [prefix or [("", 0.0)], *ends]
 
-    def _fill(self, side: str | Template, record: dict[str, Any]) -> list[Any]:
-        before = [(Markup.fill(self.prompt, record), 0.0)] if self.prompt else []
-        own = [(Markup.fill(side, record), 1.0)] if isinstance(side, str) else side(record)
-        _check(own)
-        return [*before, *own]
+    def _fill(self, side: str | Template, record: dict[str, Any], weight: float) -> list[Any]:
+        if isinstance(side, str):
+            return [(Markup.fill(side, record, self.null), weight)]
+        spans = _apply(side, record)
+        _check(spans)
+        return [*spans]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two spans give the same tokens, weights and features."""
-    (text, *rest), (its_text, *its_rest) = one, other
-    return parts_of(text) == parts_of(its_text) and pickle.dumps(rest) == pickle.dumps(its_rest)
+def _share_words(texts: Sequence[Markup]) -> list[list[Any]]:
+    """Each text as a span, after a span of the words that all begin with, if there are any."""
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    common = next((at for at, (one, other) in pairs if one != other), len(first))
+    ends = (at for at in range(common, 0, -1) if not first[at - 1].isspace())
+    borders = (at for at in ends if all((text[at : at + 1] or " ").isspace() for text in texts))
+    if (at := next(borders, 0)) > 0:
+        parts = [text.split_at(at) for text in texts]
+        if len({first.parts for first, _ in parts}) == 1:
+            return [[(first, 0.0), (rest, 1.0)] for first, rest in parts]
+    return [[(text, 1.0)] for text in texts]
+
+
+def _has_text(spans: Sequence[Any], side: str | Template) -> bool:
+    """Whether spans have text, or there are none: that of fields, or of a format string itself."""
+    parts = [part for text, *_ in spans for part in parts_of(text)]
+    own = isinstance(side, str) and "{" not in side
+    return not spans or any(text and (own or not is_own) for text, is_own in parts)
+
+
+def _is_same(first: Any, *others: Any) -> bool:
+    """Whether spans give the same tokens, weights and features."""
+    parts, rest = parts_of(first[0]), pickle.dumps([*first[1:]])
+    return all(
+        parts_of(other[0]) == parts and pickle.dumps([*other[1:]]) == rest for other in others
+    )
 
 
 def count_nodes(template: Template | None) -> int:
@@ -226,9 +253,7 @@ def fill(
     [[('2+2=', 0.0, {}), ('4', 1.0, {})]]
     """
     try:
-        # Some sources give text as bytes.
-        decoded = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
-        given: Any = template(decoded)
+        given: Any = _apply(template, record)
         if (nodes := count_nodes(template)) == 1:
             given = [given]
         elif not isinstance(given, list | tuple) or len(given) != nodes:
@@ -244,6 +269,8 @@ def fill(
             ]
             for spans in given
         ]
+    except LeftOut:
+        raise
     except Exception as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         name = getattr(template, "__qualname__", type(template).__qualname__)
@@ -259,7 +286,16 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
     >>> texts(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": "4"})
     ['2+2=4']
     """
-    return ["".join(text for text, *_ in spans) for spans in fill(template, record)]
+    try:
+        return ["".join(text for text, *_ in spans) for spans in fill(template, record)]
+    except LeftOut:
+        return []
+
+
+def _apply(template: Template, record: Mapping[str, Any]) -> Any:
+    """The result of a template; a function gets text in place of bytes."""
+    own = isinstance(template, Answer | Chat | Jinja | Preference)
+    return template(record if own else decode_bytes(record))  # type: ignore[arg-type]
 
 
 def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
@@ -280,6 +316,7 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
     for text, weight, _ in spans:
         if not isinstance(text, str):
             raise InvalidValue(f"it returned a span that is {type(text).__name__}, not text")
+        as_text(text, f"the span {text!r:.60} that it returned")
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidValue(f"it returned the weight {weight}; a weight must be at least 0")
     return spans
@@ -296,6 +333,7 @@ def encode(
     each record: the begin mark weighs 0, the end mark as much as the last span. For features, the
     begin mark has the value of the first span. A span without a value has the feature's `fill`.
 
+    A tokenizer that puts a space before a text puts it before the first text of an example alone.
     Each node of a group is an example. Prefixes have the begin marks, and continuations the end
     marks.
 
@@ -311,7 +349,11 @@ def encode(
     sizes = np.array([len(each) for each in nodes], np.int64)
     node = np.array([number for record in filled for number in range(len(record))], np.int64)
     alone = np.array([len(record) == 1 for record in filled for _ in record], bool)
-    flat, counts = tokenizer.encode_batch([text for text, *_ in spans])
+    texts = [text for text, *_ in spans]
+    if of_spans := getattr(tokenizer, "encode_spans", None):
+        flat, counts = of_spans(texts, _find_inside(filled))
+    else:
+        flat, counts = tokenizer.encode_batch(texts)
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
     ends = np.cumsum(counts)
@@ -337,6 +379,20 @@ def encode(
         values = np.concatenate([of_span[name] for *_, of_span in spans])
         columns[name] = Column(feature, np.repeat(values, counts, axis=0)[keep])
     return Ragged(tokens, columns, text_bytes)
+
+
+def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]]) -> list[bool]:
+    """For each span of some records, whether text comes before it in its example."""
+    inside: list[bool] = []
+    for record in filled:
+        after_prefix = False
+        for node in record:
+            within = after_prefix
+            for text, *_ in node:
+                inside.append(within)
+                within = within or bool(text)
+            after_prefix = within if node is record[0] else after_prefix
+    return inside
 
 
 def _value_of(text: str, values: Mapping[str, Any], name: str, feature: Feature) -> np.ndarray:

@@ -31,6 +31,7 @@ TEMPLATES: dict[str, Callable] = {
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 SOURCES = ("source", "files", "tfds")
+ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
 
 def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | sources.Sharded:
@@ -203,25 +204,52 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
 
 
 def open_tokenizer(
-    fields: Mapping[str, Any], texts: Sequence[Text], model: epath.Path, seed: int = 0
+    fields: Mapping[str, Any],
+    texts: Sequence[Text],
+    model: epath.Path,
+    seed: int = 0,
+    advice: str = ADVICE,
 ) -> tokenizers.Tokenizer:
     """The tokenizer that `fields` describe.
 
     Args:
-        fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts. Without a
+        fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
+            tokens, or with those in `begin_token` and `end_token`, if they are given. Without a
             model, that of "sentencepiece" is trained, with `vocab_size` ids.
         texts: the texts to train it on.
         model: the file of a model that is trained.
         seed: draws the sample of the texts.
+        advice: what to do if the tokenizer lacks a mark, with the place of "begin" or "end" as {}.
 
     Raises:
-        ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
+        ValueError: there is no such kind, it has no such mark, or `model` is not a tokenizer of
+            that kind.
         FileNotFoundError: there is no such model.
     """
     kind, path = fields["kind"], fields["model"]
-    marks = {"begin": fields["begin"], "end": fields["end"]}
+    marks = {
+        name: fields[name] and (fields.get(f"{name}_token") or True) for name in ("begin", "end")
+    }
     require_one_of("tokenizer.kind", kind, ("sentencepiece", "huggingface", "bytes"))
+    try:
+        return _open_tokenizer(kind, path, marks, fields["vocab_size"], texts, model, seed)
+    except tokenizers.UnknownMark as error:
+        raise InvalidValue(f"{error.seen}; {advice.format(error.option)}") from error
+
+
+def _open_tokenizer(
+    kind: str,
+    path: str,
+    marks: Mapping[str, Any],
+    vocab_size: int,
+    texts: Sequence[Text],
+    model: epath.Path,
+    seed: int,
+) -> tokenizers.Tokenizer:
     if kind == "bytes":
+        for option, mark in marks.items():
+            if isinstance(mark, str):
+                raise tokenizers.UnknownMark(f"bytes have no token {mark!r}", option)
         if path:
             raise InvalidValue(
                 f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is {path!r}; "
@@ -243,7 +271,7 @@ def open_tokenizer(
             "give the tokenizer that they use, as in --config.tokenizer.model=PATH"
         )
     every = [text.texts for text in texts]
-    return tokenizers.train_sentencepiece(every, fields["vocab_size"], model, seed=seed, **marks)
+    return tokenizers.train_sentencepiece(every, vocab_size, model, seed=seed, **marks)
 
 
 def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Corpora of preferences: what `prepare` makes of a template of groups, and what it refuses."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -65,21 +67,27 @@ def test_it_is_the_corpus_of_its_groups(tokens_per_part, tmp_path, monkeypatch):
     assert pipeline.Corpus.open(tmp_path / "a").fingerprint == corpus.fingerprint
 
 
-def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
-    records = make_records(20)
+def test_records_without_a_preference_are_counted_and_in_no_batch(tmp_path, caplog):
+    records = make_records(21)
     records[3]["bad"] = records[3]["good"]
-    source = Records(records)
-    with pytest.raises(ValueError, match=r"record 3: it does not suit .* are equal"):
-        prepare(source, Bytes(), tmp_path / "a", template=TEMPLATE)
-    corpus = prepare(source, Bytes(), tmp_path / "b", template=TEMPLATE, on_error="skip")
-    assert "1 of 20 records failed and have no tokens; " in caplog.text
-    assert np.flatnonzero(corpus.lengths == 0).tolist() == [3]
+    records[20]["bad"] = ""
+    features = {"margin": Feature("example", dtype="float32"), **LENGTHS}
+    corpus = prepare(
+        Records(records), Bytes(), tmp_path / "b", template=TEMPLATE, features=features
+    )
+    assert [record.message for record in caplog.records] == [
+        "1 of 21 records have a chosen and a rejected side that are equal; they are in no batch; "
+        "the first: record 3",
+        "1 of 21 records have a side without text after what the sides share; they are in no "
+        "batch; the first: record 20",
+    ]
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 64)])
     found = [plan.batch(step).segments[:, 1] for step in range(plan.num_batches())]
     assert sorted(np.concatenate(found)) == [n for n in range(20) if n != 3]
     batches = pipeline.Batches(corpus, plan)
     assert sum(batches[step]["loss_weights"].sum() for step in range(plan.num_batches())) > 0
-    del records[3]
+    del records[20], records[3]
     whole = prepare(Records(records), Bytes(), tmp_path / "c", template=TEMPLATE)
     assert [each["inputs"].tolist() for each in corpus if len(each["inputs"])] == [
         each["inputs"].tolist() for each in whole
@@ -88,18 +96,30 @@ def test_records_that_fail_are_in_no_batch(tmp_path, caplog):
 
 def test_a_record_that_is_no_preference_is_refused(tmp_path):
     bare, options = Bytes(begin=False, end=False), {"template": TEMPLATE, "features": LENGTHS}
-    for change, sentence in (
-        ({"good": ""}, "its prefix or a continuation has no token"),
-        ({"length": [1, 2, 3]}, "length .* for each of the 2 continuations"),
+    chat = templates.Chat(messages="q", before="", after="")
+    no_prefix = Preference(chosen=chat, rejected="{bad}")
+    turns = [{"role": "user", "content": "yes"}]
+    for record, template, sentence in (
+        ({"length": [1, 2, 3]}, TEMPLATE, "length .* for each of the 2 continuations"),
+        ({"q": turns}, no_prefix, "its prefix or a continuation has no token"),
+        ({"bad": None}, TEMPLATE, "it does not suit .* its field 'bad' is null"),
     ):
         records = make_records(3)
-        records[1].update(change)
-        source = Records(records), bare, tmp_path / next(iter(change))
-        with pytest.raises(ValueError, match=f"record 1: {sentence}"):
-            prepare(*source, **options)
-    records[0]["good"] = ""  # while the two other nodes have tokens
-    skipped = prepare(Records(records), bare, tmp_path / "skip", on_error="skip", **options)
-    assert np.flatnonzero(skipped.lengths == 0).tolist() == [0, 1]
+        records[1].update(record)
+        records[0]["q"] = records[2]["q"] = turns if template is no_prefix else "?"
+        source = Records(records), bare, tmp_path / next(iter(record))
+        with pytest.raises(ValueError, match=f"record [01]: {sentence}"):
+            prepare(*source, **options | {"template": template})
+
+
+def test_a_prompt_has_several_rejected_answers(tmp_path):
+    several = dataclasses.replace(TEMPLATE, rejected=("{bad[0]}", "{bad[1]}"))
+    records = [{"q": "?", "good": "a", "bad": ["b", "c"]}, {"q": "?", "good": "a", "bad": "ba"}]
+    corpus = prepare(Records(records), Bytes(), tmp_path / "a", template=several)
+    assert corpus.decode(0) == "? \n  a\n  b\n  c"
+    assert corpus.lengths.tolist() == [8, 0]
+    with pytest.raises(ValueError, match=r"no record of .* has tokens; the first: 1 of 1 record"):
+        prepare(Records(records[1:]), Bytes(), tmp_path / "b", template=several)
 
 
 def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):

@@ -211,10 +211,13 @@ def test_a_fingerprint_sees_all_a_template_depends_on(tmp_path, monkeypatch, old
 
 
 def test_the_fingerprints_of_what_lockstep_brings_stay():
-    assert fingerprint(Answer(prompt="{q}", answer="{a}")) == "Answer(prompt='{q}', answer='{a}')"
+    assert fingerprint(Answer(prompt="{q}", answer="{a}")) == (
+        "Answer(prompt='{q}', answer='{a}', null=None)"
+    )
     assert fingerprint(Chat()) == (
         "Chat(weights={'assistant': 1.0}, before='<|{role}|>\\n', after='<|end|>\\n', "
-        "messages='messages', role='role', content='content')"
+        "messages='messages', role='role', content='content', last_only=False, "
+        "null=None, unknown='count')"
     )
     assert fingerprint(importlib.import_module("json").loads) == "json.loads"
     assert fingerprint(np.asarray) == "numpy.asarray"

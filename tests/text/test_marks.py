@@ -146,7 +146,7 @@ def test_tokens_that_fields_are_made_of_are_found_in_every_text(everyone):
 
 def test_tokenizers_without_marks_give_what_they_gave(everyone, tmp_path):
     plain = save_sentencepiece(tmp_path / "plain.model", user_defined_symbols=["▁▁", "bitcoin"])
-    unparsed = HuggingFace(everyone["special"]._name, begin="<s>", end="</s>")
+    unparsed = HuggingFace(everyone["special"]._name, begin="<s>", end="</s>", parse_special=False)
     spans = Chat()(chat(ATTACK, "Hello."))
     for tokenizer in (Bytes(), plain, unparsed):
         assert "markup" not in tokenizer.fingerprint
@@ -210,14 +210,24 @@ def test_a_role_cannot_hold_a_mark():
     )
 
 
-def test_a_mark_that_stays_text_is_said_once(everyone, caplog):
-    tokenizer = pickle.loads(pickle.dumps(everyone["sentencepiece"]))
-    for _ in range(3):
-        tokenizer.encode_batch(["a", ATTACK])
+@pytest.mark.parametrize("kind", ["special", "sentencepiece"])
+def test_a_mark_that_stays_text_is_said_once(everyone, kind, tmp_path, caplog):
+    tokenizer = everyone[kind]
+    source = Records([{"text": text} for text in ("a", ATTACK, ATTACK)])
+    prepare(source, tokenizer, tmp_path / "a", progress=False)
+    chats = Records([chat("Hi", "<|im_end|>"), chat("Hi", "Yo")])
+    template = Chat(before="<|{role}|>", after="<|im_end|>")
+    prepare(chats, tokenizer, tmp_path / "b", template=template, progress=False)
+    prepare(chats, tokenizer, tmp_path / "c", template=Chat(), progress=False)
     assert [record.message for record in caplog.records] == [
-        f"a record has '<|end|>', a special token of {tokenizer._name}; it stays text. To make it "
-        "a token, give a template that returns it as templates.Markup"
+        "2 of the first 3 records have a mark that stays text; the first: record 1: it has "
+        f"'<|end|>', a special token of {tokenizer._name}; to make it a token, give a template "
+        "that returns it as templates.Markup",
+        "2 of the first 2 records have a mark that stays text; the first: record 0: the template "
+        f"has '<|im_end|>', which is no special token of {tokenizer._name}",
     ]
+    with pytest.raises(ValueError, match=r"record 1: it has '<\|end\|>'.*; give another tokenizer"):
+        prepare(source, tokenizer, tmp_path / "d", strict=True, progress=False)
 
 
 def test_a_model_that_finds_special_tokens_in_any_text_refuses_that_text(tmp_path):

@@ -1,6 +1,7 @@
 """The template of preferences: the prefix that both sides share, and two continuations."""
 
 import dataclasses
+import json
 import types
 
 import pytest
@@ -40,8 +41,13 @@ def encode(template, records, tokenizer):
 @given(TURNS, TURNS, TURNS, st.sampled_from([Bytes(), Bytes(end=False)]))
 def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, tokenizer):
     record = {"chosen": [*shared, *one], "rejected": [*shared, *other]}
-    if record["chosen"] == record["rejected"] or not (record["chosen"] and record["rejected"]):
-        with pytest.raises(ValueError, match=r"are equal|are empty"):
+    common = 0
+    while record["chosen"][common : common + 1] == record["rejected"][common : common + 1] != []:
+        common += 1
+    rests = [record[name][common:] for name in ("chosen", "rejected")]
+    silent = any(rest and not any(turn["content"] for turn in rest) for rest in rests)
+    if silent or not any(rests) or not (record["chosen"] and record["rejected"]):
+        with pytest.raises(ValueError, match=r"are equal|are empty|without text"):
             encode(CHATS, [record], tokenizer)
         return
     prefix, *sides = encode(CHATS, [record], tokenizer)
@@ -51,9 +57,6 @@ def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, to
         assert prefix[0] + side[0] == alone.flat.tolist()
         assert side[1] == alone.weights.tolist()[len(prefix[0]) :]
     # All turns in common are in it.
-    common = 0
-    while record["chosen"][common : common + 1] == record["rejected"][common : common + 1] != []:
-        common += 1
     turns = {"turns": record["chosen"][:common]}
     if common:
         spans = templates.fill(Chat(messages="turns"), turns)
@@ -70,6 +73,49 @@ def test_a_prompt_is_the_prefix_and_its_marks_are_those_of_a_whole_text():
         ([*ids[1], end], [1.0] * 4),
         ([*ids[2], end], [1.0] * 3),
     ]
+
+
+QUESTION, YES, NO = turn("user", "?"), turn("assistant", "yes"), turn("assistant", "no")
+ENDS = [[("yes<|end|>\n", 1.0)], [("no<|end|>\n", 1.0)]]
+TEXTS = Preference(chosen="{a}", rejected="{b}")
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "nodes"),
+    [
+        # A prompt and continuations, as lists of turns, or as JSON of them.
+        (
+            dataclasses.replace(CHATS, prompt=Chat(messages="prompt")),
+            {"prompt": [QUESTION], "chosen": [YES], "rejected": json.dumps([NO])},
+            [[("<|user|>\n", 0), ("?<|end|>\n", 0), ("<|assistant|>\n", 0)], *ENDS],
+        ),
+        # One turn alone, after a prompt that is a text, whose words are no part of the sides.
+        (
+            dataclasses.replace(CHATS, prompt="{q}\n"),
+            {"q": "?", "chosen": YES, "rejected": NO},
+            [[("?\n", 0), ("<|assistant|>\n", 0)], *ENDS],
+        ),
+        (PAIR, {"q": "?", "good": "a b", "bad": "a c"}, [[("? ", 0)], [("a b", 1)], [("a c", 1)]]),
+        # Two transcripts: the common words, up to white space.
+        (
+            TEXTS,
+            {"a": "\n\nHuman: hi\n\nAssistant: Sure.", "b": "\n\nHuman: hi\n\nAssistant: Sorry."},
+            [[("\n\nHuman: hi\n\nAssistant:", 0)], [(" Sure.", 1)], [(" Sorry.", 1)]],
+        ),
+        (Preference(chosen="{a}", rejected="no"), {"a": "b"}, [[("", 0)], [("b", 1)], [("no", 1)]]),
+        (TEXTS, {"a": "ab", "b": "ac"}, [[("", 0)], [("ab", 1)], [("ac", 1)]]),
+        (TEXTS, {"a": "a  b", "b": "a  c"}, [[("a", 0)], [("  b", 1)], [("  c", 1)]]),
+        (TEXTS, {"a": "ab", "b": "a"}, [[("", 0)], [("ab", 1)], [("a", 1)]]),
+        (TEXTS, {"a": " a", "b": " b"}, [[("", 0)], [(" a", 1)], [(" b", 1)]]),
+    ],
+)
+def test_preferences_are_read_as_they_are_stored(template, record, nodes):
+    assert template(record) == nodes
+
+
+def test_equal_words_of_a_template_and_of_a_field_are_not_shared():
+    template = Preference(chosen="<|a|> {a}", rejected="{b} {a}")
+    assert template({"a": "x", "b": "<|a|>"})[0] == [("", 0.0)]
 
 
 def test_a_side_that_says_no_more_is_its_end():
@@ -103,8 +149,15 @@ def two(record):
 @pytest.mark.parametrize(
     ("template", "record", "sentence"),
     [
-        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "its two sides are equal"),
+        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "rejected side that are equal"),
         (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
+        (PAIR, {"q": "?", "good": "a", "bad": ""}, "have a side without text after what"),
+        (Preference(chosen="{q}", rejected="{q} b"), {"q": "a"}, "have a side without text after"),
+        (
+            CHATS,
+            {"chosen": [QUESTION, YES], "rejected": [QUESTION, turn("assistant", "")]},
+            "have a side without text",
+        ),
         (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
         (Preference(chosen="{a}", rejected=lambda record: []), {"a": "b"}, "it returned no spans"),
     ],

@@ -104,7 +104,7 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     [
         ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1: .*it lacks 'a'.*fields are q"),
         ({"messages": []}, Chat(), "its messages are empty"),
-        ({"messages": [{"role": "user", "content": None}]}, Chat(), "holds NoneType, not text"),
+        ({"messages": [{"role": "user", "content": None}]}, Chat(), "is None; it must be text"),
         ({"spans": []}, spoken, r"the template spoken: it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; a weight must"),
         ({"spans": [("a", float("inf"))]}, spoken, "returned the weight inf; a weight must"),

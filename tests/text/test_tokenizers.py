@@ -1,3 +1,5 @@
+import functools
+import io
 import json
 import pickle
 
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
+from pipeline.text import templates
 from pipeline.text.sources import Records, Slice
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
@@ -181,7 +184,7 @@ def test_a_model_without_a_mark_says_so(source, tmp_path):
         bos_id=-1,
         minloglevel=2,
     )
-    with pytest.raises(ValueError, match=r"has no begin mark; pass begin=False"):
+    with pytest.raises(ValueError, match=r"not add exactly one begin mark; .* or pass begin=False"):
         SentencePiece(tmp_path / "unmarked.model")
     tokenizer = SentencePiece(tmp_path / "unmarked.model", begin=False)
     ids, _ = tokenizer.encode_batch(["the input▁pipeline"])
@@ -213,7 +216,7 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
     assert named.encode_batch([""])[0].tolist() == [0]
     description = json.loads(json.dumps(named.save(tmp_path)))
     assert load(description, tmp_path).fingerprint == named.fingerprint
-    with pytest.raises(ValueError, match="has no token '<eos>'; give another end="):
+    with pytest.raises(ValueError, match="has no token '<eos>'; name the token, as in end='<s>'"):
         HuggingFace(path, end="<eos>")
     bare.post_processor = tokenizers.processors.ByteLevel()
     bare.save(str(tmp_path / "bare.json"))
@@ -224,6 +227,167 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer\.json"):
         HuggingFace(tmp_path / "bad.json")
+
+
+def prefixed(kind, place):
+    """A tokenizer of letters that puts a space before each text, as Llama's do, or none."""
+    models, steps = tokenizers.models, tokenizers.pre_tokenizers
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
+    for letter in "\u2581" + "".join(map(chr, range(33, 127))):
+        vocab[letter] = len(vocab)
+    model = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    replace = tokenizers.normalizers.Replace(" ", "\u2581")
+    prepend = tokenizers.normalizers.Prepend("\u2581")
+    match kind:
+        case "prepend":
+            model.normalizer = tokenizers.normalizers.Sequence([prepend, replace])
+        case "prepend alone":
+            model.normalizer, model.pre_tokenizer = prepend, steps.Metaspace(prepend_scheme="never")
+        case "nested":
+            step = steps.Metaspace(prepend_scheme="always", split=False)
+            model.pre_tokenizer = steps.Sequence([steps.Sequence([step])])
+        case _:
+            model.pre_tokenizer = steps.Metaspace(prepend_scheme=kind, split=False)
+    decode = tokenizers.decoders
+    model.decoder = decode.Sequence(
+        [decode.Replace("\u2581", " "), decode.ByteFallback(), decode.Fuse()]
+        + [decode.Strip(" ", 1, 0)] * (kind != "never")
+    )
+    model.add_special_tokens(["<s>", "</s>"])
+    model.save(str(place / "prefixed.json"))
+    return HuggingFace(place / "prefixed.json", begin="<s>", end="</s>")
+
+
+def with_defaults(place, **options):
+    """A sentencepiece model that puts a space before each text."""
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["Q: the un happy cat", "A: hi yo user assistant"] * 50),
+        model_writer=content,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        **options,
+    )
+    (place / "spaced.model").write_bytes(content.getvalue())
+    return SentencePiece(place / "spaced.model")
+
+
+KINDS = ["prepend", "prepend alone", "nested", "always", "first", "never", "spm", "spm marks"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_put_where_a_span_begins_inside_an_example(kind, tmp_path):
+    if kind.startswith("spm"):
+        marks = ["<|end|>", "[INST]"] if kind == "spm marks" else []
+        tokenizer = with_defaults(tmp_path, user_defined_symbols=marks)
+    else:
+        tokenizer = prefixed(kind, tmp_path)
+    spans = [
+        ["un", "happy"],
+        ["Q: hi\nA: ", "yo"],
+        ["", "un", "", "happy", " cat"],
+        ["a", " b", "  c ", " "],
+        ["x\n", "\ny", "né", " é"],
+        [templates.Markup("Q: "), "<|end|>" + templates.Markup("</s><|end|>[INST]"), "yes"],
+    ]
+    for texts in spans:
+        filled = [[[(text, 1.0, {}) for text in texts]]]
+        chunk = templates.encode(filled, tokenizer)
+        if kind.startswith("spm") or "</s>" not in "".join(texts):
+            assert tokenizer.decode(chunk.flat) == "".join(texts)
+        # A text has as many letters in one span as in several; only the first may get a space.
+        whole = templates.encode([[[("".join(map(str, texts)), 1.0, {})]]], tokenizer)
+        if not kind.startswith("spm") and "</s>" not in "".join(texts):
+            assert chunk.flat.tolist() == whole.flat.tolist()
+    # A continuation goes on from its prefix, and begins the example if that is empty.
+    for prefix in ("Q: ", ""):
+        group = [[("Q", 0.0, {})] * bool(prefix) or [("", 0.0, {})], [("yo", 1.0, {})]]
+        ids = templates.encode([group], tokenizer).flat
+        alone = tokenizer.encode_batch([("Q" if prefix else "") + "yo"])[0]
+        assert tokenizer.decode(ids) == tokenizer.decode(alone)
+
+
+@pytest.mark.parametrize(
+    ("single", "marks", "found"),
+    [
+        ("<s> $A </s>", {}, (1, 2)),
+        ("<s> $A", {"end": "</s>"}, (1, 2)),
+        ("$A </s>", {"begin": False}, (None, 2)),
+        ("</s> $A <s>", {}, (2, 1)),
+        ("<s> $A <s>", {}, (1, 1)),
+        ("$A", {"begin": False, "end": "<s>"}, (None, 1)),
+        ("$A", {"begin": False}, "does not add exactly one end mark"),
+        ("<s> <s> $A </s>", {}, "does not add exactly one begin mark"),
+        ("<s> $A </s>", {"end": "<eos>"}, "has no token '<eos>'; name the token"),
+    ],
+)
+def test_marks_are_found_in_any_alphabet(single, marks, found, tmp_path):
+    vocab = {"x1": 0, "<s>": 1, "</s>": 2, "A": 3, "C": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<none>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=single, special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.save(str(tmp_path / "dna.json"))
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            HuggingFace(tmp_path / "dna.json", **marks)
+        return
+    own = HuggingFace(tmp_path / "dna.json", **marks)
+    assert (own.begin_id, own.end_id) == found
+    assert [*own.encode_batch(["A C"])[0]] == [n for n in (found[0], 3, 4, found[1]) if n]
+    with pytest.raises(ValueError, match=r"dna\.json cannot encode 'x': .*; correct the record"):
+        own.encode_batch(["x"])
+
+
+def test_a_piece_of_a_sentencepiece_model_may_be_a_mark(tmp_path):
+    with_defaults(tmp_path, user_defined_symbols=["<|end|>"])
+    own = SentencePiece(tmp_path / "spaced.model", begin=False, end="<|end|>")
+    assert own.decode(own.encode_batch(["hi"])[0]) == "hi"
+    assert load(own.save(tmp_path), tmp_path).fingerprint == own.fingerprint
+    with pytest.raises(ValueError, match="has no token '<eos>'; name the token, as in end="):
+        SentencePiece(tmp_path / "spaced.model", end="<eos>")
+
+
+def lower_case(place):
+    """A tokenizer of lower-case words that knows few of them, as BERT's do."""
+    vocab = {word: number for number, word in enumerate(["[UNK]", "a", "b", "c", ".", "[CLS]"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+    model.normalizer = tokenizers.normalizers.Lowercase()
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(place / "lower.json"))
+    return HuggingFace(place / "lower.json", begin=False, end=False)
+
+
+def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplog):
+    tokenizer = lower_case(tmp_path)
+    records = ["a b", "A b", "a  b", "a zebra", "a b.", "c"] * 20
+    prepare = functools.partial(pipeline.prepare, num_workers=0, progress=False)
+    prepare(Records(records), tokenizer, tmp_path / "a")
+    assert [record.message for record in caplog.records] == [
+        "43 of the first 64 records change when they are encoded and decoded again; the first: "
+        "record 1: 'A b' becomes 'a b'"
+    ]
+    for text, sentence in (
+        ("A b", "'A b' becomes 'a b'"),
+        ("a  b", "'a  b' becomes 'a b'"),
+        ("a zebra", r"'a zebra' becomes 'a \[UNK\]'"),
+    ):
+        with pytest.raises(ValueError, match=f"record 1: {sentence}; give another tokenizer, or"):
+            prepare(Records(["a", text]), tokenizer, tmp_path / "b", strict=True)
+    caplog.clear()
+    prepare(Records(HARD), Bytes(), tmp_path / "c", strict=True)
+    assert not caplog.records
+    template = templates.Preference(prompt="{q}", chosen="{a}", rejected="{b}")
+    record = {"q": "a ", "a": "b", "b": "C"}
+    prepare(Records([record]), tokenizer, tmp_path / "d", template=template)
+    assert "1 of the first 1 record change" in caplog.text
+    assert "record 0: 'a C' becomes 'a c'" in caplog.text
 
 
 def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):

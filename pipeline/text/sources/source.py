@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.text.values import as_text
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
 SHARE, LEAST, MOST = 2048, 1 << 24, 1 << 30
@@ -294,8 +295,8 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"it has no field {field!r} (its fields: {there}); name the field that holds the text "
-            "with field="
+            f"it has no field {field!r} (its fields: {there}); name the one that holds the text as "
+            "the option field, in a shell --field"
         )
     value = record[field]
     if not isinstance(value, str | bytes):
@@ -303,15 +304,7 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
             f"its field {field!r} holds {type(value).__name__}, not text; name another field, or "
             "convert it to a string first"
         )
-    try:
-        if isinstance(value, bytes):
-            return value.decode()
-        value.encode()  # JSON can spell half of a surrogate pair, which is not text
-        return value
-    except UnicodeError as error:
-        raise InvalidValue(
-            f"its field {field!r} is not UTF-8 text ({error}); correct or remove the record"
-        ) from None
+    return as_text(value, f"its field {field!r}")
 
 
 class Concatenated(Sharded):

@@ -5,6 +5,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import InvalidValue
+from pipeline.text.tokenizers.file_tokenizer import UnknownMark
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup
 from pipeline.text.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
@@ -16,6 +17,7 @@ __all__ = [
     "Markup",
     "SentencePiece",
     "Tokenizer",
+    "UnknownMark",
     "load",
     "train_sentencepiece",
 ]

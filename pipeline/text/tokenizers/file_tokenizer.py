@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,15 +14,33 @@ from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.text.tokenizers.markup import join, parts_of
 
-log = logging.getLogger(__name__)
+# Own text of a template that is meant as a mark.
+MEANT = re.compile(r"<\|[^<>|\s]+\|>")
+
+
+class UnknownMark(InvalidValue):
+    """A tokenizer does not have the begin or the end mark that is asked for.
+
+    Attributes:
+        seen: what is wrong.
+        option: "begin" or "end".
+    """
+
+    def __init__(self, seen: str, option: str):
+        super().__init__(f"{seen}; name the token, as in {option}='<s>', or pass {option}=False")
+        self.seen, self.option = seen, option
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownMark, (self.seen, self.option)
 
 
 class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to store it with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
-    and calls `_set_marks`; and `_encode`, which returns the ids of each text. Marks in the text are
-    tokens if `parse`, and text otherwise.
+    and calls `_set_marks`; `_find`, the id of a token by name; and `_encode`, which returns the ids
+    of each text. Texts are of a kind: "first", which begin an example; "inside", before which
+    nothing is added; or "parse", likewise, in which marks become tokens.
     """
 
     kind: str
@@ -32,9 +49,10 @@ class FileTokenizer:
     end_id: int | None
     vocab_size: int
     _setup: Callable[..., None]
-    _encode: Callable[..., list[list[int]]]
-    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_encode` can parse
-    _warned = False
+    _find: Callable[[str], int | None]
+    _encode: Callable[[list[str], str], list[list[int]]]
+    marks: tuple[str, ...] = ()  # the spellings of marks that `_encode` can parse, longest first
+    _marks: re.Pattern[str] | None = None
 
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
@@ -50,42 +68,82 @@ class FileTokenizer:
         self._setup(**self._options)
 
     def _set_marks(self, marks: Sequence[str]) -> None:
-        longest = sorted(marks, key=len, reverse=True)
-        self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
+        self.marks = tuple(sorted(marks, key=len, reverse=True))
+        self._marks = re.compile("|".join(map(re.escape, self.marks))) if marks else None
+
+    @property
+    def path(self) -> str:
+        """The file that it was read from."""
+        return self._name
+
+    def _mark(self, option: str, wanted: bool | str, own: Sequence[int]) -> int | None:
+        """The id of the begin or end mark: the `own` one, one by name, or none."""
+        if isinstance(wanted, str):
+            if (found := self._find(wanted)) is None:
+                raise UnknownMark(f"{self._name} has no token {wanted!r}", option)
+            return found
+        if wanted and len(own) != 1:
+            raise UnknownMark(f"{self._name} does not add exactly one {option} mark", option)
+        return own[0] if wanted else None
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer`. Marks are parsed in `Markup` alone.
+        """See `Tokenizer`. Marks are parsed in `Markup` alone."""
+        return self.encode_spans(texts, [False] * len(texts))
 
-        If a part of a text has a mark that is parsed, the parts around it are encoded separately.
-        """
-        runs = [self._divide(text) if self._marks else [(text, False)] for text in texts]
+    def encode_spans(
+        self, texts: Sequence[str], inside: Sequence[bool]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer`. A text is divided before its first mark, and where markup ends."""
+        runs = [
+            self._divide(text, within) if self._marks else [(text, "inside" if within else "first")]
+            for text, within in zip(texts, inside, strict=True)
+        ]
         encoded = {}
-        for parse in (False, True):
-            chosen = [text for each in runs for text, parsed in each if parsed == parse]
-            encoded[parse] = iter(self._encode(chosen, parse=parse))
+        for kind in ("first", "inside", "parse"):
+            chosen = [text for each in runs for text, its_kind in each if its_kind == kind]
+            encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
         marks = self.begin_id, self.end_id
         begin, end = ([] if mark is None else [[mark]] for mark in marks)
-        ids = [[*begin, *(next(encoded[parse]) for _, parse in each), *end] for each in runs]
+        ids = [[*begin, *(next(encoded[kind]) for _, kind in each), *end] for each in runs]
         counts = np.array([sum(map(len, each)) for each in ids], np.int64)
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
         return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
-    def _divide(self, text: str) -> Sequence[tuple[str, bool]]:
-        """Runs of a text, each with whether it is markup with a mark in it."""
+    def _divide(self, text: str, within: bool) -> list[tuple[str, str]]:
+        """Runs of a text, each with its kind, as for `_encode`."""
         assert self._marks is not None
-        runs = []
+        pieces: list[tuple[str, bool]] = []
         for part, own in parts_of(text):
-            mark = self._marks.search(part)
-            if mark and not own and not self._warned:
-                self._warned = True
-                log.warning(
-                    "a record has %r, a special token of %s; it stays text. To make it a token, "
-                    "give a template that returns it as templates.Markup",
-                    mark[0],
-                    self._name,
+            mark = self._marks.search(part) if own else None
+            at = mark.start() if mark else len(part)
+            pieces += [(part[:at], False), (part[at:], True)]
+        runs: list[tuple[str, str]] = []
+        for part, parse in join(*pieces).parts:
+            runs.append((part, "parse" if parse else "inside" if within or runs else "first"))
+        return runs or [("", "inside")]
+
+    def find_unparsed(self, text: str) -> str | None:
+        """A mark in a text that stays text, and why; None if there is none."""
+        if (marks := self._marks) is None:
+            return None
+        for part, own in parts_of(text):
+            for mark in MEANT.finditer(part) if own else ():
+                if not marks.fullmatch(mark[0]):
+                    return (
+                        f"the template has {mark[0]!r}, which is no special token of {self._name}"
+                    )
+            if not own and (found := marks.search(part)):
+                return (
+                    f"it has {found[0]!r}, a special token of {self._name}; to make it a token, "
+                    "give a template that returns it as templates.Markup"
                 )
-            runs.append((part, mark is not None and own))
-        return join(*runs).parts or runs  # also of an empty text
+        return None
+
+    def _strip(self, ids: Any) -> list[int]:
+        """Ids as a list, without the begin mark before them and the end mark after them."""
+        ids = np.asarray(ids).tolist()
+        first = bool(ids) and ids[0] == self.begin_id
+        return ids[first : len(ids) - (len(ids) > first and ids[-1] == self.end_id)]
 
     @property
     def fingerprint(self) -> str:

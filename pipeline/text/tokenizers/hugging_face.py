@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import MarkError, is_mark
+
+# The id of a word that no tokenizer has.
+WORD = (1 << 32) - 1
 
 
 class HuggingFace(FileTokenizer):
@@ -23,8 +25,11 @@ class HuggingFace(FileTokenizer):
             post-processor puts there; False: none.
         end: the token after each text, likewise.
         parse_special: whether special tokens in a template's own text (`<|im_start|>` in a chat
-            template) become their ids; see `templates.Markup`. The text of records never has
-            special tokens.
+            template) become their ids, which is the default; see `templates.Markup`. The text of
+            records never has special tokens.
+
+    A tokenizer that puts a space before each text does so where an example begins, and not before
+    a later span of a template or after a mark.
 
     Added tokens that are not special, but look like marks (`<tool_call>`), are also parsed in a
     template's own text alone. Other added tokens, such as words and runs of spaces, are parsed in
@@ -44,43 +49,64 @@ class HuggingFace(FileTokenizer):
         *,
         begin: bool | str = True,
         end: bool | str = True,
-        parse_special: bool = False,
+        parse_special: bool = True,
     ):
         super().__init__(path, begin=begin, end=end, parse_special=parse_special)
 
     def _setup(self, *, begin: bool | str, end: bool | str, parse_special: bool) -> None:
-        self._tokenizer = self._parser = self._open(self._content)
-        described, added = json.loads(self._content), self._tokenizer.get_added_tokens_decoder()
+        self._tokenizer = self._open(self._content)
+        added = self._tokenizer.get_added_tokens_decoder()
         special = [token.content for token in added.values() if token.special]
         named = [token.content for token in added.values() if is_mark(token.content)]
         others = [content for content in named if content not in special]
         self._set_marks([*special, *others] if parse_special else others)
-        if self._marks is not None:
-            self._parser.encode_special_tokens = not parse_special
-            for token in described["added_tokens"]:  # so that these marks become text, too
+        described = json.loads(self._tokenizer.to_str())
+        inner = json.dumps(_without_prefix(described))
+        parser = self._open(inner.encode()) if self._marks else None
+        if others:  # so that these marks become text, too
+            for token in described["added_tokens"]:
                 token["special"] |= token["content"] in others
             self._tokenizer = self._open(json.dumps(described).encode())
+            inner = json.dumps(_without_prefix(described))
+        same = json.loads(inner) == described
+        self._kinds = {
+            "first": self._tokenizer,
+            "inside": self._tokenizer if same else self._open(inner.encode()),
+            "parse": parser,
+        }
+        if parser is not None:
+            parser.encode_special_tokens = not parse_special
         # Some models have special tokens in their own vocabulary, and find them in text.
         unknown = described["model"].get("unk_token"), described["model"].get("unk_id")
-        ids = {self._tokenizer.token_to_id(content) for content in [*special, *others]}
-        self._control = ids - {unknown[1], self._tokenizer.token_to_id(unknown[0] or "")}
-        marked = self._tokenizer.encode("x").ids
-        plain = self._tokenizer.encode("x", add_special_tokens=False).ids
-        places = range(len(marked))
-        at = next((n for n in places if marked[n : n + len(plain)] == plain), 0)
-        self.begin_id = self._mark("begin", begin, marked[:at])
-        self.end_id = self._mark("end", end, marked[at + len(plain) :])
+        ids: set[Any] = {self._find(content) for content in [*special, *others]}
+        self._control = ids - {unknown[1], self._find(unknown[0] or "")}
+        before, after = self._own_marks()
+        self.begin_id = self._mark("begin", begin, before)
+        self.end_id = self._mark("end", end, after)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         # The tokens rather than True, so that a corpus names them.
         marks = (self.begin_id, self.end_id)
         first, last = (mark is not None and self._tokenizer.id_to_token(mark) for mark in marks)
         self._options = {"begin": first, "end": last, "parse_special": parse_special}
+        self.parses_special = parse_special
+
+    def _find(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    def _own_marks(self) -> tuple[list[int], list[int]]:
+        """The ids that the post-processor puts before and after a text, here a single word."""
+        library = _library()
+        probe = library.Tokenizer(library.models.WordLevel({"word": WORD}, unk_token="word"))
+        if self._tokenizer.post_processor is not None:
+            probe.post_processor = self._tokenizer.post_processor
+        ids = probe.encode("word").ids
+        at = ids.index(WORD)
+        return ids[:at], ids[at + 1 :]
 
     def _open(self, content: bytes) -> Any:
         """A tokenizer of the library, which encodes special tokens as text."""
-        library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
         try:
-            tokenizer = library.Tokenizer.from_str(content.decode())
+            tokenizer = _library().Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more specific
             raise InvalidValue(f"{self._name} is not a tokenizer.json: {error}") from error
         tokenizer.no_truncation()
@@ -88,26 +114,16 @@ class HuggingFace(FileTokenizer):
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def _mark(self, option: str, wanted: bool | str, own: list[int]) -> int | None:
-        if wanted is False:
-            return None
-        if wanted is True:
-            if len(own) == 1:
-                return own[0]
+    def _encode(self, texts: list[str], kind: str) -> list[list[int]]:
+        try:
+            encodings = self._kinds[kind].encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more specific
             raise InvalidValue(
-                f"{self._name} does not add exactly one {option} mark; name the token, as in "
-                f"{option}='<s>', or pass {option}=False"
-            )
-        found = self._tokenizer.token_to_id(wanted)
-        if found is None:
-            raise InvalidValue(f"{self._name} has no token {wanted!r}; give another {option}=")
-        return found
-
-    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
-        tokenizer = self._parser if parse else self._tokenizer
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+                f"{self._name} cannot encode {texts[0]!r:.60}: {error}; correct the record, or "
+                "train a tokenizer on this text"
+            ) from error
         ids = [each.ids for each in encodings]
-        for text, each in zip([] if parse else texts, ids, strict=False):
+        for text, each in zip([] if kind == "parse" else texts, ids, strict=False):
             if found := self._control.intersection(each):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)
@@ -120,6 +136,24 @@ class HuggingFace(FileTokenizer):
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`."""
-        marks = (self.begin_id, self.end_id)
-        text = [id_ for id_ in np.asarray(ids).tolist() if id_ not in marks]
-        return self._tokenizer.decode(text, skip_special_tokens=False)
+        return self._tokenizer.decode(self._strip(ids), skip_special_tokens=False)
+
+
+def _library() -> Any:
+    return require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
+
+
+def _without_prefix(described: Any) -> Any:
+    """A description of a tokenizer, or of a step in it, that puts nothing before a text."""
+    if isinstance(described, list):
+        return [_without_prefix(each) for each in described if each.get("type") != "Prepend"]
+    found = dict(described)
+    for name in ("normalizer", "pre_tokenizer", "normalizers", "pretokenizers"):
+        if step := found.get(name):
+            prepends = isinstance(step, dict) and step["type"] == "Prepend"
+            found[name] = None if prepends else _without_prefix(step)
+    if found.get("type") == "Metaspace":
+        found["prepend_scheme"] = "never"
+    if found.get("type") == "ByteLevel":
+        found["add_prefix_space"] = False
+    return found

@@ -1,11 +1,18 @@
 """Markup: text in which a tokenizer parses marks, kept apart from the text of records."""
 
+import functools
 import re
 import string
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import InvalidValue
+from pipeline.text.values import NUMBERS, as_text, is_null
+
+# The text of nulls in all fields, or by field; None: nulls are refused.
+Null = str | Mapping[str, str] | None
+
+FORMATTER = string.Formatter()
 
 
 class MarkError(InvalidValue):
@@ -33,25 +40,85 @@ class Markup(str):
         return join(text) if isinstance(text, Markup) else join((str(text), True))
 
     @classmethod
-    def fill(cls, text: str, fields: Mapping[str, Any]) -> "Markup":
+    def fill(cls, text: str, fields: Mapping[str, Any], null: Null = None) -> "Markup":
         """Like `text.format_map(fields)`; the text is markup, and the fields are not.
+
+        Fields are texts or numbers, as `values.as_text` has them; `{field!r}` takes other values.
 
         >>> Markup.fill("Q: {q}", {"q": "Who?"}).parts
         (('Q: ', True), ('Who?', False))
         """
         pieces: list[Any] = []
-        for own, name, spec, conversion in string.Formatter().parse(text):
+        for own, name, root, spec, conversion in parse_format(text, "the text of a template"):
             pieces.append((own, True))
-            if name is not None:
-                end = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-                pieces.append((f"{{{name}{end}}}".format_map(fields), False))
+            if name is None:
+                continue
+            value = fields[root]
+            if name != root:
+                try:
+                    value, _ = FORMATTER.get_field(name, (), fields)
+                except (LookupError, TypeError, AttributeError) as error:
+                    raise InvalidValue(f"its field {root!r} has no {name!r} ({error})") from error
+            blank = null if null is None or isinstance(null, str) else null.get(root)
+            if spec or conversion:
+                spec = spec.format_map(fields) if spec else ""
+                value = _format(value, f"its field {name!r}", blank, spec, conversion)
+            pieces.append((as_text(value, f"its field {name!r}", blank), False))
         return join(*pieces)
+
+    def split_at(self, place: int) -> "tuple[Markup, Markup]":
+        """The first `place` characters, and the others.
+
+        >>> [each.parts for each in Markup.fill("Q: {q}", {"q": "Who?"}).split_at(4)]
+        [(('Q: ', True), ('W', False)), (('ho?', False),)]
+        """
+        first, rest, begin = [], [], 0
+        for text, own in self.parts:
+            cut = max(place - begin, 0)
+            first.append((text[:cut], own))
+            rest.append((text[cut:], own))
+            begin += len(text)
+        return join(*first), join(*rest)
 
     def __add__(self, other: str) -> "Markup":
         return join(self, other)
 
     def __radd__(self, other: str) -> "Markup":
         return join(other, self)
+
+
+@functools.lru_cache(256)
+def parse_format(
+    text: str, what: str
+) -> tuple[tuple[str, str | None, str, str | None, str | None], ...]:
+    """The pieces of a format string: own text, then a field's name, its root, spec and conversion.
+
+    `what` names the string in errors, which are about braces and fields without a name.
+    """
+    try:
+        pieces = list(FORMATTER.parse(text))
+        if any(name is not None and not re.match(r"[^\d.\[]", name) for _, name, *_ in pieces):
+            raise ValueError("it has a field without a name")
+    except ValueError as error:
+        raise InvalidValue(
+            f"{what} is {text!r}: {error}; a field of the record is {{name}}, and a brace itself "
+            "is {{ or }}"
+        ) from None
+    return tuple(
+        (own, name, re.split(r"[.\[]", name or "")[0], spec, conversion)
+        for own, name, spec, conversion in pieces
+    )
+
+
+def _format(value: Any, what: str, null: str | None, spec: str, conversion: str | None) -> str:
+    """A value as its conversion and its format spec print it."""
+    kind: Any = type(value)
+    if conversion in ("r", "a") and not is_null(value):
+        value = FORMATTER.convert_field(value, conversion)
+    elif isinstance(value, NUMBERS) or kind.__format__ is object.__format__:
+        text = as_text(value, what, null)
+        value = value if isinstance(value, NUMBERS) and not is_null(value) else text
+    return format(value, spec)
 
 
 def parts_of(text: str) -> tuple[tuple[str, bool], ...]:

@@ -42,8 +42,8 @@ class SentencePiece(FileTokenizer):
 
     Args:
         model: the `.model` file.
-        begin: whether to put the model's begin mark before each text.
-        end: whether to put its end mark after each text.
+        begin: whether to put the model's begin mark before each text; or the piece to put there.
+        end: the mark after each text, likewise.
 
     User-defined symbols that look like marks (`<|end|>`) are parsed in a template's own text alone
     (see `templates.Markup`), others, such as runs of spaces, in all text, and control symbols in
@@ -56,48 +56,53 @@ class SentencePiece(FileTokenizer):
 
     kind, file = "sentencepiece", "tokenizer.model"
 
-    def __init__(self, model: epath.PathLike, *, begin: bool = True, end: bool = True):
+    def __init__(self, model: epath.PathLike, *, begin: bool | str = True, end: bool | str = True):
         super().__init__(model, begin=begin, end=end)
 
-    def _setup(self, *, begin: bool, end: bool) -> None:
-        self._processor = self._parser = _load(self._content, self._name)
-        # The library finds user-defined symbols in any text. If some of them are marks,
-        # `_processor` must not find them; `_parser` does, and puts no space before a text.
+    def _setup(self, *, begin: bool | str, end: bool | str) -> None:
+        # The library finds user-defined symbols in any text. If some of them are marks, only
+        # the model for "parse" must find them.
+        _load(self._content, self._name)  # or it is refused
         marks, unused = _read_marks(self._content)
         self._set_marks(marks)
-        if marks:
-            self._processor = _load(unused, self._name)
-            self._parser = _load(self._content + NO_DUMMY_PREFIX, self._name)
-        self.begin_id = self._mark("begin", begin, self._processor.bos_id())
-        self.end_id = self._mark("end", end, self._processor.eos_id())
+        self._processor = _load(unused, self._name)
+        self._kinds = {
+            "first": self._processor,
+            "inside": _load(unused + NO_DUMMY_PREFIX, self._name),
+            "parse": _load(self._content + NO_DUMMY_PREFIX, self._name),
+        }
+        own = self._processor.bos_id(), self._processor.eos_id()
+        before, after = ([mark] if mark >= 0 else [] for mark in own)
+        self.begin_id = self._mark("begin", begin, before)
+        self.end_id = self._mark("end", end, after)
         self.vocab_size = self._processor.vocab_size()
         # A model spells a space as U+2581, and so cannot tell it from that character itself.
-        # If it falls back to bytes and adds no space of its own, text is split at that character,
-        # which is spelled in bytes.
+        # If it falls back to bytes, text is split at that character, which is spelled in bytes.
         pieces = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
-        adds_space = self._processor.encode("x", out_type=str)[0].startswith(SPACE)
-        exact = all(map(self._processor.is_byte, pieces)) and not adds_space
-        self._space = pieces if exact else []
+        self._space = pieces if all(map(self._processor.is_byte, pieces)) else []
 
-    def _mark(self, option: str, wanted: bool, mark: int) -> int | None:
-        if wanted and mark < 0:
-            raise InvalidValue(f"the model {self._name} has no {option} mark; pass {option}=False")
-        return mark if wanted else None
+    def _find(self, token: str) -> int | None:
+        found = self._processor.piece_to_id(token)
+        return found if self._processor.id_to_piece(found) == token else None
 
-    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
-        processor = self._parser if parse else self._processor
+    def _encode(self, texts: list[str], kind: str) -> list[list[int]]:
         # One thread, since many texts are encoded by many processes.
-        ids = processor.encode(texts, out_type=int, num_threads=1)
+        processor, inside = (
+            functools.partial(self._kinds[each].encode, out_type=int, num_threads=1)
+            for each in (kind, "parse" if kind == "parse" else "inside")
+        )
+        ids = processor(texts)
         for number, text in enumerate(texts if self._space else []):
             if SPACE in text:
-                first, *rest = processor.encode(text.split(SPACE), out_type=int, num_threads=1)
-                ids[number] = [*first, *(id_ for part in rest for id_ in (*self._space, *part))]
+                first, *rest = text.split(SPACE)
+                ids[number] = processor([first])[0]
+                ids[number] += [id_ for part in inside(rest) for id_ in (*self._space, *part)]
         return ids
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`."""
         marks = {self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()}
-        return self._processor.decode([i for i in np.asarray(ids).tolist() if i not in marks])
+        return self._processor.decode([i for i in self._strip(ids) if i not in marks])
 
 
 def train_sentencepiece(
@@ -107,8 +112,8 @@ def train_sentencepiece(
     *,
     seed: int = 0,
     field: TextOf = "text",
-    begin: bool = True,
-    end: bool = True,
+    begin: bool | str = True,
+    end: bool | str = True,
 ) -> SentencePiece:
     """A byte-pair model trained on `source`, which decodes to exactly the original text.
 

@@ -14,7 +14,12 @@ PAD, BEGIN, END = 0, 1, 2
 
 
 class Tokenizer(Protocol):
-    """The members of a tokenizer that `prepare` needs; it is pickled once for each worker."""
+    """The members of a tokenizer that `prepare` needs; it is pickled once for each worker.
+
+    A tokenizer that puts something before each text, such as a space, also has
+    `encode_spans(texts, inside)`: like `encode_batch`, but it puts nothing before those of `texts`
+    that are marked in `inside`, since they continue an example.
+    """
 
     @property
     def kind(self) -> str:

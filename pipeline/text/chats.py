@@ -1,0 +1,280 @@
+"""Chats: the turns of a conversation, as they are stored, and the template that spells them."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.errors import InvalidValue, require_one_of
+from pipeline.text.tokenizers.markup import Markup, parse_format
+from pipeline.text.values import as_text, is_null, note
+
+# Names that data sets give to the weight of a single turn.
+WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
+
+NOT_RENDERED = "have turns with {!r}, which the template does not render"
+
+# Roles that are in use, besides those that have a weight.
+ROLES = ("system", "user", "assistant", "tool", "function", "developer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    r"""The turns of a conversation, one after another, each between `before` and `after`.
+
+    The loss is on the text of the chosen roles and on the `after` that ends it, so that the model
+    learns to stop; `before` carries no loss. Special tokens are parsed in `before` and `after`
+    alone, not in the text of turns; see `Markup`.
+
+    >>> Chat()({"messages": [{"role": "user", "content": "Hi"},
+    ...                      {"role": "assistant", "content": "Hello."}]})
+    [('<|user|>\n', 0.0), ('Hi<|end|>\n', 0.0), ('<|assistant|>\n', 0.0), ('Hello.<|end|>\n', 1.0)]
+
+    Turns are dicts in a list, or what data sets make of it: JSON of the list or of single turns, a
+    dict of lists, or lists of pairs of a key and a value. A turn that has `weight`, `train`,
+    `trainable`, `loss` or `loss_mask`, a boolean or a number, weighs as many times as much as its
+    role, or as 1 if its role has no weight.
+
+    Attributes:
+        weights: the loss weight of each role; other roles weigh 0.
+        before: text before each turn; `{role}` is its role.
+        after: text after each turn.
+        messages: the field of a record that lists the turns.
+        role: the field of a turn that names its role.
+        content: the field of a turn that holds its text, or a list of `{"type": "text", …}`.
+        last_only: whether the last turn that has a weight is the only one with loss.
+        null: the text of a turn whose content is null or missing; default None: that is an error.
+        unknown: what to do with other fields of a turn that hold text or lists, such as calls of
+            tools or reasoning: "count" (default) leaves them out, and `prepare` logs how many
+            records have them; "error" refuses the record.
+
+    Raises:
+        ValueError: `weights` does not map roles to numbers, or another argument is not as above.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"assistant": 1.0})
+    before: str = "<|{role}|>\n"
+    after: str = "<|end|>\n"
+    messages: str = "messages"
+    role: str = "role"
+    content: str = "content"
+    last_only: bool = False
+    null: str | None = None
+    unknown: Literal["count", "error"] = "count"
+
+    def __post_init__(self) -> None:
+        weights = self.weights.values() if isinstance(self.weights, Mapping) else [None]
+        if not all(isinstance(weight, int | float) for weight in weights):
+            raise InvalidValue(
+                f"weights is {self.weights!r}; it must map roles to numbers, such as "
+                "{'assistant': 1.0}"
+            )
+        if {root for _, _, root, *_ in parse_format(self.before, "before")} - {"", "role"}:
+            raise InvalidValue(f"before is {self.before!r}; its only field is {{role}}")
+        if not isinstance(self.last_only, bool):
+            raise InvalidValue(f"last_only is {self.last_only!r}; it must be True or False")
+        if not isinstance(self.null, str | None):
+            raise InvalidValue(f"null is {self.null!r}; it must be a text, such as '', or None")
+        require_one_of("unknown", self.unknown, ("count", "error"))
+
+    def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
+        """Two spans for each turn of a record."""
+        spans: list[tuple[str, float]] = []
+        for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
+            what = f"turn {number} of its {self.messages}"
+            role = self._role(turn, what)
+            weight, content = self.weights.get(role, 0.0), self._content(turn, what)
+            if len(turn) > 2:
+                self._note_others(turn, what)
+                weight = weigh(turn, weight, what, self._fields)
+            spans.append((self._open(role), 0.0))
+            spans.append((content + self._close, weight))
+        if not spans:
+            raise InvalidValue(f"its {self.messages} are empty")
+        if self.last_only:
+            last = max((n for n, (_, weight) in enumerate(spans) if weight), default=-1)
+            spans = [(text, weight * (n == last)) for n, (text, weight) in enumerate(spans)]
+        return spans
+
+    @functools.cached_property
+    def _close(self) -> Markup:
+        return Markup(self.after)
+
+    @functools.cached_property
+    def _known(self) -> dict[str, str]:
+        """Roles, by how they read without regard to case and spaces."""
+        return {_fold(role): role for role in (*ROLES, *self.weights)}
+
+    @functools.cached_property
+    def _opened(self) -> dict[str, Markup]:
+        """`before` for each role so far."""
+        return {}
+
+    def _open(self, role: str) -> Markup:
+        """`before` of a role, which is checked when it is first met."""
+        if (known := self._opened.get(role)) is not None:
+            return known
+        if re.search(r"[<>|\[\]{}\r\n]", role):
+            raise InvalidValue(
+                f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must "
+                "not have < > | [ ] { } or line breaks"
+            )
+        if (near := self._known.get(_fold(role), role)) != role and role not in self.weights:
+            raise InvalidValue(
+                f"a turn has the role {role!r:.80}, and a known role is {near!r}; spell both alike "
+                "in the records, or give the other one a weight in weights="
+            )
+        return self._opened.setdefault(role, Markup(self.before.format(role=role)))
+
+    def _role(self, turn: Mapping[str, Any], what: str) -> str:
+        role = turn.get(self.role)
+        if isinstance(role, bytes):
+            role = as_text(role, f"the {self.role} of {what}")
+        if not isinstance(role, str) or not role:
+            raise _lacks(turn, self.role, "role", what)
+        return role
+
+    def _content(self, turn: Mapping[str, Any], what: str) -> str:
+        content = turn.get(self.content)
+        if isinstance(content, str) and content.isascii():
+            return content
+        if is_null(content) and self.null is None:
+            raise _lacks(turn, self.content, "content", what)
+        parts = content if isinstance(content, list) else []
+        if parts and all(
+            isinstance(part, Mapping) and part.get("type") == "text" for part in parts
+        ):
+            return "".join(as_text(part.get("text"), f"a part of {what}") for part in parts)
+        return as_text(content, f"the {self.content} of {what}", self.null)
+
+    @functools.cached_property
+    def _fields(self) -> tuple[str, ...]:
+        return self.role, self.content
+
+    def _note_others(self, turn: Mapping[str, Any], what: str) -> None:
+        """Notes or refuses fields of a turn that hold text or lists and are not rendered."""
+        for name, value in turn.items():
+            is_known = name in self._fields or name in WEIGHTS_OF_TURNS
+            if is_known or not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
+                continue
+            if self.unknown == "error":
+                raise InvalidValue(
+                    f"{what} has {name!r} ({value!r:.60}), which the template does not render; "
+                    "remove it, or give unknown='count' to leave it out"
+                )
+            note(NOT_RENDERED.format(name), f"{what} has {value!r:.60}")
+
+
+def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[str] = ()) -> float:
+    """The weight of a turn whose role has `weight`; `fields` are no weights, whatever their names.
+
+    >>> weigh({"weight": 0.5}, 2.0, "turn 0"), weigh({"train": True}, 0.0, "turn 0")
+    (1.0, 1.0)
+    """
+    factors = {}
+    for name in WEIGHTS_OF_TURNS:
+        value = turn.get(name)
+        if name in fields or is_null(value):
+            continue
+        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise InvalidValue(
+                f"the {name} of {what} is {value!r:.60}; it must be true, false, or a number from "
+                "0 up"
+            )
+        factors[name] = float(value)
+    if len({*factors.values()}) > 1:
+        raise InvalidValue(f"the weights of {what} differ: {factors}; give it one of them")
+    return next(iter(factors.values())) * (weight or 1.0) if factors else weight
+
+
+def _fold(role: str) -> str:
+    return re.sub(r"\s", "", role).casefold()
+
+
+def _lacks(turn: Mapping[str, Any], key: str, option: str, what: str) -> InvalidValue:
+    """The error of a turn without a role or a content."""
+    if key in turn:
+        more = ", or give null='' to read it as an empty text" if option == "content" else ""
+        return InvalidValue(
+            f"the {key} of {what} is {turn[key]!r:.60}; it must be text: correct the record{more}"
+        )
+    return InvalidValue(
+        f"{what} has no {key!r} (its keys: {', '.join(map(str, turn))}); name the key with "
+        f"{option}="
+    )
+
+
+def read_turns(given: Any, what: str) -> list[Mapping[str, Any]]:
+    """The turns of a conversation, as dicts, from any form in which data sets store them.
+
+    >>> read_turns('[{"role": "user", "content": "Hi"}]', "its messages")
+    [{'role': 'user', 'content': 'Hi'}]
+    >>> read_turns({"role": ["user"], "content": ["Hi"]}, "its messages")
+    [{'role': 'user', 'content': 'Hi'}]
+    >>> read_turns([[("role", "user"), ("content", "Hi")]], "its messages")
+    [{'role': 'user', 'content': 'Hi'}]
+
+    Raises:
+        ValueError: it is none of these; `what` names it.
+    """
+    given = _parse(given, what)
+    if isinstance(given, Mapping):
+        columns = {key: _listed(value) for key, value in given.items()}
+        if not any(isinstance(value, list) for value in columns.values()):
+            given = [given]
+        elif len({len(value) if isinstance(value, list) else -1 for value in columns.values()}) > 1:
+            raise InvalidValue(
+                f"{what} is a dict of lists that are not equally long; give each turn a value in "
+                "every list"
+            )
+        else:
+            rows = zip(*columns.values(), strict=True)
+            given = [dict(zip(columns, row, strict=True)) for row in rows]
+    if not isinstance(given, Sequence):
+        raise _no_turns(given, what)
+    return [
+        turn if type(turn) is dict else _as_turn(turn, f"turn {number} of {what}")
+        for number, turn in enumerate(given)
+    ]
+
+
+def _as_turn(given: Any, what: str) -> Mapping[str, Any]:
+    turn = _parse(given, what)
+    if isinstance(turn, Mapping):
+        return turn
+    if isinstance(turn, list) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        for pair in turn
+    ):
+        return dict(turn)  # as Arrow gives maps
+    raise _no_turns(turn, what)
+
+
+def _listed(value: Any) -> Any:
+    """A sequence that is no text, such as an array, as a list; other values unchanged."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parse(given: Any, what: str) -> Any:
+    """A value that may be JSON, as the value itself."""
+    while isinstance(given, str | bytes):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise InvalidValue(
+                f"{what} is the text {given!r:.60}, which is not JSON ({error}); give a list of "
+                "turns, such as {'role': 'user', 'content': 'Hi'}, or JSON of one"
+            ) from None
+    return _listed(given)
+
+
+def _no_turns(given: Any, what: str) -> InvalidValue:
+    kind = "null" if is_null(given) else type(given).__name__
+    return InvalidValue(
+        f"{what} is {kind} ({given!r:.60}); a conversation is a list of turns, such as "
+        "{'role': 'user', 'content': 'Hi'}"
+    )

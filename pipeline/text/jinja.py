@@ -1,0 +1,266 @@
+"""Jinja: the chat template of a tokenizer, so that training and serving spell a chat alike."""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from pipeline.errors import InvalidValue, require
+from pipeline.fs.atomic import as_path
+from pipeline.text.chats import NOT_RENDERED, WEIGHTS_OF_TURNS, read_turns, weigh
+from pipeline.text.tokenizers.hugging_face import HuggingFace
+from pipeline.text.tokenizers.markup import Markup, join
+from pipeline.text.values import as_text, decode_bytes, is_null, note
+
+# Characters that no text has. They mark text of records, and where generated text begins and ends.
+TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+
+
+class Jinja:
+    """The chat template of a Hugging Face tokenizer, with the loss on the text of the assistant.
+
+    The template runs in a sandbox, without files. Special tokens that it puts there are parsed;
+    those in the text of a record stay text. The text to learn is inside `{% generation %}`, if the
+    template has that. If not, the chat is rendered up to each answer and after it: what an answer
+    adds to its prompt is learnt. A record is refused if the whole chat does not begin with these,
+    as when a template drops the reasoning of earlier answers; give `last_only=True` then.
+
+    >>> tokenizer = HuggingFace("m/tokenizer.json", begin=False, end=False)  # doctest: +SKIP
+    >>> corpus = prepare(chats, tokenizer, "corpus", template=Jinja(tokenizer))  # doctest: +SKIP
+
+    Args:
+        tokenizer: a `HuggingFace` tokenizer with `tokenizer_config.json` or `chat_template.jinja`
+            beside its file. It must have no begin or end mark, which the template has.
+        template: the text of another template; default None: that of the tokenizer.
+        messages: the field of a record that lists the turns; see `read_turns`.
+        tools: the field with the tools that the template may describe, if a record has it.
+        last_only: whether the last answer is the only one with loss.
+
+    Attributes:
+        fingerprint: a hash of the template, its special tokens and these options.
+
+    Raises:
+        ValueError: there is no template, it is not Jinja, or the tokenizer has marks of its own.
+        ImportError: jinja2 is not installed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        messages: str = "messages",
+        tools: str = "tools",
+        last_only: bool = False,
+    ):
+        if not isinstance(tokenizer, HuggingFace) or not tokenizer.parses_special:
+            raise InvalidValue(
+                f"tokenizer is {tokenizer!r:.200}; give a tokenizers.HuggingFace with its default "
+                "parse_special=True, whose folder has a chat template"
+            )
+        if tokenizer.begin_id is not None or tokenizer.end_id is not None:
+            raise InvalidValue(
+                f"{tokenizer!r} marks where texts begin or end, and so does a chat template; give "
+                "begin=False, end=False to the tokenizer"
+            )
+        found, self._special = _read_config(as_path(tokenizer.path).parent)
+        self._template = template or found or ""
+        if not self._template:
+            raise InvalidValue(
+                f"there is no chat_template.jinja or tokenizer_config.json with a chat_template "
+                f"beside {tokenizer.path}; put one there, or give template="
+            )
+        self._marks = tokenizer.marks
+        self._messages, self._tools, self._last_only = messages, tools, last_only
+        described = [self._template, self._special, self._marks, messages, tools, last_only]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+        self.fingerprint = f"Jinja-{digest[:12]}"
+        _compile(self._template)
+
+    def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
+        """The spans of a record, each with the weight of its turn, or 0."""
+        what = f"its {self._messages}"
+        turns = [
+            _read_turn(turn, f"turn {number} of {what}")
+            for number, turn in enumerate(read_turns(record[self._messages], what))
+        ]
+        tools = record.get(self._tools)
+        tools = json.loads(tools) if isinstance(tools, str | bytes) and tools else tools
+        render = functools.partial(self._render, tools=decode_bytes(tools))
+        marked = render(turns)
+        self._note_others(turns, marked, render, what)
+        answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
+        answers = answers[-1:] if self._last_only else answers
+        text = _strip(marked)
+        if BEGIN in marked:
+            regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
+            if len(regions) != len(answers):
+                raise InvalidValue(
+                    f"{what} have {len(answers)} turns of the assistant, and the template marks "
+                    f"{len(regions)} texts as generated; correct the record or the template"
+                )
+        else:
+            regions = [self._find_region(turns, n, text, render, what) for n in answers]
+        rest, done, spans = self._find_marks(turns, text, render), 0, list[tuple[str, float]]()
+        for number, (begin, end) in zip(answers, regions, strict=True):
+            before, rest = rest.split_at(begin - done)
+            answer, rest = rest.split_at(end - begin)
+            weight = weigh(turns[number], 1.0, f"turn {number} of {what}")
+            spans += [(before, 0.0), (answer, weight)]
+            done = end
+        return [*spans, (rest, 0.0)] if rest or not spans else spans
+
+    def _render(self, turns: Sequence[Mapping[str, Any]], tools: Any, prompt: bool = False) -> str:
+        try:
+            return _compile(self._template).render(
+                messages=turns, tools=tools, add_generation_prompt=prompt, **self._special
+            )
+        except Exception as error:  # a template may raise anything
+            raise InvalidValue(f"the chat template fails: {error}") from error
+
+    def _find_region(
+        self, turns: Sequence[Any], number: int, whole: str, render: Any, what: str
+    ) -> tuple[int, int]:
+        """Where an answer begins and ends in the whole text."""
+        before, after = render(turns[:number], prompt=True), render(turns[: number + 1])
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise InvalidValue(
+                f"the chat template spells turn {number} of {what} otherwise when other turns "
+                "follow it, or than its prompt, so its text cannot be told from the rest; give "
+                "last_only=True, or a template with {% generation %}"
+            )
+        return len(before), len(after)
+
+    def _find_marks(self, turns: Sequence[Any], text: str, render: Any) -> Markup:
+        """A text in which the marks that the template put there, and no others, are markup.
+
+        A character after each sign with which marks begin tells those in the text of turns.
+        """
+        signs, tainted = {mark[0] for mark in self._marks}, text
+        if any(sign in each for each in _strings(turns) for sign in signs):
+            pattern = re.compile("|".join(map(re.escape, sorted(signs))))
+            changed = _change(turns, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
+            tainted = _strip(render(changed))
+            if tainted.replace(TAINT, "") != text:
+                raise InvalidValue(
+                    "the chat template looks for marks in the text of a turn; remove them from the "
+                    "record, or give what they divide as fields of the turn"
+                )
+        pieces = re.split(f"({'|'.join(map(re.escape, self._marks)) or '(?!)'})", tainted)
+        return join(*((each.replace(TAINT, ""), n % 2 == 1) for n, each in enumerate(pieces)))
+
+    def _note_others(self, turns: Sequence[Any], marked: str, render: Any, what: str) -> None:
+        """Notes fields of turns that the template does not render."""
+        names = dict.fromkeys(name for turn in turns for name in turn)
+        for name in names.keys() - {"role", "content", *WEIGHTS_OF_TURNS}:
+            holders = [n for n, turn in enumerate(turns) if any(_strings(turn.get(name)))]
+            others = [{key: turn[key] for key in turn if key != name} for turn in turns]
+            if holders and render(others) == marked:
+                first = f"turn {holders[0]} of {what} has {turns[holders[0]][name]!r:.60}"
+                note(NOT_RENDERED.format(name), first)
+
+
+def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """A turn without nulls; refuses text that is no text, or that is not there."""
+    found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
+    for text in _strings(found):
+        as_text(text, f"a text of {what}")
+        if re.search(f"[{TAINT}{BEGIN}{END}]", text):
+            raise InvalidValue(f"{what} has {text!r:.60}, whose U+FDD0 to U+FDD2 are no text")
+    others = {key: each for key, each in found.items() if key != "role"}
+    if "content" not in found and not any(_strings(others)):
+        raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
+    return found
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(each)
+
+
+def _change(value: Any, change: Any) -> Any:
+    """The same value with `change` applied to all texts in it."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _change(each, change) for key, each in value.items()}
+    return [_change(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _strip(marked: str) -> str:
+    return re.sub(f"[{BEGIN}{END}]", "", marked)
+
+
+def _regions(marked: str) -> list[tuple[int, int]]:
+    """Where generated texts begin and end in the text without the characters that mark them.
+
+    >>> _regions(f"a{BEGIN}bc{END}d{BEGIN}{END}")
+    [(1, 3), (4, 4)]
+    """
+    places = [
+        at - n for n, at in enumerate(m.start() for m in re.finditer(f"[{BEGIN}{END}]", marked))
+    ]
+    return list(zip(places[::2], places[1::2], strict=True))
+
+
+def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
+    """The chat template in the folder of a tokenizer, and the special tokens that it may use."""
+    config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    described = json.loads(config.read_text()) if config.exists() else {}
+    special = {
+        name: token["content"] if isinstance(token, Mapping) else token
+        for name, token in described.items()
+        if name.endswith("_token") and isinstance(token, str | Mapping)
+    }
+    found = file.read_text() if file.exists() else described.get("chat_template")
+    if isinstance(found, list):  # several by name
+        found = {each["name"]: each["template"] for each in found}.get("default")
+    return found, special
+
+
+@functools.lru_cache(16)
+def _compile(text: str) -> Any:
+    """A template, which can read no file and no attribute that is not data."""
+    sandbox = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
+    from jinja2 import TemplateSyntaxError, ext, nodes
+
+    class Generation(ext.Extension):
+        """The block that transformers has for text that a model generates."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_surround")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _surround(self, caller: Any) -> str:
+            return f"{BEGIN}{caller()}{END}"
+
+    def fail(message: str) -> None:
+        raise InvalidValue(message)
+
+    def as_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, **options)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = fail
+    try:
+        return environment.from_string(text)
+    except TemplateSyntaxError as error:
+        raise InvalidValue(
+            f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
+            "template="
+        ) from error

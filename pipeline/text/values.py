@@ -1,0 +1,97 @@
+"""Values: what a field may hold where a text is due; and notes of what is not trained on."""
+
+import contextvars
+import decimal
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+
+NUMBERS = int | float | decimal.Decimal | np.integer | np.floating
+
+
+def is_null(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, or the blanks of pandas."""
+    if isinstance(value, float | np.floating | decimal.Decimal):
+        return value != value
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def as_text(value: Any, what: str, null: str | None = None) -> str:
+    """A value as text: text itself, bytes of UTF-8, or a number, as it prints exactly.
+
+    >>> as_text(b"caf\\xc3\\xa9", "its field 'q'"), as_text(0.1, "its field 'q'")
+    ('café', '0.1')
+
+    Args:
+        value: of a field of a record, or inside of one.
+        what: names it in errors.
+        null: the text of a null or NaN; None: these are refused.
+
+    Raises:
+        ValueError: it is anything else, such as a list, or text that UTF-8 cannot encode.
+    """
+    try:
+        if isinstance(value, str):
+            if not value.isascii():
+                value.encode()  # JSON can spell half of a surrogate pair, which is not text
+            return value
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value).decode()
+    except UnicodeError as error:
+        raise InvalidValue(
+            f"{what} is not UTF-8 text ({error}); correct or remove the record"
+        ) from None
+    if is_null(value):
+        if null is None:
+            raise InvalidValue(
+                f"{what} is null ({value!r}); correct or remove the record, or give the template "
+                "null='' to read nulls as empty texts"
+            )
+        return null
+    if isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    raise InvalidValue(
+        f"{what} holds {type(value).__name__} ({value!r:.60}), not text or a number; convert it to "
+        "a string first, or name another field"
+    )
+
+
+def decode_bytes(value: Any) -> Any:
+    """The same value with text in place of bytes, also inside lists and dicts.
+
+    Bytes that are not UTF-8, such as an image, stay as they are.
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, Mapping):
+        return {decode_bytes(key): decode_bytes(each) for key, each in value.items()}
+    return [*map(decode_bytes, value)] if isinstance(value, list | tuple) else value
+
+
+# The notes of the record that is read now, each with an example; None: nobody counts them.
+_notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("notes")
+
+
+def note(about: str, example: str) -> None:
+    """Notes that a record has something that is not trained on; `prepare` counts such records.
+
+    Args:
+        about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
+        example: the first of it.
+    """
+    if (notes := _notes.get(None)) is not None:
+        notes.setdefault(about, example)
+
+
+def collect_notes() -> dict[str, str]:
+    """The dict that `note` writes to from now on, in this thread; clear it after each record."""
+    notes: dict[str, str] = {}
+    _notes.set(notes)
+    return notes

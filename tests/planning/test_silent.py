@@ -1,0 +1,150 @@
+"""Examples and pieces without loss are counted and in no batch of training; scores cover them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Corpora, Corpus, Examples, Plan, sources, templates, tokenizers
+from pipeline.corpus import Pairs
+from pipeline.corpus.tasks import CAUSAL, INPUTS
+
+WEIGHTS = st.lists(st.lists(st.sampled_from([0, 0, 0, 0.5, 1]), max_size=20), min_size=1)
+
+
+def columns(weights):
+    return {"tokens": [[*range(len(each))] for each in weights], "weights": weights}
+
+
+def losses(weights):
+    """The weights of the targets of each example."""
+    return [each[1:] for each in weights]
+
+
+@settings(max_examples=60, deadline=None)
+@given(WEIGHTS, st.sampled_from(["split", "truncate", "drop"]), st.sampled_from([4, 16]))
+def test_each_segment_has_loss_and_all_loss_that_fits_is_there(weights, overflow, length):
+    if not any(any(each[1 : length + 1]) for each in weights if length >= len(each) - 1):
+        return
+    examples = Examples(columns(weights))
+    plan = Plan(examples, [Bucket(2, length)], overflow=overflow)
+    found = {
+        (example, start): size
+        for step in range(plan.num_batches())
+        for _, example, start, size in plan.batch(step).segments.tolist()
+    }
+    expected = {}
+    for number, each in enumerate(losses(weights)):
+        if overflow == "drop" and len(each) > length:
+            continue
+        last = len(each) if overflow == "split" else min(length, len(each))
+        for start in range(0, last, length):
+            if any(each[start : start + length]):
+                expected[number, start] = min(length, last - start)
+    assert found == expected
+    silent = [n for n, each in enumerate(losses(weights)) if each and not any(each)]
+    assert examples.silent.tolist() == silent
+    covering = Plan(examples.covering(), [Bucket(2, length)], overflow=overflow)
+    assert not len(covering.stages[0].excluded)
+
+
+@given(WEIGHTS)
+def test_examples_without_loss_are_those_without_a_weight(weights):
+    for task in (CAUSAL, INPUTS):
+        counts, flat = (
+            np.array([*map(len, weights)]),
+            np.array([w for each in weights for w in each]),
+        )
+        of_task = [each[task.lookahead :] for each in weights]
+        silent = [n for n, each in enumerate(of_task) if each and not any(each)]
+        assert task.find_silent(counts, flat).tolist() == silent
+        assert task.find_silent(counts, None).tolist() == []
+
+
+def chat(*contents):
+    roles = ("user", "assistant")
+    return {"messages": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    records = [chat("a", "b"), chat("question"), chat("c", "d"), chat("?")] * 3
+    return pipeline.prepare(
+        sources.Records(records),
+        tokenizers.Bytes(),
+        tmp_path_factory.mktemp("silent") / "a",
+        template=templates.Chat(before="", after=""),
+        progress=False,
+    )
+
+
+def test_every_kind_of_corpus_knows_its_examples_without_loss(corpus, tmp_path):
+    silent = [1, 3, 5, 7, 9, 11]
+    assert corpus.silent.tolist() == Corpus.open(corpus.directory).silent.tolist() == silent
+    both = Corpora({"a": corpus, "b": corpus})
+    assert both.silent.tolist() == silent + [12 + n for n in silent]
+    for view in corpus.split(0.5):
+        assert view.numbers[view.silent].tolist() == [n for n in view.numbers if n in silent]
+        assert not len(view.covering().silent)
+    for whole in (corpus.covering(), both.covering()):
+        assert not len(whole.silent)
+    assert len(corpus.silent) == 6
+    pairs = Pairs.from_arrays([[1], [1]], columns([[1, 0], [1, 1]]), tmp_path / "pairs")
+    assert pairs.silent.tolist() == [0]
+
+
+def test_scores_cover_examples_without_loss(corpus, tmp_path):
+    options = {"tokens_per_batch": 64, "max_length": 16}
+    with pipeline.load(corpus, num_epochs=1, **options) as loader:
+        assert all(float(batch["loss_weights"].sum()) > 0 for batch in loader)
+        text = str(loader.plan)
+        assert "left out: 6 examples without loss" in text
+    for which in (corpus, corpus.directory):
+        table = pipeline.score(
+            which,
+            lambda batch: {"id": batch["inputs"]},
+            per="position",
+            reduce="sum",
+            directory=tmp_path / "scores",
+            **options,
+        )
+        assert table["id"].null_count == 0
+
+
+def test_a_plan_says_what_loss_it_loses():
+    weights = [[0] * 9 + [1] * 3, [0] + [1] * 11, [0, 1]]
+    buckets, lines = [Bucket(1, 4)], {}
+    for overflow in ("split", "truncate", "drop"):
+        plan = Plan(Examples(columns(weights)), buckets, overflow=overflow)
+        lines[overflow] = str(plan).splitlines()[-2:]
+    assert lines["split"] == [
+        "split: 2 examples longer than 4, 0 positions lost",
+        "left out: 2 pieces of these without loss; the others lack their beginning, such as a "
+        "prompt: with overflow='drop' no example loses it, or give a longer bucket",
+    ]
+    assert lines["truncate"] == [
+        "truncated: 2 examples longer than 4, 14 positions lost, 10 of them with loss",
+        "left out: 1 piece of these without loss",
+    ]
+    assert lines["drop"][-1] == "dropped: 2 examples longer than 4, 22 positions lost"
+
+
+def test_a_plan_without_silent_pieces_changes_without_loss():
+    weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6] * 3
+    plan = Plan(Examples(columns(weights)), [Bucket(1, 4)])
+    later = plan.after(3, buckets=[Bucket(1, 8)])
+    before = [segment for step in range(3) for segment in later.batch(step).segments.tolist()]
+    rest = later.stages[-1].streams[0].open_epochs
+    assert rest == (0,)
+    steps = range(3, later.first_step(1))
+    after = [segment for step in steps for segment in later.batch(step).segments.tolist()]
+    places = [(e, at) for _, e, s, n in (*before, *after) for at in range(s, s + n)]
+    expected = [
+        (e, s + at)
+        for e, each in enumerate(losses(weights))
+        for s in range(0, len(each), 4)
+        for at in range(len(each[s : s + 4]))
+        if any(each[s : s + 4])
+    ]
+    assert sorted(places) == expected

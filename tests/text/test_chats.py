@@ -1,0 +1,165 @@
+"""Chats as they are stored: forms of turns, roles, weights of turns, and what is not rendered."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.corpus.preparation import prepare
+from pipeline.text import templates
+from pipeline.text.chats import WEIGHTS_OF_TURNS
+from pipeline.text.sources import Records
+from pipeline.text.templates import Chat, Preference
+from pipeline.text.tokenizers import Bytes
+
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+PLAIN = Chat(before="{role}:", after="|")
+PARTS = [{"type": "text", "text": "H"}, {"type": "text", "text": b"i"}]
+
+
+def pairs(turn):
+    return [*turn.items()]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        TURNS,
+        tuple(TURNS),
+        np.array(TURNS),
+        json.dumps(TURNS),
+        json.dumps(TURNS).encode(),
+        json.dumps(json.dumps(TURNS)),
+        [json.dumps(turn) for turn in TURNS],
+        [json.dumps(turn).encode() for turn in TURNS],
+        [TURNS[0], json.dumps(TURNS[1])],
+        {"role": ["user", "assistant"], "content": ["Hi", "Yo"]},
+        {"role": np.array(["user", "assistant"]), "content": ("Hi", "Yo")},
+        json.dumps({"role": ["user", "assistant"], "content": ["Hi", "Yo"]}),
+        [*map(pairs, TURNS)],
+        json.dumps([*map(pairs, TURNS)]),
+        [{key: value.encode() for key, value in turn.items()} for turn in TURNS],
+        [{**TURNS[0], "content": PARTS}, TURNS[1]],
+        [{**turn, "name": None, "tool_calls": [], "id": 5} for turn in TURNS],
+    ],
+)
+def test_turns_are_read_in_every_form_in_which_they_are_stored(messages):
+    spans = [("user:", 0), ("Hi|", 0), ("assistant:", 0), ("Yo|", 1)]
+    assert PLAIN({"messages": messages}) == spans
+
+
+def of(**fields):
+    return [{**TURNS[0], **fields}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        (None, "its messages is null"),
+        (5, r"its messages is int \(5\); a conversation is a list of turns"),
+        ("Hi", "its messages is the text 'Hi', which is not JSON"),
+        ("", "its messages is the text '', which is not JSON"),
+        (b"\xff", "its messages is the text .*, which is not JSON"),
+        ("5", "its messages is int"),
+        ([], "its messages are empty"),
+        ([TURNS[0], None], "turn 1 of its messages is null"),
+        (["Hi"], "turn 0 of its messages is the text 'Hi', which is not JSON"),
+        ([["user", "Hi"]], "turn 0 of its messages is list"),
+        ({"role": ["user"], "content": ["Hi", "Yo"]}, "dict of lists that are not equally long"),
+        ({"role": ["user"], "content": "Hi"}, "dict of lists that are not equally long"),
+        ([{"from": "human", "value": "Hi"}], r"has no 'role' \(its keys: from, value\); .* role="),
+        ([{"role": "user", "text": "Hi"}], r"has no 'content' .*name the key with content="),
+        (of(role=None), "the role of turn 0 of its messages is None"),
+        (of(role=1), "the role of turn 0 of its messages is 1; it must be text"),
+        (of(role=""), "the role of turn 0 of its messages is ''"),
+        (of(role="User"), "has the role 'User', and a known role is 'user'; spell both alike"),
+        (of(role=" assistant"), "has the role ' assistant', and a known role is 'assistant'"),
+        (of(role="Tool "), "has the role 'Tool ', and a known role is 'tool'"),
+        (of(content=None), "the content of turn 0 of its messages is None; .* or give null=''"),
+        (of(content=[{"type": "image", "url": "x"}]), "the content of turn 0 .* holds list"),
+        (of(content=[{"type": "text", "text": None}]), "a part of turn 0 of its messages is null"),
+        (of(weight="0"), "the weight of turn 0 of its messages is '0'; it must be true, false"),
+        (of(weight=-1), "the weight of turn 0 of its messages is -1"),
+        (of(loss_mask=[0, 1]), r"the loss_mask of turn 0 of its messages is \[0, 1\]"),
+        (of(train=True, loss=0), "the weights of turn 0 of its messages differ"),
+    ],
+)
+def test_other_forms_are_errors_that_name_the_turn(messages, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        templates.fill(Chat(), {"messages": messages})
+
+
+def learnt(chat, turns):
+    return "".join(text for text, weight in chat({"messages": turns}) if weight)
+
+
+@pytest.mark.parametrize("name", WEIGHTS_OF_TURNS)
+def test_a_turn_may_say_whether_it_is_trained(name):
+    def turns(*values):
+        return [
+            {**turn, name: value}
+            for turn, value in zip([TURNS[0], TURNS[1]] * 2, values, strict=True)
+        ]
+
+    assert learnt(PLAIN, turns(None, False, None, True)) == "Yo|"
+    assert learnt(PLAIN, turns(None, 0, float("nan"), 1)) == "Yo|"
+    assert learnt(PLAIN, turns(True, None, 0, 0.0)) == "Hi|Yo|"  # the first role has no weight
+    half = Chat(before="", after="", weights={"assistant": 0.5})
+    weights = [weight for _, weight in half({"messages": turns(0.5, 2, None, True)})]
+    assert weights == [0, 0.5, 0, 1.0, 0, 0, 0, 0.5]
+    keys = Chat(before="", after="", content=name)
+    assert learnt(keys, [{"role": "assistant", name: "x"}]) == "x"  # it is the content itself
+
+
+def test_the_last_answer_may_be_the_only_one_with_loss():
+    last = Chat(before="", after="", last_only=True)
+    assert learnt(last, [*TURNS, TURNS[0], {**TURNS[1], "content": "Bye"}, TURNS[0]]) == "Bye"
+    assert learnt(last, [TURNS[1], {**TURNS[1], "content": "Bye", "train": False}]) == "Yo"
+    assert learnt(last, TURNS[:1]) == ""
+
+
+def test_roles_that_have_a_weight_are_known_as_they_are_spelt():
+    gpt = Chat(before="{role}:", after="", weights={"Assistant": 1.0, "gpt": 1.0})
+    assert learnt(gpt, [{"role": "Assistant", "content": "a"}, {"role": "gpt", "content": "b"}])
+    for role, near in (("assistant", "Assistant"), ("GPT", "gpt")):
+        with pytest.raises(ValueError, match=f"the role '{role}', and a known role is '{near}'"):
+            gpt({"messages": [{"role": role, "content": "a"}]})
+
+
+def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog):
+    call = [{"function": {"name": "f"}}]
+    records = [
+        {"messages": TURNS},
+        {"messages": [*of(reasoning="hm"), {**TURNS[1], "tool_calls": call}] * 2},
+        {"messages": [*TURNS, {**TURNS[1], "tool_calls": call, "refusal": ""}]},
+    ]
+    for workers in (0, 2):
+        caplog.clear()
+        place = tmp_path / str(workers)
+        prepare(Records(records), Bytes(), place, template=PLAIN, num_workers=workers)
+        assert [record.message for record in caplog.records] == [
+            "1 of 3 records have turns with 'reasoning', which the template does not render; the "
+            "first: record 1: turn 0 of its messages has 'hm'",
+            "2 of 3 records have turns with 'tool_calls', which the template does not render; the "
+            "first: record 1: turn 1 of its messages has [{'function': {'name': 'f'}}]",
+        ]
+    both = Preference(chosen=PLAIN, rejected="no")
+    prepare(Records(records[1:]), Bytes(), tmp_path / "groups", template=both)
+    assert "2 of 2 records have turns with 'tool_calls'" in caplog.text
+    strict = Chat(unknown="error")
+    assert learnt(strict, TURNS)
+    with pytest.raises(
+        ValueError, match=r"turn 0 of its messages has 'reasoning' .* remove it, or"
+    ):
+        strict(records[1])
+
+
+def test_options_that_are_none_are_refused():
+    for options, sentence in (
+        ({"unknown": "drop"}, "unknown is 'drop'; it must be one of count, error"),
+        ({"last_only": "true"}, "last_only is 'true'; it must be True or False"),
+        ({"null": 0}, "null is 0; it must be a text"),
+        ({"weights": {"assistant": "1"}}, "it must map roles to numbers"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Chat(**options)

@@ -1,0 +1,175 @@
+"""What a field receives is text, a number that prints exactly, or an error that names the field."""
+
+import datetime
+import decimal
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from pipeline.corpus.preparation import prepare
+from pipeline.text import templates
+from pipeline.text.sources import Records
+from pipeline.text.templates import Answer, Chat, Preference
+from pipeline.text.tokenizers import Bytes
+from pipeline.text.tokenizers.markup import Markup
+
+NAN = float("nan")
+ANSWER = Answer(prompt="{q}:", answer="{a}")
+CHAT = Chat(before="", after="")
+SIDES = Preference(prompt="{q}:", chosen="{a}", rejected="no")
+
+
+def spelt(template, value):
+    """The text of a value in a template, where it is the answer, or the only turn of a chat."""
+    record = {"q": "Q", "a": value, "messages": [{"role": "user", "content": value}]}
+    return templates.texts(template, record)[0].removeprefix("Q:")
+
+
+@pytest.mark.parametrize("template", [ANSWER, CHAT])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("né", "né"),
+        ("né".encode(), "né"),
+        (bytearray(b"a"), "a"),
+        (7, "7"),
+        (-0.1, "-0.1"),
+        (1e300, "1e+300"),
+        (2**70, str(2**70)),
+        (np.int8(3), "3"),
+        (np.float32(0.1), "0.1"),
+        (decimal.Decimal("1.10"), "1.10"),
+        (np.str_("a"), "a"),
+    ],
+)
+def test_texts_and_numbers_are_spelt_exactly(template, value, text):
+    assert spelt(template, value) == text
+
+
+@pytest.mark.parametrize("template", [ANSWER, CHAT, SIDES])
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (None, "is null|is None"),
+        (NAN, "is null|is nan"),
+        (np.float32("nan"), "is null|is np.float32"),
+        (float("inf"), "holds float"),
+        (["a"], "holds list"),
+        (("a",), "holds tuple"),
+        ({"text": "a"}, "holds dict"),
+        ([b"a"], "holds list"),
+        (True, "holds bool"),
+        (np.bool_(False), "holds bool"),
+        ({1, 2}, "holds set"),
+        (np.array(["a"]), "holds ndarray"),
+        (datetime.date(2024, 1, 1), "holds date"),
+        (b"\xff", "is not UTF-8 text"),
+        ("cut \ud83d", "is not UTF-8 text"),
+    ],
+)
+def test_other_values_are_errors_that_name_record_field_and_kind(
+    template, value, sentence, tmp_path
+):
+    record = {"q": "Q", "a": value, "messages": [{"role": "user", "content": value}]}
+    record |= {"a": record["messages"]} if template is CHAT else {"messages": []}
+    field = "(content|part) of turn 0 of its messages" if template is CHAT else "field 'a'"
+    with pytest.raises(ValueError, match=rf"record 0: .*{field} ({sentence})"):
+        prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (NAN, "-"), ("a", "a"), ("", ""), (0, "0")],
+)
+def test_a_null_may_have_a_text(value, text):
+    assert spelt(Answer(prompt="{q}:", answer="{a}", null="-"), value) == text
+    assert spelt(Answer(prompt="{q}:", answer="{a}", null={"a": "-"}), value) == text
+    assert spelt(Chat(before="", after="", null="-"), value) == text
+    if text == "-":
+        with pytest.raises(ValueError, match="its field 'a' is null"):
+            spelt(Answer(prompt="{q}:", answer="{a}", null={"q": ""}), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "result"),
+    [
+        ("{a[0]}{a[1][b]}", {"a": ["x", {"b": 5}]}, "x5"),
+        ("{a:>4}|{a!r}|{a!s:<3}|", {"a": "b"}, "   b|'b'|b  |"),
+        ("{a:.2f}{a:05}", {"a": 1}, "1.0000001"),
+        ("{a!r}", {"a": ["x"]}, "['x']"),  # asked for
+        ("{day:%Y}", {"day": datetime.date(2024, 1, 1)}, "2024"),
+        ("{a:>{n}}", {"a": "x", "n": 3}, "  x"),
+        ("{{}}{a:>3}", {"a": b"x"}, "{}  x"),
+        ("{a[0]}", {"a": [None]}, "is null"),
+        ("{a[0]}", {"a": []}, "its field 'a' has no 'a[0]' (list index out of range)"),
+        ("{a[b]}", {"a": "x"}, "its field 'a' has no 'a[b]'"),
+        ("{a.__class__}", {"a": "x"}, "holds type"),
+        ("{a:.2f}", {"a": NAN}, "is null"),
+        ("{a:.2f}", {"a": float("inf")}, "holds float"),
+        ("{a!r}", {"a": None}, "is null"),
+        ("{a:>3}", {"a": ["x"]}, "holds list"),
+        ("{}", {"a": "x"}, "it has a field without a name; a field of the record is {name}"),
+        ("{0}", {"a": "x"}, "it has a field without a name"),
+        ("{a", {"a": "x"}, "expected '}' before end of string"),
+        ("}", {"a": "x"}, "Single '}' encountered"),
+    ],
+)
+def test_a_format_string_spells_fields_or_says_why_not(text, fields, result):
+    try:
+        assert Markup.fill(text, fields) == result
+    except ValueError as error:
+        assert result in str(error)  # noqa: PT017
+
+
+def test_a_broken_format_string_is_refused_before_any_record():
+    for make in (
+        lambda text: Answer(prompt=text, answer="{a}"),
+        lambda text: Preference(prompt="", chosen="{a}", rejected=["{a}", text]),
+        lambda text: Chat(before=text),
+    ):
+        with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
+            make("{a")
+    with pytest.raises(ValueError, match=r"its only field is \{role\}"):
+        Chat(before="{name}")
+
+
+def quote(record):
+    return [(f"{record['a']}{record['more'][0]['b']}", 1.0)]
+
+
+def test_own_templates_get_text_in_place_of_bytes_and_columns_that_are_not_read_do_not_matter():
+    record = {"a": b"x", "more": [{"b": b"y"}], "image": b"\xff\xd8", "none": None}
+    assert templates.texts(quote, record) == ["xy"]
+    assert templates.texts(Answer(prompt="", answer="{a}"), record) == ["x"]
+    with pytest.raises(ValueError, match=r"the span .* is not UTF-8"):
+        templates.texts(quote, record | {"a": "\ud800"})
+
+
+def test_a_feature_that_is_null_has_its_fill(tmp_path):
+    from pipeline import Feature
+
+    records = Records([{"text": "a", "n": 5}, {"text": "b", "n": None}])
+    for fill, expected in ((-1, [5, -1]), (None, None)):
+        features = {"n": Feature("example", dtype="int32", fill=fill)}
+        place = tmp_path / str(fill)
+        if expected is None:
+            with pytest.raises(ValueError, match="record 1: n cannot be cast from object"):
+                prepare(records, Bytes(), place, features=features)
+        else:
+            corpus = prepare(records, Bytes(), place, features=features)
+            assert [int(each["n"]) for each in corpus] == expected
+
+
+def test_json_that_spells_half_a_character_is_skipped_with_its_place(tmp_path, caplog):
+    from pipeline.text.sources import JsonLines
+
+    lines = [json.dumps({"q": "?", "a": text}) for text in ("cut \ud83d", "fine")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = JsonLines(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 .*'a' is not UTF-8"):
+        prepare(source, Bytes(), tmp_path / "a", template=ANSWER)
+    with caplog.at_level(logging.ERROR):
+        corpus = prepare(source, Bytes(), tmp_path / "b", template=ANSWER, on_error="skip")
+    assert corpus.lengths.tolist() == [0, 7]
