@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -194,7 +195,7 @@ class ParquetFiles(Tables):
     def _open(self, path: epath.Path) -> _File:
         from pyarrow import parquet
 
-        file = parquet.ParquetFile(path if is_local(path) else path.open("rb"))
+        file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         # What is read, the row that is next, and the batches from there on.
         reading: Any = None, 0, iter(())
@@ -230,18 +231,17 @@ class ArrowFiles(Tables):
     format, prefix = "Arrow", "arrowfiles"
 
     def _open(self, path: epath.Path) -> _File:
-        local = is_local(path)
-        raw = pa.memory_map(os.fspath(path)).read_buffer() if local else path.read_bytes()
+        raw = _map(path) if is_local(path) else path.read_bytes()
+        is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
         @functools.lru_cache(1)
         def open_columns(*fields: int) -> tuple[int, Callable[[int], pa.RecordBatch]]:
             options = pa.ipc.IpcReadOptions(included_fields=list(fields))
-            try:
+            if is_file:
                 file = pa.ipc.open_file(raw, options=options)
                 return file.num_record_batches, file.get_batch
-            except pa.ArrowInvalid:  # no footer: a stream, as Hugging Face writes it
-                batches = list(pa.ipc.open_stream(raw, options=options))
-                return len(batches), batches.__getitem__
+            batches = list(pa.ipc.open_stream(raw, options=options))
+            return len(batches), batches.__getitem__
 
         @functools.lru_cache(1)  # a group is decompressed once
         def read_group(group: int, *fields: int) -> pa.RecordBatch:
@@ -251,7 +251,7 @@ class ArrowFiles(Tables):
             fields = [field for field, name in enumerate(schema.names) if name in names]
             return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
 
-        schema = _read_schema(raw)
+        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
         # To count rows, the narrowest column is enough.
         narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
         rows = [read_group(group, *narrow).num_rows for group in range(open_columns(*narrow)[0])]
@@ -259,11 +259,9 @@ class ArrowFiles(Tables):
         return _File(schema.names, sizes, read)
 
 
-def _read_schema(raw: Any) -> pa.Schema:
-    try:
-        return pa.ipc.open_file(raw).schema
-    except pa.ArrowInvalid:
-        return pa.ipc.open_stream(raw).schema
+def _map(path: epath.Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _width(of: pa.DataType) -> int:
