@@ -48,6 +48,8 @@ class Pairs(AnyCorpus):
         self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
+        if (inputs.origin or {}).get("on_error") == "skip":  # others have at least a begin mark
+            self.lengths[inputs.lengths == 0] = 0
         self.lengths.flags.writeable = False
         self.directory = targets.directory.parent
         self.text_bytes, self.num_learnt = targets.text_bytes, targets.num_learnt

@@ -1,11 +1,13 @@
 """Prepare: text to a corpus; once, in parallel, and resumed where it was interrupted."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -35,7 +37,7 @@ from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, TASKS, Task
 from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes, require_tokenizable
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
-from pipeline.errors import InvalidState, InvalidValue, counted
+from pipeline.errors import InvalidState, InvalidValue, counted, name_some
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
@@ -321,9 +323,9 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
         path = work.directory / SKIPPED
         with atomic_write(path, shared=True) as file:
             file.writelines(f"{line}\n".encode() for line in failures)
-        text = "%s of %s records failed and have no tokens; %s lists them"
-        records_in_all = len(counts) // work.job.nodes
-        logger.warning(text, f"{len(failures):,}", f"{records_in_all:,}", os.fspath(path))
+        text = "%s of %s records failed and have no tokens; %s lists them: %s"
+        every, failed = f"{len(counts) // work.job.nodes:,}", f"{len(failures):,}"
+        logger.warning(text, failed, every, os.fspath(path), _count_reasons(failures))
     finish(log, dataclasses.replace(manifest, parts=parts), counts)
 
 
@@ -351,6 +353,13 @@ def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[st
         for about, (count, of, first) in notes.items()
         if count
     ]
+
+
+def _count_reasons(failures: Sequence[str]) -> str:
+    """The number of failures of each kind: the beginning of their reasons, without numbers."""
+    reasons = [re.split("[:;.(]", json.loads(line)["reason"])[0].strip() for line in failures]
+    kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
+    return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
 
 
 def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:

@@ -133,6 +133,8 @@ REFUSED = {
     "a NumPy array; give token ids to": saved(np.save, np.arange(3)),
     "a tar archive; unpack it first": tar(TEXT),
     "a tar archive; unpack it": gzip.compress(tar(TEXT)),
+    "NUL bytes, as UTF-16 has without a mark": "привет мир\n".encode("utf-16-le"),
+    "NUL bytes, as UTF-16 has": b"a\0" * 3 + b"\0\1",
     "an SQLite database; export": b"SQLite format 3\0" + bytes(90),
     "a PDF; extract its text": b"%PDF-1.4\n%",
     "it is a zip archive of 2 files; unpack": zipped(a="1", b="2"),
@@ -189,6 +191,14 @@ def test_a_bomb_ends_at_a_limit_that_is_said(pack, tmp_path, monkeypatch):
         )
     with pytest.raises(ValueError, match=r"a text of more than 60,000 bytes; divide it"):
         list(TextFiles(path, sample_by="file"))
+
+
+@pytest.mark.parametrize("kind", [ParquetFiles, ArrowFiles])
+def test_a_table_that_is_cut_short_is_damaged(kind, tmp_path):
+    write = parquet.write_table if kind is ParquetFiles else feather.write_feather
+    (tmp_path / "a").write_bytes(saved(lambda file: write(TABLE, file))[:-9])
+    with pytest.raises(ValueError, match=r"cannot be read as .* It is damaged or of another form"):
+        list(kind(tmp_path / "a"))
 
 
 def test_a_file_with_only_a_mark_is_empty(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.text.sources import TextFiles, find, open_files
 from pipeline.trainer.corpora import open_source
+from tests.text.record_files import make
 
 ALL = {
     "a.txt": "a",
@@ -134,12 +135,15 @@ def test_what_cannot_be_opened_is_named(name, error, sentence, monkeypatch):
     assert type(raised.value).__module__ == "pipeline.errors"
 
 
-def test_a_name_that_is_not_utf8_is_a_name_like_others(folder):
-    name = os.fsdecode(b"latin-\xe9.txt")
-    pathlib.Path(name).write_text("text")
-    source = TextFiles([name])
-    assert [record["text"] for record in source] == ["text"]
-    assert source.fingerprint != TextFiles(["a.txt"]).fingerprint
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "feather", "arrow"])
+def test_a_name_that_is_not_utf8_is_a_name_like_others(kind, folder):
+    records = [{"text": f"{number}"} for number in range(30)]
+    make(kind, folder, records)
+    name = os.fsdecode(b"latin-\xe9.") + kind
+    os.rename(f"0.{kind}", name)
+    source = open_files([name])
+    assert list(source) == records[:25]
+    assert source.fingerprint != open_files([f"1.{kind}"]).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,12 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
                 break
             raw = _Unpacked(path, packing, stream, path.stat().length)
             stream = io.BufferedReader(raw, BUFFER)
-        if found := describe(head):
+        found = describe(head)
+        if not found and 50 * head.count(0) > len(head):
+            found = (
+                "It has NUL bytes, as UTF-16 has without a mark; convert it, for example with iconv"
+            )
+        if found:
             raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")
         yield stream
 

@@ -97,9 +97,11 @@ class FileSource(Sharded, Handles):
         except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
-            found = describe(read_head(path)) or (
-                "It is damaged or of another format; fetch it again, or check its name"
-            )
+            found = describe(read_head(path))
+            if isinstance(error, UnicodeEncodeError):
+                found = "Its name is not UTF-8; rename it"
+            elif not found or self.format in found:
+                found = "It is damaged or of another format; fetch it again, or check its name"
             raise InvalidValue(
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. {found}"
             ) from error

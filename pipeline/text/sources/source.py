@@ -152,16 +152,11 @@ class Sharded(abc.ABC):
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         """All records in order; the error of one that cannot be read is raised."""
-        return records_of(self, self.shards())
-
-
-def records_of(source: Sharded, shards: Sequence[Shard]) -> Iterator[Mapping[str, Any]]:
-    """The records of some shards; the error of one that cannot be read is raised."""
-    for block in itertools.chain.from_iterable(map(source.read, shards)):
-        for number, record in enumerate(block.records):
-            if isinstance(record, Exception):
-                raise with_place(record, source.where(block, number))
-            yield record
+        for block in itertools.chain.from_iterable(map(self.read, self.shards())):
+            for number, record in enumerate(block.records):
+                if isinstance(record, Exception):
+                    raise with_place(record, self.where(block, number))
+                yield record
 
 
 def with_place(error: Exception, place: str) -> Exception:
@@ -390,29 +385,20 @@ class Slice(Sharded):
     def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
         """See `Sharded`."""
         for block in self.source.read(shard, start):
-            mine: list[int] = []
-            for file, group in itertools.groupby(enumerate(block.places), lambda each: each[1][0]):
-                numbers, places = zip(*group, strict=True)
-                at = self._draw(file, np.array([place[1] for place in places], np.uint64))
-                inside = (self.begin <= at) & (at < self.end)
-                mine += np.array(numbers)[inside].tolist()
+            mine = [
+                n for n, at in enumerate(block.places) if self.begin <= self._draw(*at) < self.end
+            ]
             yield dataclasses.replace(
                 block,
                 records=[block.records[number] for number in mine],
                 places=[block.places[number] for number in mine],
             )
 
-    def _draw(self, file: str, at: np.ndarray) -> np.ndarray:
-        """A number in [0, 1) for each place in a file: float64."""
-        name = "/".join(file.split("/")[self._depth :])
-        digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
-        mixed = at + np.frombuffer(digest[:8], np.uint64)
-        # As in SplitMix64; https://doi.org/10.1145/2660193.2660195.
-        for factor, shift in ((0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27)):
-            mixed = mixed * np.uint64(factor)
-            mixed ^= mixed >> np.uint64(shift)
-        mixed = mixed * np.uint64(0x94D049BB133111EB)
-        return (mixed >> np.uint64(11)) * 2.0**-53
+    def _draw(self, file: str, at: int) -> float:
+        """A number in [0, 1) for a place in a file."""
+        place = f"{'/'.join(file.split('/')[self._depth :])}\n{at}"
+        digest = hashlib.blake2b(place.encode(errors="surrogateescape"), digest_size=6).digest()
+        return int.from_bytes(digest) / 2**48
 
     def where(self, block: Block, number: int) -> str:
         """See `Sharded`."""
@@ -454,7 +440,7 @@ class Records:
         if self._given is not None:
             return self._given
         samples = min(len(self), SAMPLES)
-        entries = self.__getitems__([at * len(self) // samples for at in range(samples)])
+        entries = read_records(self.records, [at * len(self) // samples for at in range(samples)])
         lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
         content = "".join(f"{line}\n" for line in [len(self), *lines])
         return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"

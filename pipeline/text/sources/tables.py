@@ -1,10 +1,11 @@
 """Tables: rows of columnar files, of which only the columns that are asked for are read."""
 
-import abc
+import functools
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from etils import epath
@@ -16,6 +17,17 @@ from pipeline.text.sources.source import Block, Blocks, Shard
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
+
+
+class _File(NamedTuple):
+    """An open file: its columns, the rows and bytes of each group, and a function.
+
+    That reads some columns of a group: `read(group, first row, rows, columns)`.
+    """
+
+    names: list[str]
+    groups: list[tuple[int, int]]
+    read: Callable[[int, int, int, list[str]], pa.Table]
 
 
 class Tables(files.FileSource):
@@ -31,7 +43,7 @@ class Tables(files.FileSource):
         columns: the columns that records have; None: all.
     """
 
-    _open: type["_Groups"]
+    _open: Callable[[epath.Path], _File]
 
     handles = ("_latest",)
     _latest: tuple[Any, Any] = None, None  # the file that was opened last
@@ -46,7 +58,7 @@ class Tables(files.FileSource):
     def _is_whole(self, path: epath.Path) -> bool:
         return False
 
-    def _open_file(self, path: epath.Path) -> "_Groups":
+    def _open_file(self, path: epath.Path) -> _File:
         if self._latest[0] == path:
             return self._latest[1]
         found = self._guard(path, self._open, path)
@@ -63,13 +75,13 @@ class Tables(files.FileSource):
         for path in self.files:
             found = self._open_file(path)
             names = self.columns or found.names
-            for number, before in enumerate(itertools.accumulate(found.rows[:-1], initial=0)):
-                if number < len(found.rows):
-                    where = number, 0, found.rows[number]
-                    table = self._guard(path, found.read, *where, names)
-                    # Arrow trusts the offsets of a file, and would read outside of it.
-                    self._guard(path, lambda table=table: table.validate(full=True))
-                    yield f"{os.fspath(path)}, from row {before} on,", table
+            before = 0
+            for number, (rows, _) in enumerate(found.groups):
+                table = self._guard(path, found.read, number, 0, rows, names)
+                # Arrow trusts the offsets of a file, and would read outside of it.
+                self._guard(path, lambda table=table: table.validate(full=True))
+                yield f"{os.fspath(path)}, from row {before} on,", table
+                before += rows
 
     def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
         """See `Sharded`."""
@@ -80,12 +92,12 @@ class Tables(files.FileSource):
             path, last = self.files[file], number == len(shard.spans) - 1
             size = path.stat().length
             found = self._open_file(path)
-            rows, names = found.rows, self.columns or found.names
+            rows, names = [rows for rows, _ in found.groups], self.columns or found.names
             mine = [n for n in range(len(rows)) if begin <= size * n // len(rows) < end]
             for unit in mine:
                 if unit < first or not rows[unit]:
                     continue
-                mean = max(found.bytes_of(unit) / rows[unit], ROW)
+                mean = max(found.groups[unit][1] / rows[unit], ROW)
                 step, before = max(int(shard.block / mean), 1), sum(rows[:unit])
                 while row < rows[unit]:
                     count = min(step, rows[unit] - row)
@@ -120,14 +132,14 @@ class _Batch:
         return self._values[name]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        asked, groups = self._source._asked, self._source._open_file(self._path)
-        names = groups.names
+        asked, file = self._source._asked, self._source._open_file(self._path)
+        names = file.names
         if names.count(name) > 1:
             raise InvalidValue(f"{names.count(name)} columns have the name {name!r}; rename them")
         if self._table is None or name not in self._table.column_names:
             asked.add(name)
             wanted = [each for each in names if each in asked and names.count(each) == 1]
-            self._table = self._source._guard(self._path, groups.read, *self._where, wanted)
+            self._table = self._source._guard(self._path, file.read, *self._where, wanted)
         return self._table.column(name)
 
 
@@ -172,113 +184,41 @@ def _values_of(column: pa.ChunkedArray) -> list[Any]:
         return [value for row in range(len(column)) for value in _values_of(column.slice(row, 1))]
 
 
-class _Groups(abc.ABC):
-    """The groups of an open file.
-
-    Attributes:
-        names: of the columns.
-        rows: the number of rows of each group.
-    """
-
-    names: list[str]
-    rows: list[int]
-
-    @abc.abstractmethod
-    def __init__(self, path: epath.Path): ...
-
-    @abc.abstractmethod
-    def bytes_of(self, group: int) -> int:
-        """About the bytes of a group, however few columns are read of it."""
-
-    @abc.abstractmethod
-    def read(self, group: int, first: int, count: int, names: Sequence[str]) -> pa.Table:
-        """Some columns of `count` rows of a group, from `first` on."""
-
-
-class _ParquetGroups(_Groups):
-    def __init__(self, path: epath.Path):
-        from pyarrow import parquet
-
-        self._file = parquet.ParquetFile(path if is_local(path) else path.open("rb"))
-        self._groups = list(map(self._file.metadata.row_group, range(self._file.num_row_groups)))
-        self.names = self._file.schema_arrow.names
-        self.rows = [group.num_rows for group in self._groups]
-        # What is read, up to which row, and the batches that follow.
-        self._following: tuple[Any, int, Iterator[pa.RecordBatch]] = None, 0, iter(())
-
-    def bytes_of(self, group: int) -> int:
-        return self._groups[group].total_byte_size
-
-    def read(self, group: int, first: int, count: int, names: Sequence[str]) -> pa.Table:
-        of, at, batches = self._following
-        if (of, at) != ((group, names), first):
-            of, at = (group, list(names)), 0
-            batches = self._file.iter_batches(count, row_groups=[group], columns=of[1])
-        found: list[pa.RecordBatch] = []
-        while at < first + count:
-            batch = next(batches)
-            skipped, taken = max(first - at, 0), min(batch.num_rows, first + count - at)
-            found += [batch.slice(skipped, taken - skipped)] if skipped < taken else []
-            at += taken
-            if taken < batch.num_rows:
-                batches = itertools.chain([batch.slice(taken)], batches)
-        self._following = of, at, batches
-        return pa.Table.from_batches(found)
-
-
 class ParquetFiles(Tables):
     """Records from Parquet files, one for each row; see `Tables` for the arguments.
 
     A row group is read by one worker, in batches, so it may be of any size.
     """
 
-    format, prefix, _open = "Parquet", "parquetfiles", _ParquetGroups
+    format, prefix = "Parquet", "parquetfiles"
 
+    def _open(self, path: epath.Path) -> _File:
+        from pyarrow import parquet
 
-class _ArrowGroups(_Groups):
-    def __init__(self, path: epath.Path):
-        local = is_local(path)
-        self._raw = pa.memory_map(os.fspath(path)).read_buffer() if local else path.read_bytes()
-        self._opened: tuple[list[int], int, Any] = [-1], 0, None
-        self._latest: tuple[Any, Any] = None, None  # a group is decompressed once
-        try:
-            schema = pa.ipc.open_file(self._raw).schema
-        except pa.ArrowInvalid:  # no footer: a stream, as Hugging Face writes it
-            schema = pa.ipc.open_stream(self._raw).schema
-        self.names = schema.names
-        # To count rows, the narrowest column is enough.
-        fields = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))
-        groups, read = self._open(fields[:1])
-        self.rows = [read(group).num_rows for group in range(groups)]
+        file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        # What is read, the row that is next, and the batches from there on.
+        reading: Any = None, 0, iter(())
 
-    def _open(self, fields: list[int]) -> tuple[int, Callable[[int], pa.RecordBatch]]:
-        """The number of groups, and a function that reads some columns of one."""
-        if self._opened[0] != fields:
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            try:
-                file = pa.ipc.open_file(self._raw, options=options)
-                self._opened = fields, file.num_record_batches, file.get_batch
-            except pa.ArrowInvalid:
-                batches = list(pa.ipc.open_stream(self._raw, options=options))
-                self._opened = fields, len(batches), batches.__getitem__
-        return self._opened[1:]
+        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+            nonlocal reading
+            of, at, batches = reading
+            if (of, at) != ((group, names), first):
+                of, at = (group, names), 0
+                batches = file.iter_batches(count, row_groups=[group], columns=names)
+            found: list[pa.RecordBatch] = []
+            while at < first + count:
+                batch = next(batches)
+                begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
+                found += [batch.slice(begin, end - begin)] if begin < end else []
+                at += end
+                if end < batch.num_rows:
+                    batches = itertools.chain([batch.slice(end)], batches)
+            reading = of, at, batches
+            return pa.Table.from_batches(found)
 
-    def bytes_of(self, group: int) -> int:
-        return len(self._raw) * self.rows[group] // sum(self.rows)
-
-    def read(self, group: int, first: int, count: int, names: Sequence[str]) -> pa.Table:
-        fields = [field for field, name in enumerate(self.names) if name in names]
-        if self._latest[0] != (group, fields):
-            self._latest = (group, fields), self._open(fields)[1](group)
-        return pa.Table.from_batches([self._latest[1].slice(first, count)])
-
-
-def _width(of: pa.DataType) -> int:
-    """The bits of a value; of text and lists, which have no fixed number, very many."""
-    try:
-        return of.bit_width
-    except ValueError:
-        return 1 << 30
+        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+        return _File(file.schema_arrow.names, sizes, read)
 
 
 class ArrowFiles(Tables):
@@ -288,4 +228,45 @@ class ArrowFiles(Tables):
     The files of a Hugging Face data set that was saved to disk are `DIRECTORY/data-*.arrow`.
     """
 
-    format, prefix, _open = "Arrow", "arrowfiles", _ArrowGroups
+    format, prefix = "Arrow", "arrowfiles"
+
+    def _open(self, path: epath.Path) -> _File:
+        raw = _map(path) if is_local(path) else path.read_bytes()
+        is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
+
+        @functools.lru_cache(1)
+        def open_columns(*fields: int) -> tuple[int, Callable[[int], pa.RecordBatch]]:
+            options = pa.ipc.IpcReadOptions(included_fields=list(fields))
+            if is_file:
+                file = pa.ipc.open_file(raw, options=options)
+                return file.num_record_batches, file.get_batch
+            batches = list(pa.ipc.open_stream(raw, options=options))
+            return len(batches), batches.__getitem__
+
+        @functools.lru_cache(1)  # a group is decompressed once
+        def read_group(group: int, *fields: int) -> pa.RecordBatch:
+            return open_columns(*fields)[1](group)
+
+        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+            fields = [field for field, name in enumerate(schema.names) if name in names]
+            return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
+
+        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
+        # To count rows, the narrowest column is enough.
+        narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
+        rows = [read_group(group, *narrow).num_rows for group in range(open_columns(*narrow)[0])]
+        sizes = [(each, len(raw) * each // sum(rows)) if each else (0, 0) for each in rows]
+        return _File(schema.names, sizes, read)
+
+
+def _map(path: epath.Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _width(of: pa.DataType) -> int:
+    """The bits of a value; of text and lists, which have no fixed number, very many."""
+    try:
+        return of.bit_width
+    except ValueError:
+        return 1 << 30

@@ -3,9 +3,10 @@
 import functools
 import io
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -13,10 +14,12 @@ from etils import epath
 from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.fingerprints import fingerprint
-from pipeline.text.sources.source import Sharded, Source, records_of, sharded, text_of
+from pipeline.text.sources.source import Sharded, Source, sharded, text_of, with_place
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
 from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
+
+logger = logging.getLogger(__name__)
 
 # The field of a record that holds its text, or several, or a function from a record to its texts.
 TextOf: TypeAlias = str | Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
@@ -250,17 +253,30 @@ def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
     """Texts of up to `SAMPLE_BYTES` in total, in order, from the beginnings of spread shards."""
     every = [(source, field, shard) for source, field in texts for shard in source.shards()]
     count = min(len(every), SAMPLED)
+    failed = ""
     # One shard of each of `count` equal stretches.
     within = np.random.Philox(key=seed).random_raw(count) / 2**64
     for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
         source, field, shard = every[number]
         left = SAMPLE_BYTES // count
-        for record in records_of(source, [shard]):
+        blocks = source.read(shard)
+        for block, at in ((each, at) for each in blocks for at in range(len(each.records))):
             if left <= 0:
                 break
-            if callable(field):
-                found = cast(Callable[[Any], Sequence[str]], field)(record)
-            else:
-                found = [text_of(record, each) for each in cast(Sequence[Any], field)]
+            try:
+                found = _texts_of(block.records[at], field)
+            except OSError:
+                raise
+            except Exception as error:  # `prepare` raises it, or skips the record
+                failed = failed or f"{with_place(error, block.where(at))}"
+                continue
             yield from found
             left -= sum(len(text.encode()) for text in found)
+    if failed:
+        logger.warning("the tokenizer is trained without the records that fail; first %s", failed)
+
+
+def _texts_of(record: Any, field: Any) -> Sequence[str]:
+    if isinstance(record, Exception):
+        raise record
+    return field(record) if callable(field) else [text_of(record, each) for each in field]

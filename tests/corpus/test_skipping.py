@@ -1,0 +1,46 @@
+"""With on_error="skip", a record that fails is left out of everything, listed and counted."""
+
+import json
+
+import pytest
+
+import pipeline
+from pipeline.text.sources import JsonLines, Records
+from pipeline.text.tokenizers import Bytes, train_sentencepiece
+
+OPTIONS = {"progress": False, "num_workers": 0, "on_error": "skip"}
+
+
+def test_a_pair_of_which_one_side_fails_is_in_no_batch(tmp_path):
+    sides = [("aa", "b"), (None, "c"), ("d", None), ("", "e"), ("f", ""), (None, None)]
+    records = [dict(zip(("inputs", "targets"), pair, strict=True)) for pair in sides]
+    pairs = pipeline.prepare_pairs(Records(records), Bytes(), tmp_path / "pairs", **OPTIONS)
+    assert pairs.lengths.tolist() == [[4, 2], [0, 0], [3, 0], [2, 2], [3, 1], [0, 0]]
+    again = pipeline.Pairs.open(tmp_path / "pairs")
+    assert (again.lengths == pairs.lengths).all()
+    with pipeline.load(pairs, tokens_per_batch=64, num_epochs=1) as batches:
+        targets = [int(each) for batch in batches for each in batch["targets"].ravel() if each > 2]
+    assert sorted(map(chr, (each - 3 for each in targets))) == ["b", "e"]
+
+
+def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    lines = ['{"text": "a"}', "nope", '{"text": null}', '{"text": 5}', '{"text": "b"}', "[1]", "{"]
+    path.write_text("\n".join(lines * 3))
+    corpus = pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "corpus", **OPTIONS)
+    assert [corpus.decode(at) for at in range(7)] == ["a", "", "", "", "b", "", ""]
+    listed = [json.loads(line) for line in (tmp_path / "corpus/skipped.jsonl").open()]
+    assert [each["byte"] for each in listed[:5]] == [14, 19, 34, 60, 64]
+    assert {each["file"] for each in listed} == {str(path)}
+    assert "15 of 21 records failed" in caplog.text
+    assert "6 × it is not valid JSON, 3 × " in caplog.text
+
+
+def test_records_that_no_field_can_read_do_not_stop_a_fingerprint_or_a_tokenizer(tmp_path, caplog):
+    source = Records(["some words", None, 5, {"body": "x"}, {"text": b"\xff"}, "more words"] * 20)
+    tokenizer = train_sentencepiece(source, 270, tmp_path / "m.model")
+    assert "trained without the records that fail; first record 1: it is a NoneType" in caplog.text
+    corpus = pipeline.prepare(source, tokenizer, tmp_path / "corpus", **OPTIONS)
+    assert [corpus.decode(at) for at in range(6)] == ["some words", "", "", "", "", "more words"]
+    with pytest.raises(ValueError, match="record 1: it is a NoneType, and a record must be"):
+        pipeline.prepare(source, tokenizer, tmp_path / "other", progress=False, num_workers=0)
