@@ -138,7 +138,7 @@ class Chat:
 
     def _content(self, turn: Mapping[str, Any], what: str) -> str:
         content = turn.get(self.content)
-        if isinstance(content, str) and content.isascii():
+        if type(content) is str:
             return content
         if is_null(content) and self.null is None:
             raise _lacks(turn, self.content, "content", what)

@@ -21,7 +21,7 @@ from pipeline.text.jinja import Jinja
 from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Markup, Tokenizer
 from pipeline.text.tokenizers.markup import Null, parse_format, parts_of
-from pipeline.text.values import as_text, decode_bytes, note
+from pipeline.text.values import as_text, count_bytes, decode_bytes, not_text, note
 
 __all__ = [
     "Answer",
@@ -287,7 +287,8 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
     ['2+2=4']
     """
     try:
-        return ["".join(text for text, *_ in spans) for spans in fill(template, record)]
+        nodes = ["".join(text for text, *_ in spans) for spans in fill(template, record)]
+        return [as_text(text, "the text of a template") for text in nodes]
     except LeftOut:
         return []
 
@@ -316,7 +317,6 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
     for text, weight, _ in spans:
         if not isinstance(text, str):
             raise InvalidValue(f"it returned a span that is {type(text).__name__}, not text")
-        as_text(text, f"the span {text!r:.60} that it returned")
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidValue(f"it returned the weight {weight}; a weight must be at least 0")
     return spans
@@ -350,6 +350,10 @@ def encode(
     node = np.array([number for record in filled for number in range(len(record))], np.int64)
     alone = np.array([len(record) == 1 for record in filled for _ in record], bool)
     texts = [text for text, *_ in spans]
+    try:
+        text_sizes = [count_bytes(text) for text in texts]
+    except UnicodeError as error:
+        raise not_text("a span that the template returned", error) from error
     if of_spans := getattr(tokenizer, "encode_spans", None):
         flat, counts = of_spans(texts, _find_inside(filled))
     else:
@@ -369,7 +373,9 @@ def encode(
         keep[ends[last][(node > 0) | alone] - 1] = True
     example = np.repeat(np.arange(len(sizes)), sizes)
     tokens = np.bincount(np.repeat(example, counts)[keep], minlength=len(sizes))
-    weighted = [len(text.encode()) if weight else 0 for text, weight, _ in spans]
+    weighted = [
+        size if weight else 0 for size, (_, weight, _) in zip(text_sizes, spans, strict=True)
+    ]
     text_bytes = np.bincount(example, weighted, len(sizes)).astype(np.int64)
     columns = {
         TOKENS: Column(TOKEN_IDS, flat[keep]),

@@ -36,15 +36,12 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
     """
     try:
         if isinstance(value, str):
-            if not value.isascii():
-                value.encode()  # JSON can spell half of a surrogate pair, which is not text
+            count_bytes(value)
             return value
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value).decode()
     except UnicodeError as error:
-        raise InvalidValue(
-            f"{what} is not UTF-8 text ({error}); correct or remove the record"
-        ) from None
+        raise not_text(what, error) from None
     if is_null(value):
         if null is None:
             raise InvalidValue(
@@ -58,6 +55,32 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
         f"{what} holds {type(value).__name__} ({value!r:.60}), not text or a number; convert it to "
         "a string first, or name another field"
     )
+
+
+def count_bytes(text: str) -> int:
+    """The bytes of a text in UTF-8.
+
+    Raises:
+        UnicodeError: it has half of a surrogate pair, as JSON can spell it, which is no text.
+    """
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def not_text(what: str, error: UnicodeError) -> InvalidValue:
+    """The error of a text that UTF-8 cannot encode, or of bytes that are none; `what` names it."""
+    return InvalidValue(f"{what} is not UTF-8 text ({error}); correct or remove the record")
+
+
+def require_utf8(value: Any, what: str) -> None:
+    """Refuses a value in which a text is none; `what` and its keys name it."""
+    if isinstance(value, str):
+        as_text(value, what)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            require_utf8(each, f"{what}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            require_utf8(each, f"{what}[{number}]")
 
 
 def decode_bytes(value: Any) -> Any:

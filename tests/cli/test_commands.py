@@ -616,3 +616,48 @@ def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     assert "documents    2" in out
     assert f"now look at it: lockstep report {into}" in out
     assert Corpus.open(into)[0]["targets"].tolist() == [1]
+
+
+def test_prepare_names_marks_and_refuses_what_the_tokenizer_changes(run, tmp_path):
+    vocab = {"<s>": 0, "</s>": 1, "one": 2, "?": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "words.json"))
+    (tmp_path / "a.jsonl").write_text('{"q": "one", "a": null}\n{"q": "one", "a": "one"}\n')
+    answer = ["--template", "answer", "prompt={q}", "answer={a}", "null="]
+    given = ["prepare", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "words.json", *answer]
+    for marks, sentence in (
+        ([], "one begin mark; name it with --begin-token TOKEN, or give --begin-token '' for no"),
+        (["--begin-token", ""], "exactly one end mark; name it with --end-token TOKEN, or give"),
+        (["--begin-token", "<a>"], "has no token '<a>'; name it with --begin-token TOKEN"),
+        (["--no-marks", "--end-token", "</s>"], "is '</s>', and --no-marks is given; remove one"),
+    ):
+        err = run.refused(*given, "--into", tmp_path / "none", *marks)
+        assert sentence in err
+    marks = ["--begin-token", "", "--end-token", "</s>"]
+    run.done(*given, "--into", tmp_path / "a", *marks)
+    assert [each["targets"].tolist() for each in Corpus.open(tmp_path / "a")] == [[1], [2, 1]]
+    (tmp_path / "b.txt").write_text("one two\n")
+    given = ["prepare", tmp_path / "b.txt", "--tokenizer", tmp_path / "words.json", *marks]
+    err = run.refused(*given, "--into", tmp_path / "b", "--strict")
+    assert "'one two' becomes 'one ?'; give another tokenizer, or train on this text without" in err
+    err = run.refused(
+        "prepare", tmp_path / "b.txt", "--into", tmp_path / "c", "--end-token", "</s>"
+    )
+    assert "bytes have no token '</s>'; name it with --end-token" in err
+
+
+def test_a_config_names_marks(tmp_path):
+    from pipeline.trainer import corpora
+
+    vocab = {"<s>": 0, "</s>": 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<s>"))
+    tokenizer.save(str(tmp_path / "a.json"))
+    fields = {"kind": "huggingface", "model": str(tmp_path / "a.json"), "vocab_size": 9}
+    named = fields | {"begin": False, "end": True, "end_token": "</s>"}
+    assert corpora.open_tokenizer(named, [], tmp_path / "m").end_id == 1
+    advice = r"in config\.tokenizer\.end_token, or set config\.tokenizer\.end to False"
+    for wrong in ({"begin": False, "end": True}, named | {"end_token": "<a>"}):
+        with pytest.raises(ValueError, match=advice):
+            corpora.open_tokenizer(fields | wrong, [], tmp_path / "m")

@@ -74,7 +74,8 @@ def test_other_values_are_errors_that_name_record_field_and_kind(
 ):
     record = {"q": "Q", "a": value, "messages": [{"role": "user", "content": value}]}
     record |= {"a": record["messages"]} if template is CHAT else {"messages": []}
-    field = "(content|part) of turn 0 of its messages" if template is CHAT else "field 'a'"
+    field = "((content|part) of turn 0 of its messages|field 'a'.*)"
+    field = field if template is CHAT else "field 'a'"
     with pytest.raises(ValueError, match=rf"record 0: .*{field} ({sentence})"):
         prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
 
@@ -143,7 +144,7 @@ def test_own_templates_get_text_in_place_of_bytes_and_columns_that_are_not_read_
     record = {"a": b"x", "more": [{"b": b"y"}], "image": b"\xff\xd8", "none": None}
     assert templates.texts(quote, record) == ["xy"]
     assert templates.texts(Answer(prompt="", answer="{a}"), record) == ["x"]
-    with pytest.raises(ValueError, match=r"the span .* is not UTF-8"):
+    with pytest.raises(ValueError, match="the text of a template is not UTF-8"):
         templates.texts(quote, record | {"a": "\ud800"})
 
 
