@@ -3,30 +3,52 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.corpus import token_files
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Reader
 from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.token_files import Lists, TokenFiles
 from pipeline.errors import InvalidValue
-from pipeline.text.features import TOKEN_IDS, TOKENS, Feature, check_features
+from pipeline.planning.identity import fingerprint_of
+from pipeline.text.features import (
+    LOSS_WEIGHTS,
+    TOKEN_IDS,
+    TOKENS,
+    WEIGHTS,
+    Feature,
+    check_features,
+)
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+from pipeline.text.tokenizers import Tokenizer
 
-# The numbers of some lists, where each list begins in them, and the size of each.
-Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+class Options(TypedDict, total=False):
+    """The options of every kind of `InPlace`.
+
+    task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
+    vocab_size: ids are below this; default: that of the tokenizer, or unknown.
+    tokenizer: made the ids. It decodes them, and lets the corpus join others of the same tokenizer.
+    """
+
+    task: Task
+    vocab_size: int | None
+    tokenizer: Tokenizer | None
 
 
 class InPlace(SingleCorpus):
-    """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
+    """Tokens that another program stored, read in place; made by one of its class methods.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
-    below 2**31, which `verify` checks by reading everything.
+    below 2**31, which `verify` checks by reading everything. Files in object storage are read into
+    memory.
     """
 
     def __init__(
@@ -36,9 +58,13 @@ class InPlace(SingleCorpus):
         fingerprint: str,
         make: functools.partial["InPlace"],
         features: Mapping[str, tuple[Feature, Sequence[Lists]]] | None = None,
+        weights: Sequence[Lists] | None = None,
     ):
-        self._make, self.task = make, make.keywords["task"]
+        self._make, self.task = make, make.keywords.get("task", CAUSAL)
         self._lists, columns = lists, {TOKENS: (TOKEN_IDS, lists), **(features or {})}
+        self.weighted = weights is not None
+        if weights is not None:
+            columns[WEIGHTS] = LOSS_WEIGHTS, weights
         tokens = np.concatenate([counts for _, _, counts in lists])
         self.lengths = self.task.lengths(tokens)
         self.lengths.flags.writeable = False
@@ -51,8 +77,11 @@ class InPlace(SingleCorpus):
             [InMemory(segments, columns)],
             owner=f"{self!r}",
         )
-        self.vocab_size = make.keywords["vocab_size"]
-        self.identity = {"tokens": fingerprint, "tokenizer": "none", "task": self.task.name}
+        self.vocab_size, made_by = make.keywords.get("vocab_size"), "none"
+        if self.tokenizer is not None:
+            self.vocab_size = self.vocab_size or self.tokenizer.vocab_size
+            made_by = self.tokenizer.fingerprint
+        self.identity = {"tokens": fingerprint, "tokenizer": made_by, "task": self.task.name}
         self.features = {name: feature for name, (feature, _) in (features or {}).items()}
         for name, feature in self.task.check(self.features).items():
             found = np.concatenate([counts for _, _, counts in columns[name][1]])
@@ -136,6 +165,69 @@ class InPlace(SingleCorpus):
         return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
 
     @classmethod
+    def megatron(cls, prefixes: files.Paths, **options: Unpack[Options]) -> "InPlace":
+        """The documents of Megatron's indexed data sets, mapped.
+
+        Args:
+            prefixes: one or several, or globs: `data/my_text_document` stands for the files
+                `data/my_text_document.bin` and `.idx`. Several sequences of a document (of
+                `…_sentence`) are one example.
+            **options: see `Options`.
+        """
+        make = functools.partial(cls.megatron, prefixes, **options)
+        return cls._of_files(token_files.megatron(prefixes), make)
+
+    @classmethod
+    def flat(
+        cls,
+        paths: files.Paths,
+        *,
+        dtype: Any = None,
+        end: int | tuple[()] | None = None,
+        begin: int | None = None,
+        skip: int = 0,
+        weights: files.Paths | None = None,
+        **options: Unpack[Options],
+    ) -> "InPlace":
+        """The documents of files that hold ids alone, as nanoGPT, llm.c and OLMo write; mapped.
+
+        A document that goes on in the next file is one example, which is copied.
+
+        Args:
+            paths: names or globs; the order of the files is that of the tokens.
+            dtype: of the ids, such as "uint16"; None: by the header of llm.c's files.
+            end: the id that ends each document (nanoGPT: 50256); (): each file is one document.
+            begin: the id that begins each document, instead of `end` (llm.c: by the header). A file
+                `NAME.csv.gz` beside `NAME.npy`, with lines `start,end,…`, decides before both.
+            skip: the bytes before the ids of each file.
+            weights: names or globs of files with a byte for each token, 1 to train on it; (): train
+                on all tokens, though there are files `labels_mask…` beside `token_ids…`.
+            **options: see `Options`.
+        """
+        layout: Any = {"dtype": dtype, "end": end, "begin": begin, "skip": skip, "weights": weights}
+        make = functools.partial(cls.flat, paths, **layout, **options)
+        return cls._of_files(token_files.flat(paths, **layout), make)
+
+    @classmethod
+    def _of_files(cls, found: TokenFiles, make: functools.partial["InPlace"]) -> "InPlace":
+        layout = {
+            name: f"{value}"
+            for name, value in make.keywords.items()
+            if value not in (None, ()) and name not in Options.__annotations__
+        }
+        kinds = {f"{values.dtype}" for values, _, _ in found.tokens}
+        if len(kinds) > 1:
+            raise InvalidValue(
+                f"the files of {make.args[0]} hold {' and '.join(sorted(kinds))}; give files of "
+                "one type, and join several corpora with Corpora"
+            )
+        if not any(len(counts) for _, _, counts in found.tokens):
+            raise InvalidValue(f"{make.args[0]} holds no document; give files with at least one")
+        name = f"{make.func.__name__}-{files.digest(found.files)}"
+        name += f"-{fingerprint_of(layout)[:12]}" if layout else ""
+        return cls(found.tokens, fingerprint=name, make=make, weights=found.weights)
+
+    @classmethod
     def _of_columns(
         cls, kind: type[ArrowFiles | ParquetFiles], make: functools.partial["InPlace"]
     ) -> "InPlace":
@@ -160,6 +252,11 @@ class InPlace(SingleCorpus):
             for name, feature in wanted.items()
         }
         return cls(lists[column], fingerprint=source.fingerprint, make=make, features=features)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that was given."""
+        return self._make.keywords.get("tokenizer")
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""

@@ -9,8 +9,9 @@ from pipeline import Corpora, Corpus, Feature, InPlace, Masked, Pairs, SpanCorru
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.token_writers import write_flat, write_megatron
 
-FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
+FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat"]
 STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
 KINDS = [*STORED, *JOINED, *FORMATS, "masked", "corrupted", "pairs"]
@@ -84,6 +85,15 @@ def in_place(kind, directory, examples, task=CAUSAL):
         np.save(names[0], np.concatenate(examples).astype(np.uint16))
         np.save(names[1], np.cumsum([0, *map(len, examples)]))
         return InPlace.npy(*names, task=task, vocab_size=99)
+    if kind in ("megatron", "flat"):
+        for number, mine in enumerate((examples[:15], examples[15:])):
+            if kind == "megatron":
+                write_megatron(directory / f"{number}", [[each] for each in mine])
+            else:
+                write_flat(directory / f"{number}.npy", mine)
+        if kind == "megatron":
+            return InPlace.megatron(directory / "*", task=task, vocab_size=99)
+        return InPlace.flat(directory / "*.npy", dtype="uint16", task=task, vocab_size=99)
     item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
     held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
     for number, mine in enumerate((examples[:15], examples[15:])):
