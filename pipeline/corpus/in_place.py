@@ -1,22 +1,23 @@
 """Tokens of other programs, in place: columns of Arrow and Parquet files, and flat arrays."""
 
 import functools
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack, get_args
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus import token_files
+from pipeline.corpus import column_masks, token_files
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Reader
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.token_files import Lists, TokenFiles
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import (
     LOSS_WEIGHTS,
@@ -43,6 +44,22 @@ class Options(TypedDict, total=False):
     tokenizer: Tokenizer | None
 
 
+class ColumnOptions(Options, total=False):
+    """The options of `InPlace.arrow` and `InPlace.parquet`.
+
+    features: columns to read as features, by name; for tokens, lists with a value for each.
+    labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
+    weights: columns with a weight for each token, such as "completion_mask", whose product counts;
+        `sources_len` has the number of tokens without a loss at the start. (): train on all tokens,
+        though the files have such columns. In a column `attention_mask`, 0 is padding, which is
+        dropped; a column `seq_lengths` divides rows into the sequences that are packed into them.
+    """
+
+    features: Mapping[str, Feature] | None
+    labels: str | None
+    weights: str | Sequence[str] | None
+
+
 class InPlace(SingleCorpus):
     """Tokens that another program stored, read in place; made by one of its class methods.
 
@@ -61,6 +78,10 @@ class InPlace(SingleCorpus):
         weights: Sequence[Lists] | None = None,
     ):
         self._make, self.task = make, make.keywords.get("task", CAUSAL)
+        known = list_options(make.func)
+        for name in make.keywords:
+            if name not in known:
+                raise InvalidType(f"{self!r} has no option {suggest_option(name, known)}")
         self._lists, columns = lists, {TOKENS: (TOKEN_IDS, lists), **(features or {})}
         self.weighted = weights is not None
         if weights is not None:
@@ -98,50 +119,39 @@ class InPlace(SingleCorpus):
         paths: files.Paths,
         column: str = "input_ids",
         *,
-        features: Mapping[str, Feature] | None = None,
-        task: Task = CAUSAL,
-        vocab_size: int | None = None,
+        split: str | None = None,
+        **options: Unpack[ColumnOptions],
     ) -> "InPlace":
         """Lists of ids in Arrow IPC or Feather files, mapped into memory.
 
         Args:
-            paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
-                that was saved to disk are `DIRECTORY/data-*.arrow`.
+            paths: names or globs, as for `sources.ArrowFiles`; or the folder of a Hugging Face data
+                set that was saved to disk, whose `state.json` names its files.
             column: the column of ids, whose entries are lists of integers.
-            features: columns to read as features, by name; for tokens, lists with a value for each.
-            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-            vocab_size: ids are below this; None: unknown.
+            split: the split to read, if the data set has some.
+            **options: see `ColumnOptions`.
         """
-        options: dict[str, Any] = {"features": features, "task": task, "vocab_size": vocab_size}
-        return cls._of_columns(ArrowFiles, functools.partial(cls.arrow, paths, column, **options))
+        make = functools.partial(cls.arrow, paths, column, split=split, **options)
+        return cls._of_columns(ArrowFiles, token_files.saved_files(paths, split), make)
 
     @classmethod
     def parquet(
-        cls,
-        paths: files.Paths,
-        column: str = "input_ids",
-        *,
-        features: Mapping[str, Feature] | None = None,
-        task: Task = CAUSAL,
-        vocab_size: int | None = None,
+        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[ColumnOptions]
     ) -> "InPlace":
         """Lists of ids in Parquet files, all decoded into memory: 4 bytes for an int32.
 
         Parquet has no random access; prepare what does not fit into memory, or convert it to
         Arrow. Arguments are those of `arrow`.
         """
-        options: dict[str, Any] = {"features": features, "task": task, "vocab_size": vocab_size}
         make = functools.partial(cls.parquet, paths, column, **options)
-        return cls._of_columns(ParquetFiles, make)
+        return cls._of_columns(ParquetFiles, paths, make)
 
     @classmethod
     def npy(
         cls,
         tokens: epath.PathLike,
         offsets: epath.PathLike,
-        *,
-        task: Task = CAUSAL,
-        vocab_size: int | None = None,
+        **options: Unpack[Options],
     ) -> "InPlace":
         """A flat `.npy` array of ids, mapped, with the offsets of examples in another.
 
@@ -149,8 +159,7 @@ class InPlace(SingleCorpus):
             tokens: a file with an integer array [tokens].
             offsets: a file with integers [examples + 1]: example `i` is
                 `tokens[offsets[i]:offsets[i + 1]]`.
-            task: as for `arrow`.
-            vocab_size: as for `arrow`.
+            **options: see `Options`.
         """
         found = files.find([tokens, offsets])
         flat, edges = (_array(path) for path in found)
@@ -160,7 +169,7 @@ class InPlace(SingleCorpus):
                 f"{os.fspath(found[1])} does not hold offsets into {len(flat):,} tokens; write "
                 "one more than there are examples, ascending, from 0 to that number"
             )
-        make = functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size)
+        make = functools.partial(cls.npy, tokens, offsets, **options)
         lists = flat, edges[:-1].astype(np.int64), counts
         return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
 
@@ -229,29 +238,53 @@ class InPlace(SingleCorpus):
 
     @classmethod
     def _of_columns(
-        cls, kind: type[ArrowFiles | ParquetFiles], make: functools.partial["InPlace"]
+        cls,
+        kind: type[ArrowFiles | ParquetFiles],
+        paths: files.Paths,
+        make: functools.partial["InPlace"],
     ) -> "InPlace":
-        (paths, column), wanted = make.args, check_features(make.keywords["features"])
-        source = kind(paths, columns=[column, *wanted])
-        lists: dict[str, list[Lists]] = {name: [] for name in (column, *wanted)}
+        column, given = make.args[1], make.keywords
+        labels, wanted = given.get("labels"), check_features(given.get("features"))
+        chosen = labels, given.get("weights"), wanted
+        masks = column_masks.choose(kind(paths).names() - {column}, *chosen)
+        source = kind(paths, columns=[column, *wanted, *masks])
+        kinds, found = {column: None, **wanted, **masks}, []
         for place, table in source.groups():
-            for name, found in lists.items():
-                feature = wanted.get(name)
-                for piece in pa.chunked_array(table.column(name)).chunks:
-                    found.append(_lists(f"{place} {name}", piece, feature))
-        if not lists[column]:
+            table = table.combine_chunks() if isinstance(table, pa.Table) else table
+            columns = [pa.chunked_array(table.column(name)).chunks for name in kinds]
+            for pieces in zip(*columns, strict=True):
+                lists = {
+                    name: _lists(f"{place} {name}", piece, kinds[name])
+                    for name, piece in zip(kinds, pieces, strict=True)
+                }
+                column_masks.cut(lists, column, wanted)
+                if names := [name for name in masks if name in lists]:
+                    lists[WEIGHTS] = column_masks.weigh(lists, column, names, labels)
+                found.append(lists)
+        if not found:
             raise InvalidValue(f"{source} is empty; give files with at least one row")
-        for name, found in lists.items():
-            if len(kinds := {flat.dtype for flat, _, _ in found}) > 1:
+        by_name = {name: [lists[name] for lists in found] for name in found[0]}
+        for name in (column, *wanted):
+            if len(types := {values.dtype for values, _, _ in by_name[name]}) > 1:
                 raise InvalidValue(
-                    f"the column {name!r} of {source} holds {', '.join(map(str, kinds))}; give it "
+                    f"the column {name!r} of {source} holds {', '.join(map(str, types))}; give it "
                     "the same type in all files"
                 )
         features = {
-            name: (feature.infer(lists[name][0][0][:0], name), lists[name])
+            name: (feature.infer(by_name[name][0][0][:0], name), by_name[name])
             for name, feature in wanted.items()
         }
-        return cls(lists[column], fingerprint=source.fingerprint, make=make, features=features)
+        weights = by_name.get(WEIGHTS)
+        corpus = cls(
+            by_name[column],
+            fingerprint=source.fingerprint,
+            make=make,
+            features=features,
+            weights=weights,
+        )
+        if weights is not None:
+            corpus.num_learnt = sum(corpus.task.count_learnt(n, each) for each, _, n in weights)
+        return corpus
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -277,6 +310,13 @@ class InPlace(SingleCorpus):
 
     def __repr__(self) -> str:
         return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
+
+
+def list_options(function: Callable[..., InPlace]) -> list[str]:
+    """The names of the options of a class method of `InPlace`."""
+    parameters = [*inspect.signature(function).parameters.values()]
+    of_all = get_args(parameters[-1].annotation)[0].__annotations__
+    return [*of_all, *(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)]
 
 
 def _segments(lists: Sequence[Lists]) -> Segments:

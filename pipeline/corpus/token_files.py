@@ -1,6 +1,7 @@
 """Token files of other programs: the arrays that hold tokens, and where examples begin in them."""
 
 import itertools
+import json
 import os
 import struct
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pyarrow import csv
 from pipeline.corpus.cache import default_directory
 from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fs.atomic import atomic_write, make_directory
+from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.text.sources import files
 
 # The numbers of some lists, where each list begins in them, and the size of each.
@@ -44,6 +45,36 @@ class TokenFiles(NamedTuple):
     files: list[epath.Path]
     tokens: list[Lists]
     weights: list[Lists] | None = None
+
+
+def saved_files(paths: files.Paths, split: str | None) -> files.Paths:
+    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote; other paths as given.
+
+    Its `state.json` lists them: others beside them may be left from when it was saved before.
+    """
+    if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
+        if split is not None:
+            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
+        return paths
+    try:
+        if (index := folder / "dataset_dict.json").exists():
+            splits = json.loads(index.read_text())["splits"]
+            if split not in splits:
+                raise InvalidValue(
+                    f"{os.fspath(folder)} has the splits {', '.join(splits)}, not {split}; give "
+                    f"split={splits[0]!r} or another of them"
+                )
+            folder /= split
+        state = json.loads((index := folder / "state.json").read_text())
+        names = [each["filename"] for each in state["_data_files"]]
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InvalidValue(
+            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
+            f"cannot be read ({error!r}); save it again, or give a glob of files"
+        ) from error
+    if not names:
+        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
+    return [folder / name for name in names]
 
 
 def megatron(prefixes: files.Paths) -> TokenFiles:
