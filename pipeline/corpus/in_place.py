@@ -218,6 +218,25 @@ class InPlace(SingleCorpus):
         return cls._of_files(token_files.flat(paths, **layout), make)
 
     @classmethod
+    def datatrove(
+        cls,
+        paths: files.Paths,
+        *,
+        weights: str | tuple[()] | None = None,
+        **options: Unpack[Options],
+    ) -> "InPlace":
+        """The documents of datatrove's `.ds` files, with the `.ds.index` of each, mapped.
+
+        Args:
+            paths: a folder of such files, or their names or globs.
+            weights: "loss" to train on the tokens that `.ds.loss` says; (): on all, though there
+                are such files.
+            **options: see `Options`.
+        """
+        make = functools.partial(cls.datatrove, paths, weights=weights, **options)
+        return cls._of_files(token_files.datatrove(paths, weights), make)
+
+    @classmethod
     def _of_files(cls, found: TokenFiles, make: functools.partial["InPlace"]) -> "InPlace":
         layout = {
             name: f"{value}"

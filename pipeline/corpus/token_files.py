@@ -133,6 +133,60 @@ def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:
     return dtype, edges, first
 
 
+def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles:
+    """The documents of datatrove's `.ds` files, or of a folder of them."""
+    if isinstance(paths, str | os.PathLike) and as_path(paths).is_dir():
+        paths = f"{os.fspath(paths)}/*.ds"
+    found = files.find(paths)
+    indices, losses, about = (
+        [path.with_name(path.name + end) for path in found]
+        for end in (".index", ".loss", ".metadata")
+    )
+    if weights is None and (masks := [path for path in losses if path.exists()]):
+        raise InvalidValue(
+            f"{os.fspath(masks[0])} says on which tokens to train; give weights='loss', or "
+            "weights=() to train on all"
+        )
+    ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
+    totals = [int(each[-1]) if len(each) else 0 for each in ends]
+    sizes = [path.stat().length for path in found]
+    kinds = [np.dtype(each) for each in ("uint16", "uint32")]
+    fitting = [d for d in kinds if sizes == [d.itemsize * total for total in totals]]
+    for path, given, total in zip(about, ends, totals, strict=True):
+        told = path.read_text().splitlines()[1:2] if path.exists() else [f"{total}"]
+        if (np.diff(given, prepend=0) < 0).any() or told != [f"{total}"]:
+            raise InvalidValue(
+                f"{os.fspath(path)} or the .index beside it is damaged: its documents do not end "
+                f"at {total:,} tokens; copy the files again"
+            )
+    if not fitting:
+        raise InvalidValue(
+            f"{os.fspath(found[0])} and those after it have {', '.join(map(str, sizes))} bytes for "
+            f"{', '.join(map(str, totals))} tokens by their .index, which are not 2 or 4 for each; "
+            "a file is cut short, or of another index; copy the files again"
+        )
+    counts = [np.diff(each, prepend=0) for each in ends]
+    borders = [(each - n, n) for each, n in zip(ends, counts, strict=True)]
+    tokens = [(_read(path, fitting[0]), *at) for path, at in zip(found, borders, strict=True)]
+    if not weights:
+        return TokenFiles([*found, *indices], tokens)
+    masks = _read_masks(files.find(losses), totals)
+    lists = [(mask, *at) for mask, at in zip(masks, borders, strict=True)]
+    return TokenFiles([*found, *indices, *losses], tokens, lists)
+
+
+def _read_masks(paths: Sequence[epath.Path], totals: Sequence[int]) -> list[np.ndarray]:
+    """The bytes of files of masks, one for each token of a file."""
+    held = [_read(path, np.dtype(bool)) for path in paths]
+    if [*map(len, held)] != totals:
+        raise InvalidValue(
+            f"the files of weights have {', '.join(map(str, map(len, held)))} bytes for "
+            f"{', '.join(map(str, totals))} tokens; give a file with a byte for each token, 1 to "
+            "train on it, for each file of tokens"
+        )
+    return held
+
+
 def flat(
     paths: files.Paths,
     *,
@@ -156,13 +210,7 @@ def flat(
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
     arrays = [values for values, _ in opened]
     of_weights = files.find(weights) if weights else []
-    held = [_read(path, np.dtype(bool)) for path in of_weights]
-    if held and [*map(len, held)] != [*map(len, arrays)]:
-        raise InvalidValue(
-            f"the files of weights have {', '.join(map(str, map(len, held)))} bytes for "
-            f"{', '.join(map(str, map(len, arrays)))} tokens; give a file with a byte for each "
-            "token, 1 to train on it, for each file of tokens"
-        )
+    held = _read_masks(of_weights, [*map(len, arrays)]) if weights else []
     sides = [arrays, held] if held else [arrays]
     tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
     listed = [table for table in tables if table.exists()]

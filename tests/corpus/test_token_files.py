@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, token_files
 from pipeline.corpus.gather import address_of, take_numbers
-from tests.corpus.token_writers import write_flat, write_llm_c, write_megatron
+from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
 
 END = 50256
 
@@ -218,3 +218,44 @@ def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
     (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
     again = InPlace.flat(tmp_path / "a.bin", **options)
     assert documents_of(again) == split_at((ids + 1).tolist(), 3, ends=True)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_documents_and_masks_of_datatrove_are_read(dtype, tmp_path):
+    documents, masks = [[1, 2, 3], [], [4, 5]], [[1, 0, 1], [], [1, 0]]
+    write_datatrove(tmp_path / "a.ds", documents, masks, dtype)
+    write_datatrove(tmp_path / "b.ds", [[]], [[]], dtype)
+    write_datatrove(tmp_path / "c.ds", [[6, 7]], [[0, 1]], dtype)
+    with pytest.raises(
+        ValueError, match=r"a\.ds\.loss says on which tokens to train; give weights="
+    ):
+        InPlace.datatrove(tmp_path)
+    plain = InPlace.datatrove(tmp_path, weights=(), task=INPUTS)
+    assert documents_of(plain) == [*documents, [], [6, 7]]
+    assert weights_of(InPlace.datatrove(tmp_path, weights="loss")) == [[0, 1], [], [0], [], [1]]
+    assert documents_of(InPlace.datatrove(tmp_path / "c.ds", weights=(), task=INPUTS)) == [[6, 7]]
+
+
+def test_damaged_files_of_datatrove_are_refused(tmp_path):
+    path = tmp_path / "a.ds"
+    write_datatrove(path, [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
+    for end, content, sentence in (
+        ("", b"\1\0\2\0", "have 4 bytes for 5 tokens by their .index"),
+        (".loss", b"\1", "weights have 1 bytes for 5 tokens"),
+        (".index", b"\1", "has 1 bytes, which are not 0 and a whole number of int64"),
+        (".index", np.array([5, 3]).tobytes(), "or the .index beside it is damaged"),
+        (".index", np.array([3]).tobytes(), "or the .index beside it is damaged"),
+        (".metadata", b"gpt2|2\n4\n4 T", "its documents do not end at 5 tokens"),
+    ):
+        file = tmp_path / f"a.ds{end}"
+        good = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.datatrove(tmp_path, weights="loss")
+        file.write_bytes(good)
+    (tmp_path / "a.ds.metadata").unlink()  # datatrove writes it only on request
+    assert len(InPlace.datatrove(tmp_path, weights="loss")) == 2
+    for name in ("a.ds.loss", "a.ds.index"):
+        (tmp_path / name).unlink()
+        with pytest.raises(FileNotFoundError, match=name):
+            InPlace.datatrove(tmp_path, weights="loss" if name == "a.ds.loss" else None)
