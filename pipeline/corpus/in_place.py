@@ -66,7 +66,12 @@ class InPlace(SingleCorpus):
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
     below 2**31, which `verify` checks by reading everything. Files in object storage are read into
     memory.
+
+    Attributes:
+        directory: the directory that stands for it, if it was opened by a link.
     """
+
+    directory: epath.Path
 
     def __init__(
         self,
@@ -78,10 +83,6 @@ class InPlace(SingleCorpus):
         weights: Sequence[Lists] | None = None,
     ):
         self._make, self.task = make, make.keywords.get("task", CAUSAL)
-        known = list_options(make.func)
-        for name in make.keywords:
-            if name not in known:
-                raise InvalidType(f"{self!r} has no option {suggest_option(name, known)}")
         self._lists, columns = lists, {TOKENS: (TOKEN_IDS, lists), **(features or {})}
         self.weighted = weights is not None
         if weights is not None:
@@ -131,7 +132,7 @@ class InPlace(SingleCorpus):
             split: the split to read, if the data set has some.
             **options: see `ColumnOptions`.
         """
-        make = functools.partial(cls.arrow, paths, column, split=split, **options)
+        make = _call(cls.arrow, paths, column, split=split, **options)
         return cls._of_columns(ArrowFiles, token_files.saved_files(paths, split), make)
 
     @classmethod
@@ -143,7 +144,7 @@ class InPlace(SingleCorpus):
         Parquet has no random access; prepare what does not fit into memory, or convert it to
         Arrow. Arguments are those of `arrow`.
         """
-        make = functools.partial(cls.parquet, paths, column, **options)
+        make = _call(cls.parquet, paths, column, **options)
         return cls._of_columns(ParquetFiles, paths, make)
 
     @classmethod
@@ -169,7 +170,7 @@ class InPlace(SingleCorpus):
                 f"{os.fspath(found[1])} does not hold offsets into {len(flat):,} tokens; write "
                 "one more than there are examples, ascending, from 0 to that number"
             )
-        make = functools.partial(cls.npy, tokens, offsets, **options)
+        make = _call(cls.npy, tokens, offsets, **options)
         lists = flat, edges[:-1].astype(np.int64), counts
         return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
 
@@ -183,7 +184,7 @@ class InPlace(SingleCorpus):
                 `…_sentence`) are one example.
             **options: see `Options`.
         """
-        make = functools.partial(cls.megatron, prefixes, **options)
+        make = _call(cls.megatron, prefixes, **options)
         return cls._of_files(token_files.megatron(prefixes), make)
 
     @classmethod
@@ -214,7 +215,7 @@ class InPlace(SingleCorpus):
             **options: see `Options`.
         """
         layout: Any = {"dtype": dtype, "end": end, "begin": begin, "skip": skip, "weights": weights}
-        make = functools.partial(cls.flat, paths, **layout, **options)
+        make = _call(cls.flat, paths, **layout, **options)
         return cls._of_files(token_files.flat(paths, **layout), make)
 
     @classmethod
@@ -233,7 +234,7 @@ class InPlace(SingleCorpus):
                 are such files.
             **options: see `Options`.
         """
-        make = functools.partial(cls.datatrove, paths, weights=weights, **options)
+        make = _call(cls.datatrove, paths, weights=weights, **options)
         return cls._of_files(token_files.datatrove(paths, weights), make)
 
     @classmethod
@@ -241,7 +242,7 @@ class InPlace(SingleCorpus):
         layout = {
             name: f"{value}"
             for name, value in make.keywords.items()
-            if value not in (None, ()) and name not in Options.__annotations__
+            if value is not None and name not in ("weights", *Options.__annotations__)
         }
         kinds = {f"{values.dtype}" for values, _, _ in found.tokens}
         if len(kinds) > 1:
@@ -306,6 +307,14 @@ class InPlace(SingleCorpus):
         return corpus
 
     @property
+    def call(self) -> tuple[str, files.Paths, Mapping[str, Any]]:
+        """The name of the class method that made it, its paths, and its options."""
+        bound = inspect.signature(self._make.func).bind(*self._make.args, **self._make.keywords)
+        (_, paths), *others = bound.arguments.items()
+        options = dict(others)
+        return self._make.func.__name__, paths, options.pop("options", {}) | options
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that was given."""
         return self._make.keywords.get("tokenizer")
@@ -331,11 +340,17 @@ class InPlace(SingleCorpus):
         return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
 
 
-def list_options(function: Callable[..., InPlace]) -> list[str]:
-    """The names of the options of a class method of `InPlace`."""
+def _call(
+    function: Callable[..., InPlace], *paths: Any, **options: Any
+) -> functools.partial[InPlace]:
+    """The call of a class method of `InPlace`; refuses options that it does not have."""
     parameters = [*inspect.signature(function).parameters.values()]
     of_all = get_args(parameters[-1].annotation)[0].__annotations__
-    return [*of_all, *(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)]
+    known = [*of_all, *(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)]
+    for name in options:
+        if name not in known:
+            raise InvalidType(f"{function.__name__}() has no option {suggest_option(name, known)}")
+    return functools.partial(function, *paths, **options)
 
 
 def _segments(lists: Sequence[Lists]) -> Segments:

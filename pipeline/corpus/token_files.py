@@ -197,7 +197,7 @@ def flat(
     weights: files.Paths | None = None,
 ) -> TokenFiles:
     """The documents of files that hold nothing but ids; see `InPlace.flat`."""
-    found = files.find(paths)
+    found = [path for path in files.find(paths) if not path.name.endswith(".csv.gz")]
     masks = [path for path in found if path.name.startswith("labels_mask")]
     found = [path for path in found if path not in masks]
     beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
