@@ -40,8 +40,8 @@ maps length to count, as {{"12": 3400, "13": 3120}}, or with --lengths a .npy ar
 
 IN = """\
 the names are token files of another program, which are read in place: arrow, parquet, npy,
-megatron, flat or datatrove, with options of that method of pipeline.InPlace, as in --tokens flat
-dtype=uint16 end=50256"""
+megatron, flat, datatrove, mds or levanter, with options of that method of pipeline.InPlace, as in
+--tokens flat dtype=uint16 end=50256"""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:

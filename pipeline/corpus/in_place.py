@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus import column_masks, token_files
+from pipeline.corpus import column_masks, decoded, token_files
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
@@ -236,6 +236,48 @@ class InPlace(SingleCorpus):
         """
         make = _call(cls.datatrove, paths, weights=weights, **options)
         return cls._of_files(token_files.datatrove(paths, weights), make)
+
+    @classmethod
+    def mds(
+        cls,
+        folder: epath.PathLike,
+        column: str = "tokens",
+        *,
+        end: int | None = None,
+        dtype: Any = "int64",
+        **options: Unpack[ColumnOptions],
+    ) -> "InPlace":
+        """The samples of a folder of MosaicML's Streaming (MDS), decoded once into the cache.
+
+        The Arrow file that holds them, in the directory of the user's caches, is then mapped.
+
+        Args:
+            folder: the folder of a split, with `index.json`.
+            column: the column of ids: of arrays, or of bytes.
+            end: the id that ends each document, if samples are windows over several; None: a sample
+                is an example.
+            dtype: of ids that are stored as bytes (int64, as LLM Foundry has them).
+            **options: see `ColumnOptions`.
+        """
+        make = _call(cls.mds, folder, column, end=end, dtype=dtype, **options)
+        return cls._of_columns(ArrowFiles, decoded.mds(folder, column, dtype, end), make)
+
+    @classmethod
+    def levanter(
+        cls,
+        folder: epath.PathLike,
+        column: str = "input_ids",
+        **options: Unpack[ColumnOptions],
+    ) -> "InPlace":
+        """The rows of a finished cache of Levanter's, decoded once into the cache, as for `mds`.
+
+        Args:
+            folder: the folder of a split, with `shard_ledger.json`; local.
+            column: the column of ids.
+            **options: see `ColumnOptions`.
+        """
+        make = _call(cls.levanter, folder, column, **options)
+        return cls._of_columns(ArrowFiles, decoded.levanter(folder, column), make)
 
     @classmethod
     def _of_files(cls, found: TokenFiles, make: functools.partial["InPlace"]) -> "InPlace":

@@ -20,7 +20,7 @@ from pipeline.text.sources import files
 
 # The file that makes a directory a link, and the class methods of `InPlace` that it may name.
 LINK = "in_place.json"
-FORMATS = "arrow", "parquet", "npy", "megatron", "flat", "datatrove"
+FORMATS = "arrow", "parquet", "npy", "megatron", "flat", "datatrove", "mds", "levanter"
 
 
 def open_tokens(form: str, paths: files.Paths, options: Mapping[str, Any]) -> InPlace:
@@ -136,7 +136,8 @@ def guess(path: epath.PathLike) -> str:
     if any(each in name for each in "*?["):
         return guess(found[0]) if (found := files.find(name)) else ""
     if place.is_dir():
-        signs = {"state.json": "arrow", "dataset_dict.json": "arrow"}
+        signs = {"state.json": "arrow", "dataset_dict.json": "arrow", "index.json": "mds"}
+        signs["shard_ledger.json"] = "levanter"
         found = [form for sign, form in signs.items() if (place / sign).exists()]
         return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
     if as_path(f"{name.removesuffix('.bin').removesuffix('.idx')}.idx").exists():

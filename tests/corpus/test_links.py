@@ -182,12 +182,17 @@ def test_commands_read_token_files(opened, tmp_path, capsys):
 
 
 def test_formats_are_told_by_the_files(opened, tmp_path):
+    for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("{}")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text("{}")
     write_datatrove(tmp_path / "saved" / "a.ds", [[1]])
     for path, form in (
         ("saved", "arrow"),
         (tmp_path, "datatrove"),
+        ("mds", "mds"),
+        ("levanter", "levanter"),
         ("mega", "megatron"),
         ("mega.idx", "megatron"),
         ("token*.npy", "npy"),
