@@ -172,7 +172,7 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="*",
         help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
-        ".array_record files; or one "
+        ".array_record files (of a saved Hugging Face data set DIRECTORY/data-*.arrow); or one "
         "config (.py), for which training and evaluation corpora are made",
     )
     flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)

@@ -312,8 +312,9 @@ class InPlace(SingleCorpus):
         source = kind(paths, columns=[column, *wanted, *masks])
         kinds, found = {column: None, **wanted, **masks}, []
         for place, table in source.groups():
-            table = table.combine_chunks() if isinstance(table, pa.Table) else table
             columns = [pa.chunked_array(table.column(name)).chunks for name in kinds]
+            if any([*map(len, each)] != [*map(len, columns[0])] for each in columns):
+                columns = [[pa.concat_arrays(each)] for each in columns]
             for pieces in zip(*columns, strict=True):
                 lists = {
                     name: _lists(f"{place} {name}", piece, kinds[name])

@@ -58,10 +58,6 @@ class Tables(files.FileSource):
 
         return rows, read_group
 
-    def names(self) -> set[str]:
-        """The names of the columns that any of the files has."""
-        return {name for path in self.files for name in self._guard(path, self._open, path)[0]}
-
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Each group of rows in order, with its place in words; none of them stays in memory."""
         for path in self.files:
@@ -96,6 +92,10 @@ class Tables(files.FileSource):
                 row = 0
             first = row = 0
         yield blocks.take(None)
+
+    def names(self) -> set[str]:
+        """The names of the columns that any of the files has."""
+        return {name for path in self.files for name in self._guard(path, self._open, path)[0]}
 
 
 class ParquetFiles(Tables):
