@@ -47,6 +47,13 @@ class TokenFiles(NamedTuple):
     weights: list[Lists] | None = None
 
 
+def damaged(path: epath.Path, seen: object) -> InvalidValue:
+    """The error for a file that its program cannot have finished as it is."""
+    return InvalidValue(
+        f"{os.fspath(path)} is damaged, cut short, or not what its name says: {seen}; copy it again"
+    )
+
+
 def saved_files(paths: files.Paths, split: str | None) -> files.Paths:
     """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote; other paths as given.
 
@@ -84,53 +91,40 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
     found, tokens = files.find([f"{stem}.idx" for stem in stems]), []
     data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in found])
     for index, path in zip(found, data, strict=True):
-        dtype, edges, documents = _read_index(index)
+        dtype, edges = _read_index(index)
         values = _read(path, dtype)
         if len(values) != edges[-1]:
-            raise InvalidValue(
-                f"{os.fspath(path)} holds {len(values):,} tokens of {dtype}, but its .idx "
-                f"describes {edges[-1]:,}; it is cut short or of another index; copy both again"
+            raise damaged(
+                path, f"it has {len(values):,} tokens of {dtype}, and its .idx {edges[-1]:,}"
             )
-        begins = edges[documents]
-        tokens.append((values, begins[:-1], np.diff(begins)))
+        tokens.append((values, edges[:-1], np.diff(edges)))
     return TokenFiles([*found, *data], tokens)
 
 
-def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:
-    """Of a Megatron index: the dtype, where sequences begin and end, and where documents do."""
+def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
+    """Of a Megatron index: the dtype, and where documents begin and the last one ends."""
     content = read_content(path)
     head = bytes(content[:34])
     if len(head) < 34 or head[:9] != b"MMIDIDX\0\0":
-        raise InvalidValue(
-            f"{os.fspath(path)} is no index of Megatron: it does not begin with MMIDIDX; give the "
-            "prefix of a .bin and an .idx file"
-        )
+        raise damaged(path, "it does not begin as an index of Megatron does")
     version, code, sequences, documents = struct.unpack("<QBQQ", head[9:])
     size = 34 + 12 * sequences + 8 * documents
     if version != 1 or code not in MEGATRON or content.size not in (size, size + sequences):
-        raise InvalidValue(
-            f"{os.fspath(path)} has version {version}, dtype {code} and {content.size:,} bytes for "
-            f"{sequences:,} sequences; it must have version 1, the code of an integer dtype (one "
-            f"of {', '.join(map(str, MEGATRON))}) and {size:,} bytes; copy it again"
+        raise damaged(
+            path,
+            f"it has version {version}, dtype {code} and {content.size:,} bytes, which must be 1, "
+            f"one of {', '.join(map(str, MEGATRON))} (integers) and {size:,}",
         )
     if any(bytes(content[size:])):
-        raise InvalidValue(
-            f"{os.fspath(path)} has sequences of other modes than text; only text can be read"
-        )
+        raise InvalidValue(f"{os.fspath(path)} has other modes than text; give a data set of text")
     dtype = np.dtype(MEGATRON[code])
     edges = np.cumsum(np.append(0, np.frombuffer(content, "<i4", sequences, 34)))
     begins = np.frombuffer(content, "<i8", sequences, 34 + 4 * sequences)
     first = np.frombuffer(content, "<i8", documents, 34 + 12 * sequences)
-    if (np.diff(edges) < 0).any() or (begins != dtype.itemsize * edges[:-1]).any():
-        raise InvalidValue(
-            f"{os.fspath(path)} is damaged: its sequences do not lie end to end; copy it again"
-        )
-    if not documents or first[0] or first[-1] != sequences or (np.diff(first) < 0).any():
-        raise InvalidValue(
-            f"{os.fspath(path)} is damaged: its documents do not ascend from 0 to its "
-            f"{sequences:,} sequences; copy it again"
-        )
-    return dtype, edges, first
+    whole = documents and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
+    if not whole or (np.diff(edges) < 0).any() or (begins != dtype.itemsize * edges[:-1]).any():
+        raise damaged(path, "its sequences do not lie end to end, or its documents do not ascend")
+    return dtype, edges[first]
 
 
 def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles:
@@ -142,49 +136,61 @@ def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles
         [path.with_name(path.name + end) for path in found]
         for end in (".index", ".loss", ".metadata")
     )
-    if weights is None and (masks := [path for path in losses if path.exists()]):
-        raise InvalidValue(
-            f"{os.fspath(masks[0])} says on which tokens to train; give weights='loss', or "
-            "weights=() to train on all"
-        )
+    _require_choice(losses, "loss", weights)
     ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
     totals = [int(each[-1]) if len(each) else 0 for each in ends]
     sizes = [path.stat().length for path in found]
-    kinds = [np.dtype(each) for each in ("uint16", "uint32")]
-    fitting = [d for d in kinds if sizes == [d.itemsize * total for total in totals]]
-    for path, given, total in zip(about, ends, totals, strict=True):
-        told = path.read_text().splitlines()[1:2] if path.exists() else [f"{total}"]
-        if (np.diff(given, prepend=0) < 0).any() or told != [f"{total}"]:
-            raise InvalidValue(
-                f"{os.fspath(path)} or the .index beside it is damaged: its documents do not end "
-                f"at {total:,} tokens; copy the files again"
-            )
+    fitting = [dtype for dtype, n in (("<u2", 2), ("<u4", 4)) if sizes == [n * t for t in totals]]
     if not fitting:
-        raise InvalidValue(
-            f"{os.fspath(found[0])} and those after it have {', '.join(map(str, sizes))} bytes for "
-            f"{', '.join(map(str, totals))} tokens by their .index, which are not 2 or 4 for each; "
-            "a file is cut short, or of another index; copy the files again"
+        seen = f"{', '.join(map(str, sizes))} bytes for {', '.join(map(str, totals))} tokens"
+        raise damaged(
+            found[0], f"it and those after it have {seen} by their .index, not 2 or 4 each"
         )
+    for path, each, total in zip(about, ends, totals, strict=True):
+        told = path.read_text().splitlines()[1:2] if path.exists() else [f"{total}"]
+        if (np.diff(each, prepend=0) < 0).any() or told != [f"{total}"]:
+            raise damaged(path, "its documents, by the .index, do not ascend to its tokens")
+    arrays = [_read(path, np.dtype(fitting[0])) for path in found]
     counts = [np.diff(each, prepend=0) for each in ends]
     borders = [(each - n, n) for each, n in zip(ends, counts, strict=True)]
-    tokens = [(_read(path, fitting[0]), *at) for path, at in zip(found, borders, strict=True)]
-    if not weights:
-        return TokenFiles([*found, *indices], tokens)
-    masks = _read_masks(files.find(losses), totals)
-    lists = [(mask, *at) for mask, at in zip(masks, borders, strict=True)]
-    return TokenFiles([*found, *indices, *losses], tokens, lists)
+    return _place([*found, *indices], arrays, losses if weights else (), borders)
 
 
-def _read_masks(paths: Sequence[epath.Path], totals: Sequence[int]) -> list[np.ndarray]:
-    """The bytes of files of masks, one for each token of a file."""
+def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
+    """Refuses files of masks that no option mentions."""
+    if weights is None and (there := [path for path in masks if path.exists()]):
+        raise InvalidValue(
+            f"{os.fspath(there[0])} says on which tokens to train; give weights={name!r}, or "
+            "weights=() to train on all"
+        )
+
+
+def _place(
+    found: Sequence[epath.Path],
+    arrays: Sequence[np.ndarray],
+    masks: files.Paths,
+    borders: Sequence[tuple[np.ndarray, np.ndarray]] | np.ndarray,
+) -> TokenFiles:
+    """Token files whose masks, if any, are files with a byte for each token.
+
+    `borders` are for each array where its documents begin and their sizes; or the edges of all
+    documents in arrays that lie end to end.
+    """
+    paths = files.find(masks) if masks else []
     held = [_read(path, np.dtype(bool)) for path in paths]
-    if [*map(len, held)] != totals:
+    if paths and [*map(len, held)] != [*map(len, arrays)]:
         raise InvalidValue(
             f"the files of weights have {', '.join(map(str, map(len, held)))} bytes for "
-            f"{', '.join(map(str, totals))} tokens; give a file with a byte for each token, 1 to "
-            "train on it, for each file of tokens"
+            f"{', '.join(map(str, map(len, arrays)))} tokens; give a file with a byte for each "
+            "token, 1 to train on it, for each file of tokens"
         )
-    return held
+    lists = [
+        _divide(some, borders)
+        if isinstance(borders, np.ndarray)
+        else [(values, *at) for values, at in zip(some, borders, strict=True)]
+        for some in ([arrays, held] if paths else [arrays])
+    ]
+    return TokenFiles([*found, *paths], *lists)
 
 
 def flat(
@@ -202,75 +208,50 @@ def flat(
     found = [path for path in found if path not in masks]
     beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
     masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
-    if weights is None and any(mask.exists() for mask in masks):
-        raise InvalidValue(
-            f"{os.fspath(masks[0])} says on which tokens to train; give weights="
-            f"{os.fspath(masks[0].parent / 'labels_mask*')!r}, or weights=() to train on all"
-        )
+    _require_choice(masks, "labels_mask*", weights)
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
-    arrays = [values for values, _ in opened]
-    of_weights = files.find(weights) if weights else []
-    held = _read_masks(of_weights, [*map(len, arrays)]) if weights else []
-    sides = [arrays, held] if held else [arrays]
+    arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
     tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
-    listed = [table for table in tables if table.exists()]
-    if listed:
+    if listed := [table for table in tables if table.exists()]:
         borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
-        lists = [[(a, *at) for a, at in zip(some, borders, strict=True)] for some in sides]
-    else:
-        marks = {mark for _, mark in opened}
-        begin = marks.pop() if end is None and begin is None and len(marks) == 1 else begin
-        edges = _find_edges(found, arrays, end, begin)
-        lists = [_divide(some, edges) for some in sides]
-    return TokenFiles([*found, *of_weights, *listed], *lists)
+        return _place([*found, *listed], arrays, weights or (), borders)
+    if end is None and begin is None and len(marks) == 1:
+        (begin,) = marks
+    return _place(found, arrays, weights or (), _find_edges(found, arrays, end, begin))
 
 
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
     """The ids of a file, and the id that begins a document if its header says so."""
-    content, mark = read_content(path), None
-    head, name = bytes(content[:12]), os.fspath(path)
+    content, mark, name = read_content(path), None, os.fspath(path)
+    head = bytes(content[:12])
     if head.startswith(b"\x93NUMPY"):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
     kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     if kind[0] == LLM_C_EVALUATION:
-        raise InvalidValue(
-            f"{name} is an evaluation file of llm.c, which holds questions, not text"
-        )
+        raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
     if kind[:2] in LLM_C and not skip:
         (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
-        dtype = known if dtype is None else dtype
         due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
-        if np.dtype(dtype) != known or content.size != due:
-            raise InvalidValue(
-                f"{name} has {content.size:,} bytes and dtype={dtype}; by its header it has "
-                f"{due:,} and {known}; it is cut short, or remove dtype="
-            )
-    if dtype is None:
-        raise InvalidValue(
-            f"{name} does not say how its ids are stored; give dtype=, such as 'uint16' if the "
-            "vocabulary has up to 65,536 ids, else 'uint32'"
-        )
-    return _read(path, _integer(dtype), skip), mark
-
-
-def _integer(dtype: Any) -> np.dtype:
+        if content.size != due or dtype not in (None, known):
+            raise damaged(path, f"by its header, it has {due:,} bytes, and ids of {known}")
+        dtype = known
     try:
         found = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidValue(f"dtype is {dtype!r}; {error}") from error
-    if found.kind not in "iu":
-        raise InvalidValue(f"dtype is {dtype}; ids are integers, such as 'uint16' or 'int32'")
-    return found
+    except TypeError:
+        found = np.dtype(object)
+    if dtype is None or found.kind not in "iu":
+        raise InvalidValue(
+            f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
+            "vocabulary has up to 65,536, else 'uint32'"
+        )
+    return _read(path, found, skip), mark
 
 
 def _read(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
     """The numbers of a file after `skip` bytes; mapped if it is local."""
     content = read_content(path)
     if content.size < skip or (content.size - skip) % dtype.itemsize:
-        raise InvalidValue(
-            f"{os.fspath(path)} has {content.size:,} bytes, which are not {skip:,} and a whole "
-            f"number of {dtype}; it is cut short, or dtype= or skip= is wrong"
-        )
+        raise damaged(path, f"its {content.size:,} bytes are not {skip:,} and some {dtype}")
     return np.frombuffer(content, dtype, offset=skip)
 
 
@@ -293,14 +274,9 @@ def _read_table(path: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         )
         begins, ends = (table[name].to_numpy() for name in ("f0", "f1"))
     except (pa.ArrowException, KeyError) as error:
-        raise InvalidValue(
-            f"{os.fspath(path)} does not list the start and the end of documents: {error}"
-        ) from error
+        raise damaged(path, f"it lists no start and end of documents ({error})") from error
     if (begins < 0).any() or (ends < begins).any() or (ends > tokens).any():
-        raise InvalidValue(
-            f"{os.fspath(path)} lists documents outside of the {tokens:,} tokens beside it; it is "
-            "of another file, or that one is cut short; copy both again"
-        )
+        raise damaged(path, f"it lists documents outside of the {tokens:,} tokens beside it")
     return begins, ends - begins
 
 
@@ -324,7 +300,7 @@ def _find_edges(
         )
     mark = require_whole("end", end, 0) if begin is None else require_whole("begin", begin, 0)
     places = [
-        first + find_id(path, values, mark)
+        first + _find_id(path, values, mark)
         for first, path, values in zip(firsts, found, arrays, strict=False)
     ]
     cuts = np.concatenate(places) + (begin is None)
@@ -336,32 +312,22 @@ def _find_edges(
     return np.unique(np.concatenate([[0], cuts, firsts[-1:]]))
 
 
-def find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
-    """Where an id is in the tokens of a file: int64.
-
-    For a long file, they are stored in the directory of the user's caches.
-    """
+def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
+    """Where an id is in the tokens of a file; of a long one, the user's caches keep the places."""
     if mark > np.iinfo(values.dtype).max:
         raise InvalidValue(f"the id {mark} cannot be in {os.fspath(path)}, of {values.dtype}")
-
-    def search() -> np.ndarray:
-        blocks = range(0, len(values), BLOCK)
-        some = [at + np.flatnonzero(values[at : at + BLOCK] == mark) for at in blocks]
-        return np.concatenate([np.zeros(0, np.int64), *some])
-
-    if len(values) <= BLOCK:
-        return search()
     name = f"{files.digest([path])}-{values.dtype}-{len(values)}-{mark}.npy"
-    return read_cached("borders", name, search)
-
-
-def read_cached(folder: str, name: str, make: Any) -> np.ndarray:
-    """An array in a file in the directory of the user's caches, mapped; `make` gives it once."""
-    place = make_directory(epath.Path(default_directory()) / folder) / name
-    if not place.exists():
+    place = epath.Path(default_directory()) / "borders" / name
+    if len(values) > BLOCK and place.exists():
+        return np.load(os.fspath(place))
+    blocks = range(0, len(values), BLOCK)
+    some = [at + np.flatnonzero(values[at : at + BLOCK] == mark) for at in blocks]
+    found = np.concatenate([np.zeros(0, np.int64), *some])
+    if len(values) > BLOCK:
+        make_directory(place.parent)
         with atomic_write(place, shared=True) as file:
-            np.save(file, make())
-    return np.load(os.fspath(place), mmap_mode="r")
+            np.save(file, found)
+    return found
 
 
 def _divide(arrays: Sequence[np.ndarray], edges: np.ndarray) -> list[Lists]:

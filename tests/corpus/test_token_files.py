@@ -62,12 +62,12 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
     corpus = InPlace.megatron(prefix)
     first = 34 + 12 * 3
     for content, sentence in (
-        (good[:20], "is no index of Megatron"),
-        (b"PK" + good[2:], "is no index of Megatron"),
-        (good[:-1], "and 93 bytes for 3 sequences; it must have"),
-        (good[:9] + struct.pack("<Q", 2) + good[17:], "has version 2"),
+        (good[:20], "does not begin as an index of Megatron"),
+        (b"PK" + good[2:], "does not begin as an index of Megatron"),
+        (good[:-1], "and 93 bytes, which must be 1"),
+        (good[:9] + struct.pack("<Q", 2) + good[17:], "it has version 2"),
         (good[:17] + b"\x07" + good[18:], "dtype 7"),
-        (good + b"\0\1\0", "of other modes than text"),
+        (good + b"\0\1\0", "has other modes than text"),
         (good[:34] + struct.pack("<i", 3) + good[38:], "do not lie end to end"),
         (good[:first] + struct.pack("<q", 1) + good[first + 8 :], "do not ascend"),
         (good[: first + 8] + struct.pack("<q", 4) + good[first + 16 :], "do not ascend"),
@@ -79,7 +79,7 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
     assert InPlace.megatron(prefix).fingerprint != corpus.fingerprint
     for content in (tokens[:-4], tokens + tokens[:4]):
         data.write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.bin holds .* tokens of int32, but its .idx"):
+        with pytest.raises(ValueError, match=r"a.bin is damaged.*tokens of int32, and its .idx"):
             InPlace.megatron(prefix)
     data.unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.bin"):
@@ -133,7 +133,7 @@ def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, m
     assert documents_of(corpus) == [[mark, 5, 6], [mark, 7, 8], [mark, 9]]
     content = (tmp_path / "train_1.bin").read_bytes()
     (tmp_path / "train_1.bin").write_bytes(content[:-2])
-    with pytest.raises(ValueError, match=r"by its header it has .*; it is cut short"):
+    with pytest.raises(ValueError, match=r"is damaged, cut short.*: by its header, it has"):
         InPlace.flat(tmp_path / "train_*.bin")
     write_llm_c(tmp_path / "train_1.bin", [1, 2], 20240522)
     with pytest.raises(ValueError, match="an evaluation file of llm"):
@@ -148,11 +148,13 @@ def test_a_table_beside_a_file_lists_its_documents(tmp_path):
     assert documents_of(corpus) == [[1, 2, 3], [], [4, END]]
     with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
         file.write('0,2,"a,\n""b",x,1\n5,7,"c",x,2\n')
-    with pytest.raises(ValueError, match=r"part-1.csv.gz lists documents outside of the 6 tokens"):
+    with pytest.raises(
+        ValueError, match=r"part-1.csv.gz .*it lists documents outside of the 6 tokens"
+    ):
         InPlace.flat(tmp_path / "*.npy", dtype="uint16")
     with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
         file.write("start,end\n0,2\n")
-    with pytest.raises(ValueError, match="does not list the start and the end"):
+    with pytest.raises(ValueError, match="it lists no start and end of documents"):
         InPlace.flat(tmp_path / "*.npy", dtype="uint16")
     content = (tmp_path / "part-0.csv.gz").read_bytes()
     (tmp_path / "part-0.csv.gz").write_bytes(content[:-9])
@@ -185,11 +187,11 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
     np.array([5, 6, 7, 8, 9], np.uint16).tofile(path)
     np.save(tmp_path / "a.npy", np.arange(4))
     for options, sentence in (
-        ({}, "give dtype=, such as 'uint16'"),
-        ({"dtype": "float32"}, "ids are integers"),
+        ({}, "give that of its ids, such as 'uint16'"),
+        ({"dtype": "float32"}, "dtype is 'float32' for"),
         ({"dtype": "int61"}, "dtype is 'int61'"),
-        ({"dtype": "uint32", "end": 1}, "has 10 bytes, which are not 0 and a whole number of"),
-        ({"dtype": "uint16", "end": 1, "skip": 12}, "has 10 bytes, which are not 12 and"),
+        ({"dtype": "uint32", "end": 1}, "its 10 bytes are not 0 and some uint32"),
+        ({"dtype": "uint16", "end": 1, "skip": 12}, "its 10 bytes are not 12 and some uint16"),
         ({"dtype": "uint16"}, "give one of them, the id that ends or begins each document"),
         ({"dtype": "uint16", "end": 1, "begin": 1}, "give one of them"),
         ({"dtype": "uint16", "end": 4}, "the id 4 is in none of the 5 tokens"),
@@ -240,12 +242,12 @@ def test_damaged_files_of_datatrove_are_refused(tmp_path):
     path = tmp_path / "a.ds"
     write_datatrove(path, [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
     for end, content, sentence in (
-        ("", b"\1\0\2\0", "have 4 bytes for 5 tokens by their .index"),
+        ("", b"\1\0\2\0", "4 bytes for 5 tokens by their .index"),
         (".loss", b"\1", "weights have 1 bytes for 5 tokens"),
-        (".index", b"\1", "has 1 bytes, which are not 0 and a whole number of int64"),
-        (".index", np.array([5, 3]).tobytes(), "or the .index beside it is damaged"),
-        (".index", np.array([3]).tobytes(), "or the .index beside it is damaged"),
-        (".metadata", b"gpt2|2\n4\n4 T", "its documents do not end at 5 tokens"),
+        (".index", b"\1", "its 1 bytes are not 0 and some int64"),
+        (".index", np.array([7, 5]).tobytes(), "do not ascend to its tokens"),
+        (".index", np.array([3]).tobytes(), "10 bytes for 3 tokens by their"),
+        (".metadata", b"gpt2|2\n4\n4 T", "do not ascend to its tokens"),
     ):
         file = tmp_path / f"a.ds{end}"
         good = file.read_bytes()
