@@ -14,6 +14,7 @@ from etils import epath
 
 from pipeline.corpus.cache import default_directory
 from pipeline.corpus.parts import read_content
+from pipeline.corpus.token_files import damaged
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.planning.identity import fingerprint_of
@@ -68,14 +69,17 @@ def mds(folder: epath.PathLike, column: str, dtype: Any, end: int | None) -> epa
 
     With `end`, the samples are one text, whose documents end with that id.
     """
-    place = as_path(folder)
+    place, index = as_path(folder), as_path(folder) / "index.json"
     try:
-        shards = json.loads((index := place / "index.json").read_text())["shards"]
-        names = [place / ((each["zip_data"] or each["raw_data"])["basename"]) for each in shards]
+        shards = json.loads(index.read_text())["shards"]
+        names = [
+            raw if not shard["zip_data"] or raw.exists() else place / shard["zip_data"]["basename"]
+            for shard in shards
+            for raw in [place / shard["raw_data"]["basename"]]
+        ]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InvalidValue(
-            f"{os.fspath(place)} is no whole MDS data set: index.json cannot be read ({error!r}); "
-            "give the folder of a split, which a writer has finished"
+        raise damaged(
+            index, f"it does not list the shards of an MDS data set ({error!r})"
         ) from error
 
     def read() -> Iterator[Columns]:
@@ -84,9 +88,7 @@ def mds(folder: epath.PathLike, column: str, dtype: Any, end: int | None) -> epa
             try:
                 columns = _read_shard(path, shard, column, np.dtype(dtype))
             except (KeyError, TypeError, IndexError, ValueError, OSError, pa.ArrowException) as e:
-                raise InvalidValue(
-                    f"{os.fspath(path)} is no whole shard of MDS: {e}; fetch it again"
-                ) from e
+                raise damaged(path, e) from e
             if end is not None:
                 columns, rest = _cut(rest, columns, column, end)
             yield columns
@@ -121,7 +123,7 @@ def _read_shard(
 ) -> Columns:
     """The ids and other arrays of a shard; columns of text, images and so on are left out."""
     content, size, samples = read_content(path), shard["raw_data"]["bytes"], shard["samples"]
-    if shard["compression"] is not None:
+    if shard["zip_data"] and path.name == shard["zip_data"]["basename"]:
         kind = shard["compression"].partition(":")[0]
         codec = {"br": "brotli", "gz": "gzip"}.get(kind, kind)
         content = (
@@ -177,9 +179,8 @@ def levanter(folder: epath.PathLike, column: str) -> epath.Path:
         ledger = json.loads((place / "shard_ledger.json").read_text())
         rows, finished = int(ledger["total_num_rows"]), ledger["is_finished"]
     except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
-        raise InvalidValue(
-            f"{os.fspath(place)} is no cache of Levanter's: shard_ledger.json cannot be read "
-            f"({error!r}); give the folder of a split"
+        raise damaged(
+            place, f"it has no whole shard_ledger.json of Levanter's ({error!r})"
         ) from error
     if not finished or not is_local(place):
         raise InvalidValue(
@@ -191,9 +192,7 @@ def levanter(folder: epath.PathLike, column: str) -> epath.Path:
         try:
             yield from _read_levanter(place, column, rows)
         except ValueError as error:  # also tensorstore's
-            raise InvalidValue(
-                f"{os.fspath(place)} is damaged: {str(error)[:200]}; make it again"
-            ) from error
+            raise damaged(place, str(error)[:200]) from error
 
     every = sorted(pathlib.Path(place).rglob("*"))
     found = [as_path(path) for path in every if path.is_file()]
@@ -223,8 +222,7 @@ def _read_levanter(place: epath.Path, column: str, rows: int) -> Iterator[Column
         raise InvalidValue(f"it has no column {column!r}, but {', '.join(arrays) or 'none'}")
     ids, at = arrays[column][1], 0
     while at < rows:
-        stop = max(int(np.searchsorted(ids, ids[at] + BLOCK)), at + 1)
-        stop = min(stop, rows)
+        stop = min(max(int(np.searchsorted(ids, ids[at] + BLOCK)), at + 1), rows)
         yield {
             name: (data[edges[at] : edges[stop]].read().result(), np.diff(edges[at : stop + 1]))
             for name, (data, edges) in arrays.items()

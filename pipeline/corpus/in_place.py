@@ -90,6 +90,12 @@ class InPlace(SingleCorpus):
         tokens = np.concatenate([counts for _, _, counts in lists])
         self.lengths = self.task.lengths(tokens)
         self.lengths.flags.writeable = False
+        for name, (_, some) in columns.items():
+            if len(kinds := {f"{values.dtype}" for values, _, _ in some}) > 1:
+                raise InvalidValue(
+                    f"the {name} of {self!r} are {' and '.join(sorted(kinds))}; give them the same "
+                    "type in all files, or join several corpora with Corpora"
+                )
         segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
         self._stored = Reader(
             self.task,
@@ -286,12 +292,6 @@ class InPlace(SingleCorpus):
             for name, value in make.keywords.items()
             if value is not None and name not in ("weights", *Options.__annotations__)
         }
-        kinds = {f"{values.dtype}" for values, _, _ in found.tokens}
-        if len(kinds) > 1:
-            raise InvalidValue(
-                f"the files of {make.args[0]} hold {' and '.join(sorted(kinds))}; give files of "
-                "one type, and join several corpora with Corpora"
-            )
         if not any(len(counts) for _, _, counts in found.tokens):
             raise InvalidValue(f"{make.args[0]} holds no document; give files with at least one")
         name = f"{make.func.__name__}-{files.digest(found.files)}"
@@ -327,17 +327,13 @@ class InPlace(SingleCorpus):
         if not found:
             raise InvalidValue(f"{source} is empty; give files with at least one row")
         by_name = {name: [lists[name] for lists in found] for name in found[0]}
-        for name in (column, *wanted):
-            if len(types := {values.dtype for values, _, _ in by_name[name]}) > 1:
-                raise InvalidValue(
-                    f"the column {name!r} of {source} holds {', '.join(map(str, types))}; give it "
-                    "the same type in all files"
-                )
         features = {
             name: (feature.infer(by_name[name][0][0][:0], name), by_name[name])
             for name, feature in wanted.items()
         }
         weights = by_name.get(WEIGHTS)
+        if weights is not None and len({values.dtype for values, _, _ in weights}) > 1:
+            weights = [(values.astype(np.float32), *at) for values, *at in weights]
         corpus = cls(
             by_name[column],
             fingerprint=source.fingerprint,

@@ -61,6 +61,9 @@ def test_the_product_of_several_masks_counts(write):
     halves = [[1, 1, 0.5, 1], [0, 0], [], [2, 2, 2]]
     opened = write({"input_ids": IDS, "loss_mask": one, "mine": halves})
     assert weights_of(opened(weights=("loss_mask", "mine"))) == [[1, 0.5, 0], [0], [], [2, 2]]
+    some = [[1, 0, 1, 1], [1, 1], [], [0, 0.5, 0.25]]  # only the second group has fractions
+    corpus = write({"input_ids": IDS, "mine": some})(weights="mine")
+    assert weights_of(corpus) == [[0, 1, 1], [1], [], [0.5, 0.25]]
     with pytest.raises(ValueError, match="give weights='loss_mask' as well, or"):
         opened(weights="mine")
 

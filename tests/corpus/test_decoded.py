@@ -64,7 +64,7 @@ def test_damaged_mds_is_refused(tmp_path, cache):
     good, about = shard.read_bytes(), json.loads(index.read_text())
     for content in (good[:-3], good[: len(good) // 2], b""):
         shard.write_bytes(content)
-        with pytest.raises(ValueError, match=r"shard\.00001\.mds\.zstd is no whole shard of MDS"):
+        with pytest.raises(ValueError, match=r"shard\.00001\.mds\.zstd is damaged"):
             InPlace.mds(folder)
     assert not [*cache.iterdir()]
     shard.write_bytes(good)
@@ -72,13 +72,13 @@ def test_damaged_mds_is_refused(tmp_path, cache):
         InPlace.mds(folder, "input_ids")
     about["shards"][1]["samples"] += 1
     index.write_text(json.dumps(about))
-    with pytest.raises(ValueError, match="is no whole shard of MDS"):
+    with pytest.raises(ValueError, match="is damaged, cut short"):
         InPlace.mds(folder)
     shard.unlink()
     with pytest.raises(FileNotFoundError, match="shard"):
         InPlace.mds(folder)
     index.write_text("{")
-    with pytest.raises(ValueError, match="is no whole MDS data set"):
+    with pytest.raises(ValueError, match="it does not list the shards of an MDS data set"):
         InPlace.mds(folder)
 
 
@@ -105,7 +105,7 @@ def test_a_cache_of_levanter_that_is_not_whole_is_refused(tmp_path, cache):
         ({"is_finished": False}, "is not finished; let Levanter finish it"),
         ({"total_num_rows": 9}, "has 10 rows, the ledger 9"),
         ({"total_num_rows": 11}, "is damaged"),
-        ({"total_num_rows": "many"}, "is no cache of Levanter's"),
+        ({"total_num_rows": "many"}, "no whole shard_ledger.json of Levanter's"),
     ):
         ledger.write_text(json.dumps(good | changes))
         with pytest.raises(ValueError, match=sentence):

@@ -86,7 +86,7 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
         InPlace.megatron(prefix)
     write_megatron(tmp_path / "b", [[[1]]], "uint16")
     data.write_bytes(tokens)
-    with pytest.raises(ValueError, match="hold int32 and uint16; give files of one type"):
+    with pytest.raises(ValueError, match="are int32 and uint16; give them the same type"):
         InPlace.megatron([prefix, tmp_path / "b"])
 
 
