@@ -20,7 +20,17 @@ def get_config() -> ConfigDict:
         # "arrow", …, a method of `pipeline.InPlace`; and the options of that method.
         part.format = ""
         part.options = ConfigDict()
-        for name in ("column", "split", "labels", "weights", "dtype", "end", "begin", "skip"):
+        for name in (
+            "column",
+            "split",
+            "labels",
+            "weights",
+            "marks",
+            "dtype",
+            "end",
+            "begin",
+            "skip",
+        ):
             part.options[name] = config_dict.placeholder(object)
         part.options.vocab_size = config_dict.placeholder(int)
         # For parallel text: the files with the targets of the lines of `files`.

@@ -11,13 +11,13 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus import column_masks, decoded, token_files
-from pipeline.corpus.gather import address_of
+from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
-from pipeline.corpus.reader import InMemory, Reader
-from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.reader import InMemory, Pieces, Reader
+from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.corpus.token_files import Lists, TokenFiles
-from pipeline.errors import InvalidType, InvalidValue, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import (
     LOSS_WEIGHTS,
@@ -37,11 +37,14 @@ class Options(TypedDict, total=False):
     task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
     vocab_size: ids are below this; default: that of the tokenizer, or unknown.
     tokenizer: made the ids. It decodes them, and lets the corpus join others of the same tokenizer.
+    marks: the ids to read before and after each example, if the files lack them, or None, such as
+        (1, None); the tokens are not copied. A last mark has the weight 1.
     """
 
     task: Task
     vocab_size: int | None
     tokenizer: Tokenizer | None
+    marks: tuple[int | None, int | None]
 
 
 class ColumnOptions(Options, total=False):
@@ -88,7 +91,9 @@ class InPlace(SingleCorpus):
         if weights is not None:
             columns[WEIGHTS] = LOSS_WEIGHTS, weights
         tokens = np.concatenate([counts for _, _, counts in lists])
-        self.lengths = self.task.lengths(tokens)
+        self._counts, self.marks = tokens, _check_marks(make.keywords.get("marks"))
+        added = sum(mark is not None for mark in self.marks)
+        self.lengths = self.task.lengths(tokens + added)
         self.lengths.flags.writeable = False
         for name, (_, some) in columns.items():
             if len(kinds := {f"{values.dtype}" for values, _, _ in some}) > 1:
@@ -98,7 +103,7 @@ class InPlace(SingleCorpus):
                 )
         segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
         self._stored = Reader(
-            self.task,
+            INPUTS if self.marks else self.task,
             self.lengths,
             np.array([len(tokens)]),
             {name: feature for name, (feature, _) in columns.items()},
@@ -110,7 +115,11 @@ class InPlace(SingleCorpus):
             self.vocab_size = self.vocab_size or self.tokenizer.vocab_size
             made_by = self.tokenizer.fingerprint
         self.identity = {"tokens": fingerprint, "tokenizer": made_by, "task": self.task.name}
+        if self.marks:
+            self.identity["tokens"] += f"-marks-{fingerprint_of(self.marks)[:12]}"
         self.features = {name: feature for name, (feature, _) in (features or {}).items()}
+        if self.marks and not all(each.per_example for each in self.features.values()):
+            raise InvalidValue("features of tokens have no values for marks; omit one of the two")
         for name, feature in self.task.check(self.features).items():
             found = np.concatenate([counts for _, _, counts in columns[name][1]])
             due = (1 if feature.per_example else tokens) * feature.size
@@ -333,7 +342,7 @@ class InPlace(SingleCorpus):
         }
         weights = by_name.get(WEIGHTS)
         if weights is not None and len({values.dtype for values, _, _ in weights}) > 1:
-            weights = [(values.astype(np.float32), *at) for values, *at in weights]
+            weights = [(values.astype(np.float32), at, counts) for values, at, counts in weights]
         corpus = cls(
             by_name[column],
             fingerprint=source.fingerprint,
@@ -341,9 +350,40 @@ class InPlace(SingleCorpus):
             features=features,
             weights=weights,
         )
-        if weights is not None:
+        if weights is not None and not corpus.marks:
             corpus.num_learnt = sum(corpus.task.count_learnt(n, each) for each, _, n in weights)
         return corpus
+
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        if not self.marks:
+            return super()._read(pieces, names)
+        examples, starts, lengths, reach, _ = pieces
+        begin, end = self.marks
+        # A piece is read as three: a place for the mark before it, its tokens, and one after it.
+        sizes, first = lengths + self.task.lookahead, starts - (begin is not None)
+        before = (first < 0).astype(np.int64)
+        first += before
+        stored = np.minimum(sizes - before, self._counts[examples] - first)
+        zeros = np.zeros_like(stored)
+        parts = (
+            (zeros, first, zeros),
+            (zeros, stored, zeros),
+            (before, stored, sizes - before - stored),
+        )
+        fields = self._stored.read(
+            Pieces(examples.repeat(3), *(np.stack(each, axis=1).ravel() for each in parts)), ()
+        )
+        at, found = np.cumsum(sizes) - sizes, {}
+        last = sizes > before + stored
+        for name, values in fields.items():
+            values = values.copy()
+            values[at[before > 0]] = (begin or 0) if name == "inputs" else 1
+            values[(at + sizes - 1)[last]] = (end or 0) if name == "inputs" else 1
+            feature = LOSS_WEIGHTS if name == "loss_weights" else TOKEN_IDS
+            of = WEIGHTS if name == "loss_weights" else TOKENS
+            for field, shift in self.task.fields_of(of, feature).items():
+                found[field] = gather(values, at + shift, lengths, reach)
+        return found
 
     @property
     def call(self) -> tuple[str, files.Paths, Mapping[str, Any]]:
@@ -377,6 +417,15 @@ class InPlace(SingleCorpus):
 
     def __repr__(self) -> str:
         return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
+
+
+def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:
+    if given in (None, (), (None, None)):
+        return ()
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise InvalidValue(f"marks is {given!r}; give two ids or None, such as (1, None)")
+    begin, end = (None if mark is None else require_whole("a mark", mark, 0) for mark in given)
+    return begin, end
 
 
 def _call(
