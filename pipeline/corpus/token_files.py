@@ -54,34 +54,52 @@ def damaged(path: epath.Path, seen: object) -> InvalidValue:
     )
 
 
-def saved_files(paths: files.Paths, split: str | None) -> files.Paths:
-    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote; other paths as given.
+def saved_files(paths: files.Paths, split: str | None) -> list[epath.Path]:
+    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
 
-    Its `state.json` lists them: others beside them may be left from when it was saved before.
+    Its `state.json` lists them: others beside them are left from when it was saved before.
     """
     if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
         if split is not None:
             raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
-        return paths
+        found = files.find(paths)
+        for folder in {path.parent for path in found}:
+            if (folder / "state.json").exists():
+                listed = _read_saved(folder)
+                for path in found:
+                    if path.parent == folder and path not in listed:
+                        raise InvalidValue(
+                            f"{os.fspath(path)} is not among the files that state.json lists: it "
+                            "is left from another data set; give the folder instead of its files"
+                        )
+        return found
+    if (folder / "dataset_dict.json").exists():
+        splits = _read_saved(folder)
+        if folder / f"{split}" not in splits:
+            raise InvalidValue(
+                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}, "
+                f"not {split}; give split={splits[0].name!r} or another of them"
+            )
+        folder /= f"{split}"
+    found = _read_saved(folder)
+    if not found:
+        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
+    return files.find(found)
+
+
+def _read_saved(folder: epath.Path) -> list[epath.Path]:
+    """The splits in a folder that was saved to disk, or its files."""
+    index = folder / "dataset_dict.json"
     try:
-        if (index := folder / "dataset_dict.json").exists():
-            splits = json.loads(index.read_text())["splits"]
-            if split not in splits:
-                raise InvalidValue(
-                    f"{os.fspath(folder)} has the splits {', '.join(splits)}, not {split}; give "
-                    f"split={splits[0]!r} or another of them"
-                )
-            folder /= split
+        if index.exists():
+            return [folder / name for name in json.loads(index.read_text())["splits"]]
         state = json.loads((index := folder / "state.json").read_text())
-        names = [each["filename"] for each in state["_data_files"]]
+        return [folder / each["filename"] for each in state["_data_files"]]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InvalidValue(
             f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
             f"cannot be read ({error!r}); save it again, or give a glob of files"
         ) from error
-    if not names:
-        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
-    return [folder / name for name in names]
 
 
 def megatron(prefixes: files.Paths) -> TokenFiles:

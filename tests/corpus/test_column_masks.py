@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from pipeline import Feature, InPlace
+from pipeline import Feature, InPlace, Masked
 from pipeline.corpus import INPUTS
 from tests.corpus.test_token_files import documents_of, weights_of
 
@@ -66,6 +66,13 @@ def test_the_product_of_several_masks_counts(write):
     assert weights_of(corpus) == [[0, 1, 1], [1], [], [0.5, 0.25]]
     with pytest.raises(ValueError, match="give weights='loss_mask' as well, or"):
         opened(weights="mine")
+
+
+def test_a_view_that_hides_any_token_takes_no_weights(write):
+    opened = write({"input_ids": IDS, "loss_mask": [[0] * len(row) for row in IDS]})
+    with pytest.raises(ValueError, match="has weights, and Masked may hide any token"):
+        Masked(opened(weights="loss_mask", task=INPUTS, vocab_size=10))
+    assert len(Masked(opened(weights=(), task=INPUTS, vocab_size=10))) == 4
 
 
 def test_the_prompt_of_sources_len_has_no_weight(write):
@@ -132,6 +139,9 @@ def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[1, 2], [3]]
     save_to_disk(folder, {name.format(1): [[4, 5, 6]]})  # the others stay
     assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[4, 5, 6]]
+    with pytest.raises(ValueError, match=r"00002.arrow is not among the files that state.json"):
+        InPlace.arrow(folder / "*.arrow")
+    assert documents_of(InPlace.arrow(folder / name.format(1), task=INPUTS)) == [[4, 5, 6]]
     with pytest.raises(ValueError, match="is not a data set that was saved to disk whole"):
         InPlace.arrow(tmp_path)
     for split, rows in {"train": [[1]], "test": [[2]]}.items():
