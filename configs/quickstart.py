@@ -16,6 +16,23 @@ def get_config() -> ConfigDict:
     for part in (config.train, config.eval):
         part.files = part.tfds = ""
         part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
+        # For `files` with tokens of another program, which are read in place: "megatron", "flat",
+        # "arrow", …, a method of `pipeline.InPlace`; and the options of that method.
+        part.format = ""
+        part.options = ConfigDict()
+        for name in (
+            "column",
+            "split",
+            "labels",
+            "weights",
+            "marks",
+            "dtype",
+            "end",
+            "begin",
+            "skip",
+        ):
+            part.options[name] = config_dict.placeholder(object)
+        part.options.vocab_size = config_dict.placeholder(int)
         # For parallel text: the files with the targets of the lines of `files`.
         part.targets = config_dict.placeholder(str)
         part.field = "text"  # of a record
@@ -24,6 +41,8 @@ def get_config() -> ConfigDict:
     # seconds; not given: no limit. Without a source, another program writes the corpus.
     config.train.follow = False
     config.train.wait_seconds = config_dict.placeholder(float)
+    # Instead of other records, the share of the training corpus that is held out for evaluation.
+    config.eval.hold_out = config_dict.placeholder(float)
 
     # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"
     # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the

@@ -35,8 +35,13 @@ changes; or a config (FILE.py or FILE.py:ARGUMENT), whose corpus is prepared fir
 exist yet, and whose options are used."""
 
 LENGTHS = f"""{TOKENS}
-Or a corpus that still grows, of which the sealed parts are read; or lengths alone: a .npy array of
-integers, or .json that maps length to count, such as {{"12": 3400, "13": 3120}}."""
+Or a corpus that still grows, of which the sealed parts are read; or lengths alone: .json that
+maps length to count, as {{"12": 3400, "13": 3120}}, or with --lengths a .npy array of integers."""
+
+IN = """\
+the names are token files of another program, which are read in place: arrow, parquet, npy,
+megatron, flat, datatrove, mds or levanter, with options of that method of pipeline.InPlace, as in
+--tokens flat dtype=uint16 end=50256"""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:
@@ -105,6 +110,11 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("data", nargs="+", help="see below; several are one mixture")
         if given:
             _add_planning(command)
+        if given == LENGTHS:
+            about = "DATA are .npy arrays of the length of each example"
+            command.add_argument("--lengths", action="store_true", help=about)
+        if given:
+            command.add_argument("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
         return command.add_argument
 
     flag = add("report", "what padding costs on this data, and what Lockstep saves", given=LENGTHS)
@@ -165,6 +175,7 @@ def parser() -> argparse.ArgumentParser:
         ".array_record files (of a saved Hugging Face data set DIRECTORY/data-*.arrow); or one "
         "config (.py), for which training and evaluation corpora are made",
     )
+    flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
     about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
     flag("--targets", nargs="+", metavar="FILE", help=about)
     flag("--into", metavar="DIRECTORY", help="the directory of the corpus")

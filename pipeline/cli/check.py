@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.corpus.copies import duplicates, read_blocks
 from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted
 from pipeline.history.coverage import Coverage
@@ -21,16 +22,20 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """
     for member in corpus.members:
         check_corpus(member, report)
-    if not isinstance(corpus, Corpus):
+    if isinstance(corpus, InPlace):
+        corpus.verify()
+        report(f"files: read in place, {counted(len(corpus), 'example')}; they have no digests")
+    elif isinstance(corpus, Corpus):
+        corpus.verify()
+        report("files: whole, and their digests are those in the manifest")
+        report(f"offsets: {counted(len(corpus), 'example')}, as their lengths say")
+    else:
         return
-    corpus.verify()
-    report("files: whole, and their digests are those in the manifest")
-    report(f"offsets: {counted(len(corpus), 'example')}, as their lengths say")
     report(f"fingerprint: {corpus.fingerprint}")
     _check_vocabulary(corpus, report)
 
 
-def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
+def _check_vocabulary(corpus: Corpus | InPlace, report: Callable[[str], None]) -> None:
     lengths = corpus.lengths.astype(np.int64)
     limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
     low, high = limit, -1

@@ -29,7 +29,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
 
     `tokens` says whether the command needs a corpus, not only lengths.
     """
-    from pipeline.cli.prepare import prepare_config
+    from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.corpus.growing import Growing
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, from_run, open_dataset
@@ -62,6 +62,8 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         if (tuned := read_tuned(workdir)) is not None:
             tuning = {"printed": f"{tuned}", **tuned.as_json()}
             dataset = dataclasses.replace(dataset, tuning=tuning)
+    elif arguments.tokens:
+        dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:
         raise InvalidValue(
             "a config is given together with other paths; give it alone, or give directories of "
@@ -71,7 +73,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         corpus, options = prepare_config(paths[0], arguments.workdir)
         dataset = from_corpus(corpus, paths[0], options)
     else:
-        dataset = open_dataset(paths)
+        dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", True))
     if tokens and dataset.corpus is None:
         raise InvalidState(
             f"{arguments.command} needs a finished corpus with its tokens, not {dataset.name}; "

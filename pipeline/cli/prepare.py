@@ -4,15 +4,19 @@ import argparse
 import contextlib
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
+from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.links import call_for, guess, link, open_tokens, parse_options
 from pipeline.corpus.preparation import pair_jobs, prepare_share
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources
+from pipeline.text.sources.tables import Tables
 from pipeline.text.templates import Template
 from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
@@ -34,6 +38,12 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
 
 
+def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
+    """The corpus that `--tokens FORMAT NAME=VALUE …` describes."""
+    form, *options = tokens
+    return open_tokens(form, paths, parse_options(options))
+
+
 def prepare_files(arguments: argparse.Namespace) -> str:
     """Prepares a corpus or pairs, or tokenises a share of one; returns a message."""
     if not arguments.into:
@@ -41,11 +51,21 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     if not any(arguments.source) and not arguments.tfds:
         raise InvalidValue("no files are given; name some, such as data/*.txt, or give --tfds")
     directory = as_path(arguments.into)
+    if arguments.tokens:
+        corpus = link(open_flags(arguments.tokens, arguments.source), directory)
+        return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
+    for name in arguments.source:
+        if not arguments.kind and (form := guess(name)):
+            raise InvalidValue(f"{name} {call_for(name, form)}")
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
     names = "tfds", "split", "kind", "begin", "end", "targets"
     fields = {"files": arguments.source} | {name: getattr(arguments, name) for name in names}
     source = corpora.open_source(fields, "the command")
+    columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
+    if arguments.field not in columns and "input_ids" in columns:
+        form = "arrow" if isinstance(source, sources.ArrowFiles) else "parquet"
+        raise InvalidValue(f"{source} {call_for(arguments.source[0], form)}")
     rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
     text = corpora.Text(source, field, _template(arguments) if arguments.template else None)
     model = directory / "tokenizer.model"

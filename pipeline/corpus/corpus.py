@@ -362,14 +362,6 @@ class Corpus(Stored):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
-    def require_task(self, task: Task) -> None:
-        """Raises a `ValueError` if this corpus is of another task."""
-        if self.task != task:
-            raise InvalidValue(
-                f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
-                f"{task.name!r}; choose another directory, or delete this one"
-            )
-
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(Corpus, os.fspath(self.directory), **self._options), ()
 

@@ -40,7 +40,10 @@ def _memory_as(dtype: np.dtype) -> np.ndarray:
 
 
 def take_numbers(addresses: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The number at each address, which must be a multiple of its size."""
+    """The number at each address."""
+    if np.bitwise_or.reduce(addresses, initial=0) % dtype.itemsize:  # some are not aligned
+        sizes = np.full(len(addresses), dtype.itemsize)
+        return copy_memory(addresses, sizes, sizes).view(dtype)
     return _memory_as(dtype).take((addresses - BASE) // dtype.itemsize)
 
 

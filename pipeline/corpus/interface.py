@@ -336,6 +336,14 @@ class SingleCorpus(Readable, AnyCorpus):  # pyright: ignore  # features: an attr
         """The corpus itself."""
         return (self,)
 
+    def require_task(self, task: Task) -> None:
+        """Raises a `ValueError` if this corpus is of another task."""
+        if self.task != task:
+            raise InvalidValue(
+                f"{self!r:.200} is a corpus of the task {self.task.name!r}, not {task.name!r}; "
+                "open or make it with that task, in another directory"
+            )
+
     def decode(self, index: int) -> str:
         """The text of an example's inputs and of its last target."""
         if self.tokenizer is None:

@@ -8,7 +8,9 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
+from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.links import LINK, open_link
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_whole
@@ -23,17 +25,17 @@ class Pairs(AnyCorpus):
     with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`.
 
     Args:
-        inputs: a corpus of the task "inputs".
+        inputs: a corpus of the task "inputs", which may be in place.
         targets: a corpus of the task "targets", with as many examples.
 
     Attributes:
         inputs, targets: as given.
         identity, fingerprint: those of both corpora.
         text_bytes, num_learnt: those of the targets, which carry the loss.
-        directory: holds the directories of both.
+        directory: holds the directories of both, if the targets have one.
     """
 
-    def __init__(self, inputs: Corpus, targets: Corpus):
+    def __init__(self, inputs: Corpus | InPlace, targets: Corpus | InPlace):
         inputs.require_task(INPUTS)
         targets.require_task(TARGETS)
         if len(inputs) != len(targets):
@@ -51,7 +53,8 @@ class Pairs(AnyCorpus):
         if (inputs.origin or {}).get("on_error") == "skip":  # others have at least a begin mark
             self.lengths[inputs.lengths == 0] = 0
         self.lengths.flags.writeable = False
-        self.directory = targets.directory.parent
+        if (place := getattr(targets, "directory", None)) is not None:
+            self.directory = place.parent
         self.text_bytes, self.num_learnt = targets.text_bytes, targets.num_learnt
         if inputs.vocab_size is not None and targets.vocab_size is not None:
             self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
@@ -66,7 +69,7 @@ class Pairs(AnyCorpus):
         if (room := options.get("cache_bytes")) is not None:
             options["cache_bytes"] = require_whole("cache_bytes", room, 2) // 2
         sides = (as_path(directory) / task.name for task in (INPUTS, TARGETS))
-        return cls(*(Corpus.open(side, **options) for side in sides))
+        return cls(*(_open_one(side, **options) for side in sides))
 
     @classmethod
     def from_arrays(
@@ -120,14 +123,26 @@ class Pairs(AnyCorpus):
         return f"{self.inputs}\n{self.targets}"
 
 
-def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Corpus | Pairs:
-    """The corpus or the pairs in `directory`; options are those of `Corpus.open`."""
+def _open_one(directory: epath.Path, **options: Unpack[OpenOptions]) -> Corpus | InPlace:
+    if (directory / LINK).exists():
+        return open_link(directory)
+    return Corpus.open(os.fspath(directory), **options)
+
+
+def open_corpus(
+    directory: epath.PathLike, **options: Unpack[OpenOptions]
+) -> Corpus | InPlace | Pairs:
+    """The corpus or the pairs in `directory`; options are those of `Corpus.open`.
+
+    A link to token files of another program has no such options, and ignores them.
+    """
     directory = as_path(directory)
     if directory.is_file():
         raise InvalidValue(
             f"{os.fspath(directory)} is a file; give the directory of a corpus (to make one from "
             "text: lockstep prepare 'data/*.txt' --into corpus)"
         )
-    if (directory / TARGETS.name / MANIFEST).exists() and not (directory / MANIFEST).exists():
+    whole = any((directory / name).exists() for name in (MANIFEST, LINK))
+    if not whole and any((directory / TARGETS.name / n).exists() for n in (MANIFEST, LINK)):
         return Pairs.open(directory, **options)
-    return Corpus.open(os.fspath(directory), **options)
+    return _open_one(directory, **options)

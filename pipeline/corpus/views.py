@@ -31,6 +31,12 @@ class TokenView(View):
                 f"task {getattr(task, 'name', None)!r}; prepare it with task=pipeline.corpus.INPUTS"
             )
 
+        if corpus.sides[0].weighted:
+            raise InvalidValue(
+                f"{corpus!r} has weights, and {type(self).__name__} may hide any token, whatever "
+                "its weight; open or make the corpus without labels= or weights="
+            )
+
     @property
     def marks(self) -> tuple[int | None, int | None]:
         """The ids that begin and end each example; None if there is none."""

@@ -33,7 +33,8 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
 
     Raises:
-        ValueError: a corpus has no directory to open it from, such as one of `InPlace`.
+        ValueError: a corpus has no directory to open it from; `corpus.links.link` gives one to
+            `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
     places: dict[str, dict[str, Any]] = {}

@@ -11,6 +11,7 @@ from etils import epath
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.links import call_for, guess
 from pipeline.corpus.manifest import MANIFEST, SHARDS
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
@@ -143,17 +144,18 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     return Dataset(name, lengths, ((name, len(lengths)),))
 
 
-def open_dataset(paths: Sequence[str]) -> Dataset:
+def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
-    A path is the directory of a corpus, or a file of lengths: `.npy`, an integer array, or `.json`,
-    an object that maps length to count. A corpus that grows gives the lengths of its sealed parts.
+    A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
+    to count, or with `lengths`, `.npy`, an integer array. A corpus that grows gives the lengths of
+    its sealed parts.
 
     Raises:
         ValueError: a path is none of these, or its content is not as described.
         FileNotFoundError: a path does not exist.
     """
-    parts = [_open(path) for path in paths]
+    parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
         return parts[0]
     if len({part.lengths.ndim for part in parts}) > 1:
@@ -165,11 +167,18 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
     )
 
 
-def _open(path: str) -> Dataset:
+def _open(path: str, lengths: bool) -> Dataset:
     place = as_path(path)
     name = path.rstrip("/")
+    if place.suffix == ".npy" and place.exists() and not lengths:
+        raise InvalidValue(
+            f"{path} may hold lengths or tokens; add --lengths if it has the length of each "
+            "example, or --tokens npy offsets=FILE, or --tokens flat for an array without a header"
+        )
     if place.suffix in (".npy", ".json"):
         return from_lengths(name, _read_lengths(place))
+    if form := guess(path):
+        raise InvalidValue(f"{path} {call_for(path, form)}")
     if place.is_file():
         raise InvalidValue(
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "

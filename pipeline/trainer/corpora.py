@@ -15,6 +15,7 @@ from etils import epath
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import open_growing
+from pipeline.corpus.links import link, open_tokens
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
@@ -285,6 +286,9 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
             for a mixture, `sources` instead of `train`, such fields by name, and `mixture` with
             their `weights`; if others may join `train` later, `added`, by name;
+            for token files of another program `format`, one of `links.FORMATS`, with `files` and
+            the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
+            `hold_out` of the training corpus;
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
             `template`, which a source may also have; `task`, with the fields of `open_view`;
@@ -319,10 +323,15 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
     followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
+    share, every = config.eval.get("hold_out"), {**training, "eval": config.eval}
+    if share is not None:
+        del every["eval"]
+    in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
     texts = {
         folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
-        for folder, fields in {**training, "eval": config.eval}.items()
-        if folder not in followed or any(fields.get(key) for key in SOURCES)
+        for folder, fields in every.items()
+        if folder not in in_place
+        and (folder not in followed or any(fields.get(key) for key in SOURCES))
     }  # others are written by another program
     if len({isinstance(text.field, str) for text in texts.values()}) > 1:
         fields = ", ".join(str(text.field) for text in texts.values())
@@ -330,7 +339,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             f"the corpora of the config have the fields {fields}; give each corpus one name, or "
             "for pairs each corpus two"
         )
-    pairs = not isinstance(texts["eval"].field, str)
+    pairs = any(not isinstance(text.field, str) for text in texts.values())
     if followed and (pairs or config.task.kind != "causal" or added):
         raise InvalidValue(
             f"follow is True for {', '.join(followed)}, but needs task.kind 'causal', one field "
@@ -340,7 +349,30 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     task = CAUSAL if config.task.kind == "causal" else INPUTS
     first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
     model = directory / "tokenizer.model"
-    tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
+    trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
+    if in_place and texts and trained and not first_texts:
+        raise InvalidValue(
+            "config.train has tokens of another program, and config.eval has text; give "
+            "config.eval.hold_out, such as 0.01, or the format and the files of its tokens, or the "
+            "tokenizer of the ids, as in --config.tokenizer.model=PATH"
+        )
+    tokenizer: Any = None
+    if texts or not trained:
+        tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
+    for folder, fields in in_place.items():
+        if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
+            raise InvalidValue(
+                f"config.{folder} has tokens, but also a template, or begin and end for a share of "
+                "records; remove them, and hold examples out with config.eval.hold_out"
+            )
+        options = {**fields.get("options", {}), "task": task, "tokenizer": tokenizer}
+        tokens = open_tokens(fields.format, fields.files.split(","), options)
+        if tokens.vocab_size is None:
+            raise InvalidValue(
+                f"the number of ids is unknown; give config.{folder}.options.vocab_size, or the "
+                "tokenizer of the ids as config.tokenizer"
+            )
+        link(tokens, directory / folder)
     growing = {} if whole else followed
     for folder in sorted(texts, key=lambda folder: folder in growing):
         if folder not in growing:
@@ -349,17 +381,21 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             _prepare_meanwhile(texts[folder], tokenizer, directory / folder)
     cached = config.get("cache", {})
     cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
-    first, *others, held_out = (
+    opened = [
         view(
             open_growing(directory / folder, growing[folder].get("wait_seconds"))
             if folder in growing
             else open_corpus(directory / folder, **cache)
         )
-        for folder in (*training, "eval")
+        for folder in every
+    ]
+    several = opened[: len(training)]
+    first = (
+        several[0]
+        if len(several) == 1 and "sources" not in config
+        else Corpora(dict(zip(names, several, strict=True)))
     )
-    if "sources" in config or others:
-        first = Corpora(dict(zip(names, (first, *others), strict=True)))
-    return first, held_out
+    return first.split(share) if share is not None else (first, opened[-1])
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:

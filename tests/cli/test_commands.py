@@ -84,17 +84,24 @@ UNWRITABLE = (
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (
+            ["report", "FOLDER/some.npy"],
+            "may hold lengths or tokens; add --lengths if .* or --tokens",
+        ),
         (["report", "nowhere"], "there is no corpus in nowhere .no corpus.json.; prepare one"),
         (["report", "nowhere.npy"], "there is no file nowhere.npy; check the path"),
         (["report", "FOLDER/words.txt"], "words.txt is a file of unknown kind"),
         (["report", "FOLDER/list.json"], "does not map length to count"),
         (["report", "FOLDER/twice.json"], "twice.json .*it has length 5 twice"),
         (["report", "FOLDER/negative.json"], "-3 for length 5.*whole numbers, such as"),
-        (["report", "FOLDER/float.npy"], "float.npy is not an array of lengths: .*dtype float64"),
-        (["report", "FOLDER/nothing.npy"], "nothing.npy is not an array of lengths"),
+        (
+            ["report", "FOLDER/float.npy", "--lengths"],
+            "float.npy is not an array of lengths: .*dtype float64",
+        ),
+        (["report", "FOLDER/nothing.npy", "--lengths"], "nothing.npy is not an array of lengths"),
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
         (["report", "FOLDER/empty.py"], "has no function get_config"),
-        (["report", "FOLDER/zero.npy"], "none of the lengths"),
+        (["report", "FOLDER/zero.npy", "--lengths"], "none of the lengths"),
         (
             ["show", "FOLDER/some.npy"],
             "show needs a finished corpus with its tokens, not .*some.npy",
@@ -102,9 +109,18 @@ UNWRITABLE = (
         (["check", "FOLDER/some.npy"], "check needs a finished corpus .*, not .*some.npy; give"),
         (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),
         (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
-        (["report", "FOLDER/some.npy", "--html", "FOLDER"], "FOLDER cannot be written: Is a dir"),
-        (["report", "FOLDER/some.npy", "FOLDER/pairs.npy"], "some of these are pairs and others"),
-        (["report", "FOLDER/some.npy", "mine.py"], "a config is given together with other paths"),
+        (
+            ["report", "FOLDER/some.npy", "--lengths", "--html", "FOLDER"],
+            "FOLDER cannot be written: Is a dir",
+        ),
+        (
+            ["report", "FOLDER/some.npy", "FOLDER/pairs.npy", "--lengths"],
+            "some of these are pairs and others",
+        ),
+        (
+            ["report", "FOLDER/some.npy", "mine.py", "--lengths"],
+            "a config is given together with other paths",
+        ),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is on no storage that"),
         (["audit", "://"], ":// is on no storage"),
@@ -114,7 +130,10 @@ UNWRITABLE = (
         (["report", "FOLDER/large.json"], "large.json .*is above"),
         (["report", "FOLDER/longer.json"], "longer.json .*is above"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
-        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise --tokens-per-batch"),
+        (
+            ["buckets", "FOLDER/some.npy", "--lengths", "--max-length", "100000"],
+            "raise --tokens-per-batch",
+        ),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
         (["prepare", "--into", "FOLDER/new"], "no files are given; name some"),
         (["prepare", "", "--into", "FOLDER/new"], "no files are given; name some"),
@@ -159,7 +178,7 @@ def test_a_wrong_flag_is_a_usage_error(run):
 
 
 def test_a_defect_has_a_traceback_and_a_mistake_a_sentence(run, monkeypatch, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise ValueError("nobody thought of this")
 
     monkeypatch.setattr(pipeline.report, "open_dataset", fail)
@@ -199,17 +218,21 @@ def test_the_version_is_that_of_the_package(run):
 
 def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
     page, figures = tmp_path / "out.html", tmp_path / "out.json"
-    _, out, err = run("report", lengths, "--html", page, "--json", figures, "--seed", 3)
+    _, out, err = run(
+        "report", lengths, "--lengths", "--html", page, "--json", figures, "--seed", 3
+    )
     for name in ("padded to the longest of all", "concatenate and split", "Lockstep, 1 bucket"):
         assert name in out
     assert f"wrote {page}" in err
     assert page.read_text().startswith("<!DOCTYPE html>")
-    assert f"lockstep report {lengths} --html {page} --json {figures} --seed 3<" in page.read_text()
+    assert (
+        f"lockstep report {lengths} --lengths --html {page} --json {figures} --" in page.read_text()
+    )
     seen = json.loads(figures.read_text())
     assert seen["options"]["seed"] == 3
     assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
     assert len([each for each in seen["strategies"] if not each["packing"]]) == 5
-    assert json.loads(run.done("report", lengths, "--json", "--seed", 3)) == seen
+    assert json.loads(run.done("report", lengths, "--lengths", "--json", "--seed", 3)) == seen
 
 
 def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypatch):
@@ -241,7 +264,7 @@ def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
     np.save(tmp_path / "long.npy", np.array([100, 5000, 200]))
     for more, row in (([], 2048), (["--row-multiple", 3, "--length-multiple", 32], 672)):
         given = "--tokens-per-batch", 2048, *more
-        seen = json.loads(run.done("report", tmp_path / "long.npy", "--json", *given))
+        seen = json.loads(run.done("report", tmp_path / "long.npy", "--lengths", "--json", *given))
         assert seen["sides"][0]["row"] == row
         assert seen["plan"]["losses"]["overlong"] == 1
 
@@ -250,7 +273,7 @@ def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
 
 
 def test_buckets_are_ready_to_paste(run, lengths):
-    out = run.done("buckets", lengths, "--max-buckets", 3, "--row-multiple", 8)
+    out = run.done("buckets", lengths, "--lengths", "--max-buckets", 3, "--row-multiple", 8)
     pasted: dict = {}
     exec(out, pasted)
     expected = fit_buckets(np.load(lengths), tokens_per_batch=16_384, max_buckets=3, row_multiple=8)

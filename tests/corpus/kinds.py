@@ -9,8 +9,9 @@ from pipeline import Corpora, Corpus, Feature, InPlace, Masked, Pairs, SpanCorru
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
 
-FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
+FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
 STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
 KINDS = [*STORED, *JOINED, *FORMATS, "masked", "corrupted", "pairs"]
@@ -79,11 +80,27 @@ def group_of(ids):
 
 def in_place(kind, directory, examples, task=CAUSAL):
     """Examples as another program would have stored them, in two files of many groups."""
+    options = {"task": task, "vocab_size": 99}
     if kind == "npy":
         names = directory / "tokens.npy", directory / "offsets.npy"
         np.save(names[0], np.concatenate(examples).astype(np.uint16))
         np.save(names[1], np.cumsum([0, *map(len, examples)]))
-        return InPlace.npy(*names, task=task, vocab_size=99)
+        return InPlace.npy(*names, **options)
+    if kind in ("megatron", "flat", "datatrove"):
+        for number, mine in enumerate((examples[:15], examples[15:])):
+            if kind == "megatron":
+                write_megatron(directory / f"{number}", [[each] for each in mine])
+            elif kind == "flat":
+                write_flat(directory / f"{number}.npy", mine)
+            else:
+                write_datatrove(directory / f"{number}.ds", mine)
+        if kind == "flat":
+            return InPlace.flat(directory / "*.npy", dtype="uint16", **options)
+        return (
+            InPlace.megatron(directory / "*", **options)
+            if kind == "megatron"
+            else (InPlace.datatrove(directory, **options))
+        )
     item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
     held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
     for number, mine in enumerate((examples[:15], examples[15:])):
@@ -99,7 +116,7 @@ def in_place(kind, directory, examples, task=CAUSAL):
             compression = "lz4" if kind == "lz4" else "uncompressed"
             feather.write_feather(table, path, compression=compression, chunksize=4)
     opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
-    return opened(str(directory / f"*.{kind}"), task=task, vocab_size=99)
+    return opened(str(directory / f"*.{kind}"), **options)
 
 
 def require_read(side, examples, starts, sizes, reach, wholes, **epoch):

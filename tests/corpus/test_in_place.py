@@ -8,13 +8,62 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import Bucket, InPlace, Masked
-from pipeline.corpus import INPUTS
+from pipeline import Bucket, Corpus, InPlace, Masked
+from pipeline.corpus import CAUSAL, INPUTS
 from tests.corpus.files import read_all
 from tests.corpus.kinds import FORMATS, SIZES, ids_of, in_place
 from tests.text.record_files import write_table
 
 BUCKET = Bucket(rows=2, length=8)
+
+
+@pytest.mark.parametrize("marks", [(1, 2), (1, None), (None, 2), (None, None)])
+@pytest.mark.parametrize("task", [CAUSAL, INPUTS], ids=["causal", "inputs"])
+def test_marks_that_files_lack_are_read_as_if_they_were_there(marks, task, tmp_path):
+    begin, end = ([] if mark is None else [mark] for mark in marks)
+    plain = [each.tolist() for each in ids_of(SIZES)]
+    weights = [[float(each % 2) for each in row] for row in plain]
+    columns = {"input_ids": plain, "mine": weights, "reward": range(len(plain))}
+    path = tmp_path / "a.arrow"
+    feather.write_feather(pa.table(columns), str(path), chunksize=7)
+    options = {"weights": "mine", "features": {"reward": pipeline.Feature("example")}}
+    corpus = InPlace.arrow(path, marks=marks, task=task, vocab_size=99, **options)
+    marked = {
+        "tokens": [[*begin, *each, *end] for each in plain],
+        "weights": [[*[1.0] * len(begin), *each, *[1.0] * len(end)] for each in weights],
+        "reward": range(len(plain)),
+    }
+    due = Corpus.from_arrays(marked, tmp_path / "due", features=options["features"], task=task)
+    assert corpus.lengths.tolist() == due.lengths.tolist()
+    for one, other in zip(corpus, due, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in other)
+    rng = np.random.default_rng(0)
+    some = rng.permutation(np.flatnonzero(due.lengths))
+    starts = rng.integers(0, due.lengths[some])
+    sizes = rng.integers(1, due.lengths[some] - starts + 1)
+    read = corpus.read(some, starts, sizes, sizes + 3)
+    for name, values in due.read(some, starts, sizes, sizes + 3).items():
+        places = np.concatenate(
+            [
+                np.arange(n) + at
+                for n, at in zip(sizes, np.cumsum(sizes + 3) - sizes - 3, strict=True)
+            ]
+        )
+        assert np.array_equal(read[name][places], values[places])
+    if marks != (None, None):
+        assert corpus.fingerprint != InPlace.arrow(path, task=task, **options).fingerprint
+
+
+def test_marks_are_two_ids_and_have_no_features_of_tokens(tmp_path):
+    path = tmp_path / "a.arrow"
+    feather.write_feather(pa.table({"input_ids": [[1]], "seen": [[0]]}), str(path))
+    for marks in (1, (1,), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"marks is .*; give two ids or None"):
+            InPlace.arrow(path, marks=marks)
+    with pytest.raises(ValueError, match="a mark"):
+        InPlace.arrow(path, marks=(-1, None))
+    with pytest.raises(ValueError, match="features of tokens have no values for marks"):
+        InPlace.arrow(path, marks=(1, 2), features={"seen": pipeline.Feature("inputs")})
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -53,7 +102,9 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
             call()
     ids = pa.array([[1]], pa.list_(pa.int32()))
     feather.write_feather(pa.table({"input_ids": ids}), str(tmp_path / "b.arrow"))
-    with pytest.raises(ValueError, match=r"'input_ids' of .* holds .*give it the same type in all"):
+    with pytest.raises(
+        ValueError, match=r"the tokens of .* are int.*give them the same type in all"
+    ):
         InPlace.arrow(str(tmp_path / "*.arrow"))
     tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
     for some, bounds, sentence in (

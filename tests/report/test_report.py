@@ -122,7 +122,7 @@ def test_one_of_a_kind_is_singular_and_tokens_without_loss_are_told(options, tmp
 def test_sources_have_their_shares(tmp_path):
     np.save(tmp_path / "a.npy", np.full(30, 10))
     (tmp_path / "b.json").write_text('{"20": 10, "50": 10}')
-    dataset = open_dataset([str(tmp_path / "a.npy"), str(tmp_path / "b.json")])
+    dataset = open_dataset([str(tmp_path / "a.npy"), str(tmp_path / "b.json")], lengths=True)
     seen = measure(dataset, Options({"tokens_per_batch": 256, "length_multiple": 64}))
     sources = [(each["examples"], each["tokens"]) for each in seen.sides[0].sources]
     assert sources == [(30, 300), (20, 700)]

@@ -10,7 +10,9 @@ import pytest
 
 import pipeline
 from pipeline import Writer
+from pipeline.corpus.links import link
 from pipeline.planning.options import VERSION
+from tests.corpus.token_writers import write_megatron
 from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.runs import host_worker
 
@@ -79,13 +81,18 @@ def ask(folder):
         few = [np.arange(5, dtype=np.int32)] * number
         pipeline.Corpus.from_arrays(few, folder / f"few{number}")
     text = {"do": "batches", "corpus": str(folder / "corpus")}
+    write_megatron(folder / "tokens", [[each] for each in sides[0]])
+    link(pipeline.InPlace.megatron(folder / "tokens", vocab_size=99), folder / "linked")
+    placed = {"do": "batches", "corpus": str(folder / "linked")}
     both = {"do": "batches", "corpus": str(folder / "pairs"), "overflow": "truncate"}
     both["buckets"] = [[8, [16, 16]], [8, [32, 48]], [4, [32, 64]]]
     jobs = {
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
-    jobs[1]["pairs0"] = both | LAYOUTS[1][0]
+    jobs[1] |= {"pairs0": both | LAYOUTS[1][0], "in place0": placed | LAYOUTS[1][0]}
+    jobs[2]["in place0"] = placed | LAYOUTS[2][0]
+    jobs[4]["in place3"] = placed | LAYOUTS[4][3]
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
         for n, (changed, _) in enumerate(DIFFER)
@@ -146,6 +153,7 @@ def add_waits(folder, jobs):
 
 
 GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
+GLOBAL += [(2, "in place0"), (4, "in place3")]
 
 
 @pytest.mark.parametrize(("count", "job"), [*GLOBAL, (4, "pairs0"), (4, "pairs3")])

@@ -16,6 +16,7 @@ import train
 from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
 from configs import tfds as tfds_config
+from configs import tokens as tokens_config
 from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
@@ -23,7 +24,9 @@ from pipeline.cli.commands import main
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import read_history
 from pipeline.text.templates import Answer, Chat
+from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.corpora import open_template, prepare_corpora
+from tests.corpus.token_writers import write_megatron
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
 
@@ -83,6 +86,54 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     (tmp_path / "one").rename(tmp_path / "moved")  # the other run goes on without it
     two = tiny(chats, CHAT, start_from=str(tmp_path / "one"), steps=16)
     assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
+
+
+@pytest.mark.parametrize("form", ["megatron", "flat"])
+def test_a_run_on_token_files_of_others_goes_on_where_it_stopped(chats, form, tmp_path):
+    texts = [json.loads(line)["text"] for line in chats.read_text().splitlines()]
+    flat, counts = Bytes().encode_batch(texts)
+    write_megatron(tmp_path / "a", [[e] for e in np.split(flat, np.cumsum(counts)[:-1])], "uint16")
+    path = {"megatron": tmp_path / "a", "flat": tmp_path / "a.bin"}[form]
+    fields = {"format": form, "files": str(path), "begin": 0.0, "end": 1.0}
+    fields = {f"train__{name}": value for name, value in fields.items()}
+    if form == "flat":
+        fields |= {"train__options__dtype": "uint16", "train__options__end": 2}
+    config = tiny(chats, eval__hold_out=0.2, **fields, steps=12)
+    run(config, tmp_path / "run")
+    values, log = summary(tmp_path / "run"), steps(tmp_path / "run")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0
+    again = tiny(chats, eval__hold_out=0.2, **fields, steps=16)
+    assert "resumed: step 12 of 16" in run(again, tmp_path / "run")
+    assert steps(tmp_path / "run")[:12] == log
+    assert "each once" in audited(tmp_path / "run")
+    corpus, _ = read_history(tmp_path / "run")
+    assert 0 < len(corpus) < len(texts)
+    assert corpus.tokenizer.decode(corpus[0]["targets"]) in texts
+    train.score(again, epath.Path(tmp_path / "run"))
+    segment_losses(tmp_path / "run")
+
+
+def test_a_config_of_token_files_says_what_it_lacks(chats, tmp_path):
+    write_megatron(tmp_path / "a", [[[1, 2, 3]], [[4, 5]]] * 10)
+    fields = {"train__format": "megatron", "train__files": str(tmp_path / "a")}
+    whole = {"train__begin": 0.0, "train__end": 1.0, "eval__hold_out": 0.4}
+    for changes, sentence in (
+        ({}, "config.eval has text; give config.eval.hold_out"),
+        (whole, "the number of ids is unknown; give config.train.options.vocab_size"),
+        ({**whole, "train__end": 0.5}, "hold examples out with config.eval.hold_out"),
+        ({**whole, "train__format": "megatrom"}, "format is 'megatrom'; it must be one of arrow"),
+        ({**whole, "train__options__skip": 3}, r"megatron\(\) has no option 'skip'"),
+    ):
+        changed = fields | {"tokenizer__kind": "sentencepiece"} | changes
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            prepare_corpora(tiny(chats, **changed), tmp_path / "corpus")
+    config = tokens_config.get_config()
+    config.train.format, config.train.files = "megatron", str(tmp_path / "a")
+    config.train.options.vocab_size, config.eval.hold_out = 9, 0.4
+    corpus, held_out = prepare_corpora(config, tmp_path / "corpus")
+    assert len(corpus) + len(held_out) == 20
+    assert corpus.vocab_size == 9
 
 
 def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path):

@@ -113,6 +113,10 @@ class Tables(files.FileSource):
             first = row = 0
         yield blocks.take(None)
 
+    def names(self) -> set[str]:
+        """The names of the columns that any of the files has."""
+        return {name for path in self.files for name in self._guard(path, self._open, path)[0]}
+
 
 class _Batch:
     """Some rows of a group, whose columns are read when they are asked for."""

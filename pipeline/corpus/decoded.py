@@ -1,0 +1,230 @@
+"""Decoded: token files that cannot be mapped, written once as Arrow in the user's caches."""
+
+import bz2
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.corpus.cache import default_directory
+from pipeline.corpus.parts import read_content
+from pipeline.corpus.token_files import damaged
+from pipeline.errors import InvalidValue, require_whole
+from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
+from pipeline.planning.identity import fingerprint_of
+from pipeline.text.sources import files
+
+logger = logging.getLogger(__name__)
+
+# The values of some columns, one row after another, and the number of values of each row.
+Columns: TypeAlias = dict[str, tuple[np.ndarray, np.ndarray]]
+
+# The dtypes of arrays in MDS, by their codes.
+MDS_DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"}
+MDS_DTYPES |= {33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
+
+BLOCK = 1 << 24  # tokens of Levanter's that are read at once
+
+
+def decode(
+    found: Sequence[epath.Path], options: Mapping[str, Any], read: Callable[[], Iterator[Columns]]
+) -> epath.Path:
+    """The Arrow file with the columns that `read` gives, a record batch for each of its items.
+
+    Args:
+        found: the files that are decoded; the Arrow file is found by their digest.
+        options: what else decides the columns.
+        read: decodes the files.
+    """
+    name = f"{files.digest(found)}-{fingerprint_of(dict(options))[:12]}.arrow"
+    path = make_directory(epath.Path(default_directory()) / "decoded") / name
+    if not path.exists():
+        logger.info("%s and others are decoded once, into %s", os.fspath(found[0]), path)
+        with atomic_write(path, shared=True) as file:
+            writer = None
+            for columns in read():
+                lists = {
+                    name: pa.LargeListArray.from_arrays(
+                        pa.array(np.cumsum(np.append(0, counts)), pa.int64()), pa.array(values)
+                    )
+                    for name, (values, counts) in columns.items()
+                }
+                batch = pa.RecordBatch.from_pydict(lists)
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
+            if writer is None:
+                raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
+            writer.close()
+    return path
+
+
+def mds(folder: epath.PathLike, column: str, dtype: Any, end: int | None) -> epath.Path:
+    """The columns of numbers of a folder that MosaicML's Streaming wrote, decoded.
+
+    With `end`, the samples are one text, whose documents end with that id.
+    """
+    place, index = as_path(folder), as_path(folder) / "index.json"
+    try:
+        shards = json.loads(index.read_text())["shards"]
+        names = [
+            raw if not shard["zip_data"] or raw.exists() else place / shard["zip_data"]["basename"]
+            for shard in shards
+            for raw in [place / shard["raw_data"]["basename"]]
+        ]
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise damaged(
+            index, f"it does not list the shards of an MDS data set ({error!r})"
+        ) from error
+
+    def read() -> Iterator[Columns]:
+        rest: dict[str, np.ndarray] = {}
+        for path, shard in zip(files.find(names), shards, strict=True):
+            try:
+                columns = _read_shard(path, shard, column, np.dtype(dtype))
+            except (KeyError, TypeError, IndexError, ValueError, OSError, pa.ArrowException) as e:
+                raise damaged(path, e) from e
+            if end is not None:
+                columns, rest = _cut(rest, columns, column, end)
+            yield columns
+        if any(map(len, rest.values())):  # after the last end
+            yield {name: (values, np.array([len(values)])) for name, values in rest.items()}
+
+    end = None if end is None else require_whole("end", end, 0)
+    options = {"column": column, "end": end, "dtype": f"{np.dtype(dtype)}"}
+    return decode([index, *names], options, read)
+
+
+def _cut(
+    rest: dict[str, np.ndarray], columns: Columns, column: str, end: int
+) -> tuple[Columns, dict[str, np.ndarray]]:
+    """The documents that end in `rest` or in `columns`, and what is left after the last one."""
+    _, counts = columns[column]
+    for name, (_, others) in columns.items():
+        if not np.array_equal(others, counts):
+            raise InvalidValue(f"end={end} cannot cut {name!r}, whose sizes are not those of ids")
+    joined = {
+        name: np.concatenate([rest.get(name, values[:0]), values])
+        for name, (values, _) in columns.items()
+    }
+    ends = np.flatnonzero(joined[column] == end) + 1
+    last, sizes = int(ends.max(initial=0)), np.diff(ends, prepend=0)
+    whole = {name: (values[:last], sizes) for name, values in joined.items()}
+    return whole, {name: values[last:] for name, values in joined.items()}
+
+
+def _read_shard(
+    path: epath.Path, shard: Mapping[str, Any], column: str, dtype: np.dtype
+) -> Columns:
+    """The ids and other arrays of a shard; columns of text, images and so on are left out."""
+    content, size, samples = read_content(path), shard["raw_data"]["bytes"], shard["samples"]
+    if shard["zip_data"] and path.name == shard["zip_data"]["basename"]:
+        kind = shard["compression"].partition(":")[0]
+        codec = {"br": "brotli", "gz": "gzip"}.get(kind, kind)
+        content = (
+            pa.py_buffer(bz2.decompress(content))
+            if kind == "bz2"
+            else pa.decompress(content, size, codec)
+        )
+    edges = np.frombuffer(content, "<u4", samples + 1, 4)
+    if content.size != size or edges[-1] != size:
+        raise InvalidValue(f"it has {content.size:,} bytes, not {size:,} for {samples:,} samples")
+    about = (shard[f"column_{each}"] for each in ("names", "encodings", "sizes"))
+    columns = [*zip(*about, strict=True)]
+    found: dict[str, list[np.ndarray]] = {
+        name: []
+        for name, encoding, _ in columns
+        if name == column or encoding.partition(":")[0] == "ndarray"
+    }
+    memory, variable = memoryview(content), sum(fixed is None for _, _, fixed in columns)
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        sizes = iter(np.frombuffer(memory[first:last], "<u4", variable).tolist())
+        at = first + 4 * variable
+        for name, encoding, fixed in columns:
+            stop = at + (next(sizes) if fixed is None else fixed)
+            if name in found:
+                found[name].append(_read_value(memory[at:stop], encoding, dtype))
+            at = stop
+        if at != last:
+            raise InvalidValue("a sample does not end where its columns do")
+    return {
+        name: (np.concatenate(values), np.array([*map(len, values)]))
+        for name, values in found.items()
+    }
+
+
+def _read_value(memory: memoryview, encoding: str, dtype: np.dtype) -> np.ndarray:
+    """The numbers of a value of MDS, flat."""
+    if encoding == "bytes":
+        return np.frombuffer(memory, dtype)
+    form, kind, shape = (*encoding.split(":"), "", "")[:3]
+    if form != "ndarray":
+        raise InvalidValue(f"its ids are of the encoding {encoding!r}; give a column of arrays")
+    if not kind:
+        kind, memory = MDS_DTYPES[memory[0]], memory[1:]
+    if not shape:  # its axes, each a number of as many bytes as the lowest two bits say
+        memory = memory[1 + (memory[0] >> 2) * (1 << (memory[0] & 3)) :]
+    return np.frombuffer(memory, kind)
+
+
+def levanter(folder: epath.PathLike, column: str) -> epath.Path:
+    """The columns of a cache of Levanter's, decoded."""
+    place = as_path(folder)
+    try:
+        ledger = json.loads((place / "shard_ledger.json").read_text())
+        rows, finished = int(ledger["total_num_rows"]), ledger["is_finished"]
+    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        raise damaged(
+            place, f"it has no whole shard_ledger.json of Levanter's ({error!r})"
+        ) from error
+    if not finished or not is_local(place):
+        raise InvalidValue(
+            f"{os.fspath(place)} is {'remote' if finished else 'not finished'}; "
+            f"{'copy it to this machine' if finished else 'let Levanter finish it'} first"
+        )
+
+    def read() -> Iterator[Columns]:
+        try:
+            yield from _read_levanter(place, column, rows)
+        except ValueError as error:  # also tensorstore's
+            raise damaged(place, str(error)[:200]) from error
+
+    every = sorted(pathlib.Path(place).rglob("*"))
+    found = [as_path(path) for path in every if path.is_file()]
+    return decode(found, {"column": column}, read)
+
+
+def _read_levanter(place: epath.Path, column: str, rows: int) -> Iterator[Columns]:
+    """The columns that have one axis, block by block."""
+    import tensorstore
+
+    def open_array(path: epath.Path, strict: bool = True) -> Any:
+        store = {"driver": "file", "path": os.fspath(path)}
+        # A chunk that is missing reads as zeros. In a mask it may be one of zeros, which are not
+        # stored; among ids, it is lost.
+        spec = {"driver": "zarr3", "kvstore": store, "fill_missing_data_reads": not strict}
+        return tensorstore.open(spec, read=True, open=True).result()
+
+    arrays = {}
+    for path in sorted(place.glob("*/offsets")):
+        if not (path.parent / "shapes").exists():
+            edges = open_array(path)[: rows + 1].read().result()
+            if edges[0] != rows or (np.diff(edges[1:], prepend=0) < 0).any():
+                raise InvalidValue(f"{os.fspath(path)} has {edges[0]:,} rows, the ledger {rows:,}")
+            edges[0], name = 0, path.parent.name
+            arrays[name] = open_array(path.parent / "data", name == column), edges
+    if column not in arrays:
+        raise InvalidValue(f"it has no column {column!r}, but {', '.join(arrays) or 'none'}")
+    ids, at = arrays[column][1], 0
+    while at < rows:
+        stop = min(max(int(np.searchsorted(ids, ids[at] + BLOCK)), at + 1), rows)
+        yield {
+            name: (data[edges[at] : edges[stop]].read().result(), np.diff(edges[at : stop + 1]))
+            for name, (data, edges) in arrays.items()
+        }
+        at = stop

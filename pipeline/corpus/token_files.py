@@ -1,0 +1,365 @@
+"""Token files of other programs: the arrays that hold tokens, and where examples begin in them."""
+
+import itertools
+import json
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+from pyarrow import csv
+
+from pipeline.corpus.cache import default_directory
+from pipeline.corpus.parts import read_content
+from pipeline.errors import InvalidValue, require_whole
+from pipeline.fs.atomic import as_path, atomic_write, make_directory
+from pipeline.text.sources import files
+
+# The numbers of some lists, where each list begins in them, and the size of each.
+Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+# An id is searched in blocks of this many tokens. Where it is in a longer file is stored.
+BLOCK = 1 << 24
+
+# llm.c's files begin with 256 int32: their kind, its version, and the count of tokens. By the first
+# two: the dtype, and the id before each document.
+LLM_C = {(20240520, 1): ("uint16", 50256), (20240801, 7): ("uint32", 128000)}
+LLM_C_HEADER, LLM_C_EVALUATION = 1024, 20240522
+
+# Megatron's codes of integers; its others are floats.
+MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+class TokenFiles(NamedTuple):
+    """The examples in files of another program.
+
+    Attributes:
+        files: those that hold them.
+        tokens: the ids of the examples, in order.
+        weights: as many weights for each; None: all tokens weigh 1.
+    """
+
+    files: list[epath.Path]
+    tokens: list[Lists]
+    weights: list[Lists] | None = None
+
+
+def damaged(path: epath.Path, seen: object) -> InvalidValue:
+    """The error for a file that its program cannot have finished as it is."""
+    return InvalidValue(
+        f"{os.fspath(path)} is damaged, cut short, or not what its name says: {seen}; copy it again"
+    )
+
+
+def saved_files(paths: files.Paths, split: str | None) -> list[epath.Path]:
+    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
+
+    Its `state.json` lists them: others beside them are left from when it was saved before.
+    """
+    if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
+        if split is not None:
+            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
+        found = files.find(paths)
+        for folder in {path.parent for path in found}:
+            if (folder / "state.json").exists():
+                listed = _read_saved(folder)
+                for path in found:
+                    if path.parent == folder and path not in listed:
+                        raise InvalidValue(
+                            f"{os.fspath(path)} is not among the files that state.json lists: it "
+                            "is left from another data set; give the folder instead of its files"
+                        )
+        return found
+    if (folder / "dataset_dict.json").exists():
+        splits = _read_saved(folder)
+        if folder / f"{split}" not in splits:
+            raise InvalidValue(
+                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}, "
+                f"not {split}; give split={splits[0].name!r} or another of them"
+            )
+        folder /= f"{split}"
+    found = _read_saved(folder)
+    if not found:
+        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
+    return files.find(found)
+
+
+def _read_saved(folder: epath.Path) -> list[epath.Path]:
+    """The splits in a folder that was saved to disk, or its files."""
+    index = folder / "dataset_dict.json"
+    try:
+        if index.exists():
+            return [folder / name for name in json.loads(index.read_text())["splits"]]
+        state = json.loads((index := folder / "state.json").read_text())
+        return [folder / each["filename"] for each in state["_data_files"]]
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InvalidValue(
+            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
+            f"cannot be read ({error!r}); save it again, or give a glob of files"
+        ) from error
+
+
+def megatron(prefixes: files.Paths) -> TokenFiles:
+    """The documents of Megatron's indexed data sets, `PREFIX.bin` with `PREFIX.idx`."""
+    given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
+    stems = [os.fspath(each).removesuffix(".idx").removesuffix(".bin") for each in given]
+    found, tokens = files.find([f"{stem}.idx" for stem in stems]), []
+    data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in found])
+    for index, path in zip(found, data, strict=True):
+        dtype, edges = _read_index(index)
+        values = _read(path, dtype)
+        if len(values) != edges[-1]:
+            raise damaged(
+                path, f"it has {len(values):,} tokens of {dtype}, and its .idx {edges[-1]:,}"
+            )
+        tokens.append((values, edges[:-1], np.diff(edges)))
+    return TokenFiles([*found, *data], tokens)
+
+
+def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
+    """Of a Megatron index: the dtype, and where documents begin and the last one ends."""
+    content = read_content(path)
+    head = bytes(content[:34])
+    if len(head) < 34 or head[:9] != b"MMIDIDX\0\0":
+        raise damaged(path, "it does not begin as an index of Megatron does")
+    version, code, sequences, documents = struct.unpack("<QBQQ", head[9:])
+    size = 34 + 12 * sequences + 8 * documents
+    if version != 1 or code not in MEGATRON or content.size not in (size, size + sequences):
+        raise damaged(
+            path,
+            f"it has version {version}, dtype {code} and {content.size:,} bytes, which must be 1, "
+            f"one of {', '.join(map(str, MEGATRON))} (integers) and {size:,}",
+        )
+    if any(bytes(content[size:])):
+        raise InvalidValue(f"{os.fspath(path)} has other modes than text; give a data set of text")
+    dtype = np.dtype(MEGATRON[code])
+    edges = np.cumsum(np.append(0, np.frombuffer(content, "<i4", sequences, 34)))
+    begins = np.frombuffer(content, "<i8", sequences, 34 + 4 * sequences)
+    first = np.frombuffer(content, "<i8", documents, 34 + 12 * sequences)
+    whole = documents and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
+    if not whole or (np.diff(edges) < 0).any() or (begins != dtype.itemsize * edges[:-1]).any():
+        raise damaged(path, "its sequences do not lie end to end, or its documents do not ascend")
+    return dtype, edges[first]
+
+
+def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles:
+    """The documents of datatrove's `.ds` files, or of a folder of them."""
+    if isinstance(paths, str | os.PathLike) and as_path(paths).is_dir():
+        paths = f"{os.fspath(paths)}/*.ds"
+    found = files.find(paths)
+    indices, losses, about = (
+        [path.with_name(path.name + end) for path in found]
+        for end in (".index", ".loss", ".metadata")
+    )
+    _require_choice(losses, "loss", weights)
+    ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
+    totals = [int(each[-1]) if len(each) else 0 for each in ends]
+    sizes = [path.stat().length for path in found]
+    fitting = [dtype for dtype, n in (("<u2", 2), ("<u4", 4)) if sizes == [n * t for t in totals]]
+    if not fitting:
+        seen = f"{', '.join(map(str, sizes))} bytes for {', '.join(map(str, totals))} tokens"
+        raise damaged(
+            found[0], f"it and those after it have {seen} by their .index, not 2 or 4 each"
+        )
+    for path, each, total in zip(about, ends, totals, strict=True):
+        told = path.read_text().splitlines()[1:2] if path.exists() else [f"{total}"]
+        if (np.diff(each, prepend=0) < 0).any() or told != [f"{total}"]:
+            raise damaged(path, "its documents, by the .index, do not ascend to its tokens")
+    arrays = [_read(path, np.dtype(fitting[0])) for path in found]
+    counts = [np.diff(each, prepend=0) for each in ends]
+    borders = [(each - n, n) for each, n in zip(ends, counts, strict=True)]
+    return _place([*found, *indices], arrays, losses if weights else (), borders)
+
+
+def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
+    """Refuses files of masks that no option mentions."""
+    if weights is None and (there := [path for path in masks if path.exists()]):
+        raise InvalidValue(
+            f"{os.fspath(there[0])} says on which tokens to train; give weights={name!r}, or "
+            "weights=() to train on all"
+        )
+
+
+def _place(
+    found: Sequence[epath.Path],
+    arrays: Sequence[np.ndarray],
+    masks: files.Paths,
+    borders: Sequence[tuple[np.ndarray, np.ndarray]] | np.ndarray,
+) -> TokenFiles:
+    """Token files whose masks, if any, are files with a byte for each token.
+
+    `borders` are for each array where its documents begin and their sizes; or the edges of all
+    documents in arrays that lie end to end.
+    """
+    paths = files.find(masks) if masks else []
+    held = [_read(path, np.dtype(bool)) for path in paths]
+    if paths and [*map(len, held)] != [*map(len, arrays)]:
+        raise InvalidValue(
+            f"the files of weights have {', '.join(map(str, map(len, held)))} bytes for "
+            f"{', '.join(map(str, map(len, arrays)))} tokens; give a file with a byte for each "
+            "token, 1 to train on it, for each file of tokens"
+        )
+    lists = [
+        _divide(some, borders)
+        if isinstance(borders, np.ndarray)
+        else [(values, *at) for values, at in zip(some, borders, strict=True)]
+        for some in ([arrays, held] if paths else [arrays])
+    ]
+    return TokenFiles([*found, *paths], *lists)
+
+
+def flat(
+    paths: files.Paths,
+    *,
+    dtype: Any = None,
+    end: int | tuple[()] | None = None,
+    begin: int | None = None,
+    skip: int = 0,
+    weights: files.Paths | None = None,
+) -> TokenFiles:
+    """The documents of files that hold nothing but ids; see `InPlace.flat`."""
+    found = [path for path in files.find(paths) if not path.name.endswith(".csv.gz")]
+    masks = [path for path in found if path.name.startswith("labels_mask")]
+    found = [path for path in found if path not in masks]
+    beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
+    masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
+    _require_choice(masks, "labels_mask*", weights)
+    opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
+    arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
+    tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
+    if listed := [table for table in tables if table.exists()]:
+        borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
+        return _place([*found, *listed], arrays, weights or (), borders)
+    if end is None and begin is None and len(marks) == 1:
+        (begin,) = marks
+    return _place(found, arrays, weights or (), _find_edges(found, arrays, end, begin))
+
+
+def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
+    """The ids of a file, and the id that begins a document if its header says so."""
+    content, mark, name = read_content(path), None, os.fspath(path)
+    head = bytes(content[:12])
+    if head.startswith(b"\x93NUMPY"):
+        raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
+    kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
+    if kind[0] == LLM_C_EVALUATION:
+        raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
+    if kind[:2] in LLM_C and not skip:
+        (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
+        due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
+        if content.size != due or dtype not in (None, known):
+            raise damaged(path, f"by its header, it has {due:,} bytes, and ids of {known}")
+        dtype = known
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if dtype is None or found.kind not in "iu":
+        raise InvalidValue(
+            f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
+            "vocabulary has up to 65,536, else 'uint32'"
+        )
+    return _read(path, found, skip), mark
+
+
+def _read(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
+    """The numbers of a file after `skip` bytes; mapped if it is local."""
+    content = read_content(path)
+    if content.size < skip or (content.size - skip) % dtype.itemsize:
+        raise damaged(path, f"its {content.size:,} bytes are not {skip:,} and some {dtype}")
+    return np.frombuffer(content, dtype, offset=skip)
+
+
+def _read_table(path: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin, and their sizes, from a table `start,end,…` without a header."""
+    if not path.exists():
+        raise InvalidValue(f"there is no {os.fspath(path)}, though other files have one; add it")
+    with files.open_file(path) as file:
+        content = file.read()
+    if not content.strip():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(content),
+            csv.ReadOptions(autogenerate_column_names=True),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(
+                include_columns=["f0", "f1"], column_types={"f0": pa.int64(), "f1": pa.int64()}
+            ),
+        )
+        begins, ends = (table[name].to_numpy() for name in ("f0", "f1"))
+    except (pa.ArrowException, KeyError) as error:
+        raise damaged(path, f"it lists no start and end of documents ({error})") from error
+    if (begins < 0).any() or (ends < begins).any() or (ends > tokens).any():
+        raise damaged(path, f"it lists documents outside of the {tokens:,} tokens beside it")
+    return begins, ends - begins
+
+
+def _find_edges(
+    found: Sequence[epath.Path],
+    arrays: Sequence[np.ndarray],
+    end: int | tuple[()] | None,
+    begin: int | None,
+) -> np.ndarray:
+    """Where documents begin in all tokens, one file after another, and where the last one ends.
+
+    A document goes on in the next file if its end, or the begin of another, is not between them.
+    """
+    firsts = np.cumsum([0, *map(len, arrays)])
+    if end == ():
+        return np.unique(firsts)
+    if (end is None) == (begin is None):
+        raise InvalidValue(
+            f"end is {end} and begin is {begin}; give one of them, the id that ends or begins each "
+            "document (GPT-2's is 50256), or end=() if each file is one document"
+        )
+    mark = require_whole("end", end, 0) if begin is None else require_whole("begin", begin, 0)
+    places = [
+        first + _find_id(path, values, mark)
+        for first, path, values in zip(firsts, found, arrays, strict=False)
+    ]
+    cuts = np.concatenate(places) + (begin is None)
+    if not len(cuts):
+        raise InvalidValue(
+            f"the id {mark} is in none of the {firsts[-1]:,} tokens from {os.fspath(found[0])} on; "
+            "check the id that separates documents, and dtype="
+        )
+    return np.unique(np.concatenate([[0], cuts, firsts[-1:]]))
+
+
+def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
+    """Where an id is in the tokens of a file; of a long one, the user's caches keep the places."""
+    if mark > np.iinfo(values.dtype).max:
+        raise InvalidValue(f"the id {mark} cannot be in {os.fspath(path)}, of {values.dtype}")
+    name = f"{files.digest([path])}-{values.dtype}-{len(values)}-{mark}.npy"
+    place = epath.Path(default_directory()) / "borders" / name
+    if len(values) > BLOCK and place.exists():
+        return np.load(os.fspath(place))
+    blocks = range(0, len(values), BLOCK)
+    some = [at + np.flatnonzero(values[at : at + BLOCK] == mark) for at in blocks]
+    found = np.concatenate([np.zeros(0, np.int64), *some])
+    if len(values) > BLOCK:
+        make_directory(place.parent)
+        with atomic_write(place, shared=True) as file:
+            np.save(file, found)
+    return found
+
+
+def _divide(arrays: Sequence[np.ndarray], edges: np.ndarray) -> list[Lists]:
+    """The documents between edges in arrays that lie end to end; those in several are copied."""
+    firsts, lists = np.cumsum([0, *map(len, arrays)]), []
+    begins, counts = edges[:-1], np.diff(edges)
+    for number, (first, last) in enumerate(itertools.pairwise(firsts.tolist())):
+        values = arrays[number]
+        here = slice(*np.searchsorted(begins, (first, last)))
+        inside = slice(here.start, np.searchsorted(edges, last, "right") - 1)
+        lists.append((values, begins[inside] - first, counts[inside]))
+        for at in range(max(inside.stop, here.start), here.stop):  # at most one
+            stop = np.searchsorted(firsts, edges[at + 1])
+            pieces = [values[begins[at] - first :], *arrays[number + 1 : stop]]
+            joined = np.concatenate(pieces)[: counts[at]]
+            lists.append((joined, np.zeros(1, np.int64), counts[at : at + 1]))
+    return lists

@@ -1,0 +1,176 @@
+"""Columns of masks become weights; padding and packed rows are cut; none of them is ignored."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from pipeline import Feature, InPlace, Masked
+from pipeline.corpus import INPUTS
+from tests.corpus.test_token_files import documents_of, weights_of
+
+IDS = [[1, 2, 3, 4], [5, 6], [], [7, 8, 9]]
+
+
+@pytest.fixture(params=["arrow", "parquet"])
+def write(request, tmp_path):
+    """A function that writes columns into two groups of rows, and returns how to open them."""
+
+    def write_columns(columns):
+        path = str(tmp_path / f"{len([*tmp_path.iterdir()])}.{request.param}")
+        table = pa.table(columns)
+        if request.param == "arrow":
+            feather.write_feather(table, path, compression="uncompressed", chunksize=2)
+        else:
+            parquet.write_table(table, path, row_group_size=2)
+        return lambda **options: getattr(InPlace, request.param)(path, **options)
+
+    return write_columns
+
+
+def test_labels_and_masks_become_weights(write):
+    labels = [[-100, -100, 3, 4], [-100, 6], [], [7, -100, -100]]
+    masks = {
+        "labels": labels,
+        "completion_mask": [[each != -100 for each in row] for row in labels],
+        "assistant_masks": [[int(each != -100) for each in row] for row in labels],
+        "loss_mask": [[float(each != -100) for each in row] for row in labels],
+    }
+    due = [[0, 1, 1], [1], [], [0, 0]]
+    plain = write({"input_ids": IDS})()
+    for name, mask in masks.items():
+        opened = write({"input_ids": IDS, name: mask})
+        option = "labels" if name == "labels" else "weights"
+        with pytest.raises(
+            ValueError, match=rf"{option}='{name}', or weights=\(\) to train on all"
+        ):
+            opened()
+        corpus = opened(**{option: name})
+        assert weights_of(corpus) == due
+        assert corpus.num_learnt == 3
+        assert opened(weights=()).num_learnt is None
+        assert not opened(weights=()).weighted
+        assert corpus.fingerprint not in (plain.fingerprint, opened(weights=()).fingerprint)
+        assert opened(features={name: Feature("inputs")}).features[name].of == "inputs"
+
+
+def test_the_product_of_several_masks_counts(write):
+    one = [[0, 1, 1, 0], [1, 1], [], [1, 1, 1]]
+    halves = [[1, 1, 0.5, 1], [0, 0], [], [2, 2, 2]]
+    opened = write({"input_ids": IDS, "loss_mask": one, "mine": halves})
+    assert weights_of(opened(weights=("loss_mask", "mine"))) == [[1, 0.5, 0], [0], [], [2, 2]]
+    some = [[1, 0, 1, 1], [1, 1], [], [0, 0.5, 0.25]]  # only the second group has fractions
+    corpus = write({"input_ids": IDS, "mine": some})(weights="mine")
+    assert weights_of(corpus) == [[0, 1, 1], [1], [], [0.5, 0.25]]
+    with pytest.raises(ValueError, match="give weights='loss_mask' as well, or"):
+        opened(weights="mine")
+
+
+def test_a_view_that_hides_any_token_takes_no_weights(write):
+    opened = write({"input_ids": IDS, "loss_mask": [[0] * len(row) for row in IDS]})
+    with pytest.raises(ValueError, match="has weights, and Masked may hide any token"):
+        Masked(opened(weights="loss_mask", task=INPUTS, vocab_size=10))
+    assert len(Masked(opened(weights=(), task=INPUTS, vocab_size=10))) == 4
+
+
+def test_the_prompt_of_sources_len_has_no_weight(write):
+    opened = write({"input_ids": IDS, "sources_len": [2, 0, 0, 3]})
+    assert weights_of(opened(weights="sources_len")) == [[0, 1, 1], [1], [], [0, 0]]
+
+
+def test_padding_is_dropped_and_packed_rows_are_divided(write):
+    ids = [[0, 1, 2, 3, 4, 0], [5, 6, 0, 0, 0, 0], [0] * 6, [7, 8, 9, 7, 8, 9]]
+    padding = [[int(each > 0) for each in row] for row in ids]
+    values = [[[each, -each] for each in row] for row in ids]
+    columns = {
+        "input_ids": ids,
+        "labels": [[-100 if each % 2 else each for each in row] for row in ids],
+        "attention_mask": padding,
+        "points": pa.array(values, pa.list_(pa.list_(pa.int32(), 2))),
+        "reward": [1.0, 2.0, 3.0, 4.0],
+    }
+    features = {"points": Feature("inputs", shape=(2,)), "reward": Feature("example")}
+    corpus = write(columns)(labels="labels", features=features)
+    whole = write({"input_ids": ids, "attention_mask": padding})(task=INPUTS)
+    assert documents_of(whole) == [[1, 2, 3, 4], [5, 6], [], [7, 8, 9, 7, 8, 9]]
+    assert weights_of(corpus) == [[1, 0, 1], [1], [], [1, 0, 0, 1, 0]]
+    assert corpus[0]["points"].tolist() == [[1, -1], [2, -2], [3, -3]]
+    packed = write({**columns, "seq_lengths": [[1, 3], [2], [], [3, 3]]})
+    corpus = packed(labels="labels", features=features)
+    assert [each["points"][:, 0].tolist() for each in corpus] == [[], [2, 3], [5], [7, 8], [7, 8]]
+    assert weights_of(corpus) == [[], [0, 1], [1], [1, 0], [1, 0]]
+    assert [float(each["reward"]) for each in corpus] == [1, 1, 2, 4, 4]
+
+
+def test_columns_that_do_not_fit_the_tokens_are_refused(write):
+    for columns, options, sentence in (
+        ({"labels": [[1, 2], [2]]}, {"labels": "labels"}, "are not the ids in 'input_ids'"),
+        ({"labels": [[1], [3]]}, {"labels": "labels"}, "labels has other numbers of entries"),
+        ({"loss_mask": [[1, -1], [1]]}, {"weights": "loss_mask"}, "cannot hold -1"),
+        ({"attention_mask": [[1], [1]]}, {}, "attention_mask has other numbers of entries"),
+        ({"seq_lengths": [[1], [1]]}, {}, "seq_lengths does not divide"),
+        ({}, {"labels": "labels"}, "has no column 'labels'"),
+        ({}, {"label": "labels"}, "has no option 'label'; did you mean 'labels'"),
+    ):
+        opened = write({"input_ids": [[1, 3], [2]], **columns})
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            opened(**options)
+    opened = write({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]})
+    with pytest.raises(ValueError, match="attention_mask is 0 between tokens of a row"):
+        opened()
+
+
+def save_to_disk(folder, files, splits=None):
+    """A folder as `save_to_disk` of Hugging Face's datasets writes it: Arrow streams, and JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        table = pa.table({"input_ids": pa.array(rows, pa.large_list(pa.int32()))})
+        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(table)
+    listed = {"_data_files": [{"filename": name} for name in files], "_split": None}
+    (folder / "state.json").write_text(json.dumps(listed))
+
+
+def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
+    folder, name = tmp_path / "tokens", "data-00000-of-0000{}.arrow"
+    save_to_disk(folder, {name.format(2): [[1, 2]], "data-00001-of-00002.arrow": [[3]]})
+    assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[1, 2], [3]]
+    save_to_disk(folder, {name.format(1): [[4, 5, 6]]})  # the others stay
+    assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[4, 5, 6]]
+    with pytest.raises(ValueError, match=r"00002.arrow is not among the files that state.json"):
+        InPlace.arrow(folder / "*.arrow")
+    assert documents_of(InPlace.arrow(folder / name.format(1), task=INPUTS)) == [[4, 5, 6]]
+    with pytest.raises(ValueError, match="is not a data set that was saved to disk whole"):
+        InPlace.arrow(tmp_path)
+    for split, rows in {"train": [[1]], "test": [[2]]}.items():
+        save_to_disk(tmp_path / split, {name.format(1): rows})
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    corpus = InPlace.arrow(tmp_path, split="test", task=INPUTS)
+    assert documents_of(corpus) == [[2]]
+    for split in (None, "validation"):
+        with pytest.raises(ValueError, match="has the splits train, test"):
+            InPlace.arrow(tmp_path, split=split)
+    with pytest.raises(ValueError, match=r"split is 'test', but .* is no folder"):
+        InPlace.arrow(folder / "*.arrow", split="test")
+    save_to_disk(folder, {})
+    with pytest.raises(ValueError, match="is empty; give a data set with at least one row"):
+        InPlace.arrow(folder)
+    (folder / "state.json").write_text('{"_data_files": [')
+    with pytest.raises(ValueError, match=r"state\.json cannot be read"):
+        InPlace.arrow(folder)
+    save_to_disk(folder, {name.format(1): [[4, 5, 6]]})
+    (folder / name.format(1)).unlink()
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        InPlace.arrow(folder)
+
+
+def test_weights_of_a_batch_are_those_of_the_labels(write):
+    labels = [[-100, 2, -100, 4], [-100, 6], [], [7, -100, 9]]
+    corpus = write({"input_ids": IDS, "labels": labels})(labels="labels", vocab_size=10)
+    read = corpus.read([3, 0], [0, 1], [2, 2])
+    assert np.array_equal(read["targets"], [8, 9, 3, 4])
+    assert np.array_equal(read["loss_weights"], [0, 1, 0, 1])
+    assert "4 to train on" not in str(corpus)
+    assert "6 to train on, 4 of them with loss" in str(corpus)

@@ -1,0 +1,229 @@
+"""Token files in place stand everywhere a corpus does: by a directory, in pairs, in mixtures."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather
+
+import pipeline
+from pipeline import Bucket, Corpora, Corpus, Feature, InPlace, Pairs, load
+from pipeline.cli.commands import FINE, WRONG, main
+from pipeline.corpus import INPUTS, TARGETS, open_corpus
+from pipeline.corpus.links import guess, link, open_tokens, parse_options
+from pipeline.history import read_history, write_history
+from pipeline.text.tokenizers import Bytes
+from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
+from tests.fs import object_servers
+
+SIZES = [5, 1, 9, 14, 3, 0, 22, 8]
+EXAMPLES = [np.arange(3, 3 + size) for size in SIZES]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """The corpora of each format, of the same examples."""
+    write_megatron(tmp_path / "mega", [[each] for each in EXAMPLES])
+    write_datatrove(tmp_path / "trove.ds", EXAMPLES)
+    masks = [each % 2 == 1 for each in EXAMPLES]
+    write_flat(tmp_path / "token_ids.npy", EXAMPLES)
+    np.concatenate(masks).tofile(tmp_path / "labels_mask.npy")
+    np.save(tmp_path / "flat.npy", np.concatenate(EXAMPLES))
+    np.save(tmp_path / "offsets.npy", np.cumsum([0, *SIZES]))
+    columns = {"input_ids": EXAMPLES, "loss_mask": masks, "reward": np.arange(8.0)}
+    feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"), compression="uncompressed")
+    options = {"vocab_size": 99}
+    features = {"reward": Feature("example")}
+    masked = {"weights": "labels_mask*", "dtype": "uint16", "tokenizer": Bytes()}
+    return {
+        "megatron": InPlace.megatron("mega", **options),
+        "datatrove": InPlace.datatrove(tmp_path, **options),
+        "npy": InPlace.npy("flat.npy", "offsets.npy", **options),
+        "flat": InPlace.flat("token_ids*", **masked),
+        "arrow": InPlace.arrow("*.arrow", weights="loss_mask", features=features, **options),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def require_equal(one, other):
+    """Two corpora have the same identity and the same examples."""
+    assert one.identity == other.identity
+    assert one.vocab_size == other.vocab_size
+    assert one.features == other.features
+    for left, right in zip(one, other, strict=True):
+        assert left.keys() == right.keys()
+        assert all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_a_directory_stands_for_token_files(opened, tmp_path, monkeypatch):
+    for name, corpus in opened.items():
+        linked = link(corpus, tmp_path / "links" / name)
+        require_equal(corpus, linked)
+        require_equal(corpus, pickle.loads(pickle.dumps(linked)))
+        assert linked.directory == tmp_path / "links" / name
+        require_equal(link(corpus, tmp_path / "links" / name), linked)  # again
+    monkeypatch.chdir("/")
+    for name, corpus in opened.items():
+        there = open_corpus(tmp_path / "links" / name)
+        assert there.identity == corpus.identity
+        assert isinstance(there, InPlace)
+    assert open_corpus(tmp_path / "links" / "flat").tokenizer == Bytes()
+
+
+def test_a_link_to_files_that_changed_is_refused(opened, tmp_path):
+    link(opened["megatron"], "linked")
+    for corpus in (opened["npy"], InPlace.megatron("mega", vocab_size=98)):
+        with pytest.raises(ValueError, match="linked holds another corpus"):
+            link(corpus, "linked")
+    Corpus.from_arrays(EXAMPLES, "prepared")
+    with pytest.raises(ValueError, match="prepared holds another corpus"):
+        link(opened["npy"], "prepared")
+    write_megatron(tmp_path / "mega", [[each + 1] for each in EXAMPLES])
+    with pytest.raises(ValueError, match="the files that linked stands for have changed"):
+        open_corpus("linked")
+    (tmp_path / "linked" / "in_place.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"in_place.json is damaged"):
+        open_corpus("linked")
+
+
+def test_a_run_on_token_files_can_be_planned_again(opened, tmp_path):
+    for number, corpus in enumerate([link(opened["arrow"], "linked"), *opened["npy"].split(0.4)]):
+        if number:
+            corpus = link(opened["npy"], "other").split(0.4)[number - 1]
+        with load(corpus, tokens_per_batch=64, max_length=32, num_epochs=1) as loader:
+            assert sum(float(batch["loss_weights"].sum()) for batch in loader) > 0
+            write_history(tmp_path / "run", corpus, loader.plan)
+            found, plan = read_history(tmp_path / "run")
+            assert plan.fingerprint == loader.plan.fingerprint
+            require_equal(found, corpus)
+    plan = pipeline.Plan(opened["npy"], [Bucket(4, 32)])
+    with pytest.raises(ValueError, match="has no directory"):
+        write_history(tmp_path / "run", opened["npy"], plan)
+
+
+def test_pairs_may_be_in_place(tmp_path):
+    sides = {}
+    for name, task in (("inputs", INPUTS), ("targets", TARGETS)):
+        examples = [[each] for each in (EXAMPLES if name == "inputs" else EXAMPLES[::-1])]
+        write_megatron(tmp_path / name, examples)
+        sides[name] = InPlace.megatron(name, task=task, vocab_size=99)
+    pairs = Pairs(**sides)
+    due = Pairs.from_arrays(EXAMPLES, EXAMPLES[::-1], "prepared", vocab_size=99)
+    assert pairs.lengths.tolist() == due.lengths.tolist()
+    require_pairs(pairs, due)
+    require_pairs(pickle.loads(pickle.dumps(pairs)), due)
+    for name, side in sides.items():
+        link(side, tmp_path / "linked" / name)
+    require_pairs(open_corpus("linked"), due)
+    with pytest.raises(ValueError, match=r"InPlace.megatron\('inputs'\) is a corpus of the task"):
+        Pairs(sides["inputs"], sides["inputs"])
+
+
+def require_pairs(pairs, due):
+    """The batches of pairs are those of others."""
+    options = {"buckets": [Bucket(4, (32, 32))], "num_epochs": 1}
+    with load(pairs, **options) as one, load(due, **options) as other:
+        for left, right in zip(one, other, strict=True):
+            assert all(np.array_equal(left[name], right[name]) for name in right)
+
+
+def test_token_files_mix_with_prepared_text_of_their_tokenizer(tmp_path):
+    texts = pipeline.sources.Records(["a first text", "", "and a second"])
+    prepared = pipeline.prepare(texts, Bytes(), "prepared", progress=False, num_workers=0)
+    flat, counts = Bytes().encode_batch(["read in place", "twice"])
+    write_megatron(tmp_path / "mega", [[each] for each in np.split(flat, np.cumsum(counts)[:-1])])
+    placed = InPlace.megatron("mega", tokenizer=Bytes())
+    assert placed.vocab_size == Bytes.vocab_size
+    assert [placed.decode(number) for number in range(2)] == ["read in place", "twice"]
+    several = Corpora({"placed": placed, "prepared": prepared})
+    options = {"weights": {"placed": 1, "prepared": 1}, "tokens_per_batch": 64, "max_length": 32}
+    with load(several, **options) as loader:
+        seen = {name for _ in range(5) for name in loader.plan.batch(_).sources if next(loader)}
+    assert seen == {"placed", "prepared"}
+    with pytest.raises(ValueError, match="tokenizer none"):
+        Corpora({"placed": InPlace.megatron("mega", vocab_size=259), "prepared": prepared})
+
+
+def test_commands_read_token_files(opened, tmp_path, capsys):
+    flags = "--tokens", "megatron", "vocab_size=99"
+    assert main(["report", "mega", *flags]) == FINE
+    assert "8 examples" in capsys.readouterr().out
+    assert main(["check", "mega", *flags]) == FINE
+    assert "files: read in place, 8 examples" in capsys.readouterr().out
+    assert main(["show", "mega", *flags]) == FINE
+    assert main(["buckets", "mega", *flags]) == FINE
+    masked = "--tokens", "flat", "dtype=uint16", "weights=labels_mask*"
+    assert main(["prepare", "token_ids*", *masked, "--into", "linked"]) == FINE
+    assert "now look at it: lockstep report linked" in capsys.readouterr().out
+    assert open_corpus("linked").weighted
+    for command in ("report", "show", "check", "buckets"):
+        assert main([command, "linked"]) == FINE
+    write_megatron(tmp_path / "bad", [[[1, -5, 99]]])
+    assert main(["check", "bad", *flags]) != FINE
+    assert "holds the id -5" in capsys.readouterr().err
+    for arguments, sentence in (
+        (["report", "mega"], "InPlace.megatron('mega') opens them, and commands take --tokens"),
+        (["prepare", "mega.bin", "--into", "x"], "mega.bin holds tokens, which need no preparing"),
+        (["prepare", "*.ds", "--into", "x"], "InPlace.datatrove('*.ds') opens them"),
+        (["prepare", "a.arrow", "--into", "x"], "InPlace.arrow('a.arrow') opens them"),
+        (["report", "mega", "--tokens", "numpy"], "it must be one of arrow, parquet, npy"),
+        (["report", "mega", "--tokens", "flat", "ends=3"], "flat() has no option 'ends'; did you"),
+        (["report", "mega", "--tokens", "flat", "ends"], "'ends' is no option; give NAME=VALUE"),
+        (["report", "flat.npy", "--tokens", "npy"], "missing a required argument: 'offsets'"),
+        (["report", "flat.npy"], "add --lengths"),
+    ):
+        assert main(arguments) == WRONG
+        assert sentence in capsys.readouterr().err
+
+
+def test_formats_are_told_by_the_files(opened, tmp_path):
+    for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("{}")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    write_datatrove(tmp_path / "saved" / "a.ds", [[1]])
+    for path, form in (
+        ("saved", "arrow"),
+        (tmp_path, "datatrove"),
+        ("mds", "mds"),
+        ("levanter", "levanter"),
+        ("mega", "megatron"),
+        ("mega.idx", "megatron"),
+        ("token*.npy", "npy"),
+        ("a.arrow", ""),
+        ("nowhere.bin", ""),
+    ):
+        assert guess(path) == form
+    assert parse_options(["end=3", "weights=()", "dtype=uint16", "split="]) == {
+        "end": 3,
+        "weights": (),
+        "dtype": "uint16",
+        "split": "",
+    }
+
+
+def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
+    (tmp_path / "cloud").mkdir()
+    with object_servers.s3(tmp_path / "cloud") as port:
+        for name, value in object_servers.s3_environment(port).items():
+            monkeypatch.setenv(name, value)
+        root = f"s3://{object_servers.BUCKET}"
+        for path in tmp_path.iterdir():
+            if path.is_file():
+                pipeline.fs.as_path(f"{root}/{path.name}").write_bytes(path.read_bytes())
+        for name, paths, options in (
+            ("megatron", "mega", {}),
+            ("datatrove", "", {}),
+            ("flat", "token_ids*", {"dtype": "uint16", "weights": f"{root}/labels_mask*"}),
+            ("arrow", "a.arrow", {"weights": "loss_mask"}),
+        ):
+            corpus = open_tokens(name, f"{root}/{paths}", {**options, "vocab_size": 99})
+            for left, right in zip(corpus, opened[name], strict=True):
+                assert all(np.array_equal(left[each], right[each]) for each in left)
+            require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)

@@ -1,0 +1,263 @@
+"""Token files of other programs are read in place: tokens, documents and masks as written."""
+
+import gzip
+import pickle
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import InPlace
+from pipeline.corpus import INPUTS, token_files
+from pipeline.corpus.gather import address_of, take_numbers
+from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
+
+END = 50256
+
+
+def documents_of(corpus):
+    """The ids of each example of a corpus that was opened with `task=INPUTS`."""
+    return [corpus[number]["inputs"].tolist() for number in range(len(corpus))]
+
+
+def weights_of(corpus):
+    """The loss weights of all positions."""
+    return [corpus[number]["loss_weights"].tolist() for number in range(len(corpus))]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
+def test_numbers_at_any_address_are_read(dtype):
+    memory = np.random.default_rng(0).integers(0, 256, 400, np.uint8)
+    places = np.array([0, 8, 3, 17, 100, 201])
+    due = [memory[at : at + np.dtype(dtype).itemsize].view(dtype)[0] for at in places]
+    assert take_numbers(address_of(memory) + places, np.dtype(dtype)).tolist() == due
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_files_whose_ids_begin_at_odd_bytes_are_read_right(dtype, tmp_path):
+    ids = np.arange(1, 40).astype(dtype)
+    for number, some in enumerate(np.split(ids, 3)):
+        (tmp_path / f"{number}.bin").write_bytes(b"x" + some.tobytes())
+    corpus = InPlace.flat(tmp_path / "*.bin", dtype=dtype, skip=1, end=())
+    read = corpus.read([0, 2, 1], [0, 3, 1], [12, 9, 2])
+    assert read["inputs"].tolist() == [*range(1, 13), *range(30, 39), 15, 16]
+    assert read["targets"].tolist() == [*range(2, 14), *range(31, 40), 16, 17]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
+def test_a_document_of_megatron_may_have_several_sequences(dtype, tmp_path):
+    write_megatron(tmp_path / "text_sentence", [[[1, 2], [3]], [], [[4, 5, 6]], [[], [7]]], dtype)
+    corpus = InPlace.megatron(tmp_path / "text_sentence", task=INPUTS)
+    assert documents_of(corpus) == [[1, 2, 3], [], [4, 5, 6], [7]]
+    assert documents_of(pickle.loads(pickle.dumps(corpus))) == documents_of(corpus)
+    assert documents_of(InPlace.megatron(f"{tmp_path}/*.bin", task=INPUTS)) == documents_of(corpus)
+
+
+def test_damaged_files_of_megatron_are_refused(tmp_path):
+    prefix, index, data = (tmp_path / f"a{end}" for end in ("", ".idx", ".bin"))
+    write_megatron(prefix, [[[1, 2], [3]], [[4, 5, 6]]])
+    good, tokens = index.read_bytes(), data.read_bytes()
+    corpus = InPlace.megatron(prefix)
+    first = 34 + 12 * 3
+    for content, sentence in (
+        (good[:20], "does not begin as an index of Megatron"),
+        (b"PK" + good[2:], "does not begin as an index of Megatron"),
+        (good[:-1], "and 93 bytes, which must be 1"),
+        (good[:9] + struct.pack("<Q", 2) + good[17:], "it has version 2"),
+        (good[:17] + b"\x07" + good[18:], "dtype 7"),
+        (good + b"\0\1\0", "has other modes than text"),
+        (good[:34] + struct.pack("<i", 3) + good[38:], "do not lie end to end"),
+        (good[:first] + struct.pack("<q", 1) + good[first + 8 :], "do not ascend"),
+        (good[: first + 8] + struct.pack("<q", 4) + good[first + 16 :], "do not ascend"),
+    ):
+        index.write_bytes(content)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.megatron(prefix)
+    index.write_bytes(good + b"\0\0\0")  # all sequences are text
+    assert InPlace.megatron(prefix).fingerprint != corpus.fingerprint
+    for content in (tokens[:-4], tokens + tokens[:4]):
+        data.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.bin is damaged.*tokens of int32, and its .idx"):
+            InPlace.megatron(prefix)
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.bin"):
+        InPlace.megatron(prefix)
+    write_megatron(tmp_path / "b", [[[1]]], "uint16")
+    data.write_bytes(tokens)
+    with pytest.raises(ValueError, match="are int32 and uint16; give them the same type"):
+        InPlace.megatron([prefix, tmp_path / "b"])
+
+
+def split_at(ids, mark, *, ends):
+    """Documents that each end, or begin, with a mark."""
+    documents = [[]]
+    for each in ids:
+        if each == mark and not ends and documents[-1]:
+            documents.append([])
+        documents[-1].append(each)
+        if each == mark and ends:
+            documents.append([])
+    return documents if documents[-1] else documents[:-1]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.lists(st.integers(0, 60), max_size=5),
+    st.booleans(),
+)
+def test_documents_go_on_in_the_next_file(tmp_path_factory, ids, cuts, ends):
+    folder, ids = tmp_path_factory.mktemp("shards"), [*ids, 3]
+    for number, some in enumerate(np.split(np.array(ids, "<u2"), sorted(cuts))):
+        some.tofile(folder / f"{number}.bin")
+        (some % 2 == 1).tofile(folder / f"{number}.mask")
+    named = {"end": 3} if ends else {"begin": 3}
+    options = {"dtype": "uint16", **named}
+    corpus = InPlace.flat(folder / "*.bin", task=INPUTS, **options)
+    assert documents_of(corpus) == split_at(ids, 3, ends=ends)
+    weighted = InPlace.flat(folder / "*.bin", weights=folder / "*.mask", **options)
+    due = [[each % 2 for each in document[1:]] for document in split_at(ids, 3, ends=ends)]
+    assert weights_of(weighted) == due
+
+
+@pytest.mark.parametrize(("kind", "version", "dtype", "mark"), [
+    (20240520, 1, "uint16", 50256), (20240801, 7, "uint32", 128000)
+])  # fmt: skip
+def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, mark, tmp_path):
+    ids = [mark, 5, 6, mark, 7, 8, mark, 9]
+    write_llm_c(tmp_path / "train_0.bin", ids[:5], kind, version, dtype)
+    write_llm_c(tmp_path / "train_1.bin", ids[5:], kind, version, dtype)
+    corpus = InPlace.flat(tmp_path / "train_*.bin", task=INPUTS)
+    assert documents_of(corpus) == [[mark, 5, 6], [mark, 7, 8], [mark, 9]]
+    content = (tmp_path / "train_1.bin").read_bytes()
+    (tmp_path / "train_1.bin").write_bytes(content[:-2])
+    with pytest.raises(ValueError, match=r"is damaged, cut short.*: by its header, it has"):
+        InPlace.flat(tmp_path / "train_*.bin")
+    write_llm_c(tmp_path / "train_1.bin", [1, 2], 20240522)
+    with pytest.raises(ValueError, match="an evaluation file of llm"):
+        InPlace.flat(tmp_path / "train_*.bin")
+
+
+def test_a_table_beside_a_file_lists_its_documents(tmp_path):
+    write_flat(tmp_path / "part-0.npy", [[1, 2, 3], [], [4, END]])
+    np.zeros(6, np.uint16).tofile(tmp_path / "part-1.npy")
+    gzip.open(tmp_path / "part-1.csv.gz", "wb").close()
+    corpus = InPlace.flat(tmp_path / "*.npy", dtype="uint16", end=0, task=INPUTS)
+    assert documents_of(corpus) == [[1, 2, 3], [], [4, END]]
+    with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
+        file.write('0,2,"a,\n""b",x,1\n5,7,"c",x,2\n')
+    with pytest.raises(
+        ValueError, match=r"part-1.csv.gz .*it lists documents outside of the 6 tokens"
+    ):
+        InPlace.flat(tmp_path / "*.npy", dtype="uint16")
+    with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
+        file.write("start,end\n0,2\n")
+    with pytest.raises(ValueError, match="it lists no start and end of documents"):
+        InPlace.flat(tmp_path / "*.npy", dtype="uint16")
+    content = (tmp_path / "part-0.csv.gz").read_bytes()
+    (tmp_path / "part-0.csv.gz").write_bytes(content[:-9])
+    with pytest.raises(ValueError, match="It is damaged or cut short"):
+        InPlace.flat(tmp_path / "*.npy", dtype="uint16")
+    (tmp_path / "part-0.csv.gz").unlink()
+    with pytest.raises(ValueError, match=r"there is no .*part-0.csv.gz"):
+        InPlace.flat(tmp_path / "*.npy", dtype="uint16")
+
+
+def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
+    write_flat(tmp_path / "token_ids_part_0000.npy", [[1, 2, 3], [4, 5]], "uint32")
+    np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "labels_mask_part_0000.npy")
+    for names in ("*.npy", "token_ids*.npy"):
+        with pytest.raises(ValueError, match=r"give weights='.*labels_mask\*', or weights=\(\) to"):
+            InPlace.flat(tmp_path / names, dtype="uint32")
+        plain = InPlace.flat(tmp_path / names, dtype="uint32", weights=(), task=INPUTS)
+        assert documents_of(plain) == [[1, 2, 3], [4, 5]]
+        masks = tmp_path / "labels_mask*"
+        corpus = InPlace.flat(tmp_path / names, dtype="uint32", weights=masks)
+        assert weights_of(corpus) == [[1, 0], [1]]
+        assert corpus.fingerprint != plain.fingerprint
+    (tmp_path / "labels_mask_part_0000.npy").write_bytes(b"\1\0")
+    with pytest.raises(ValueError, match="weights have 2 bytes for 5 tokens"):
+        InPlace.flat(tmp_path / "token*.npy", dtype="uint32", weights=masks)
+
+
+def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
+    path = tmp_path / "train.bin"
+    np.array([5, 6, 7, 8, 9], np.uint16).tofile(path)
+    np.save(tmp_path / "a.npy", np.arange(4))
+    for options, sentence in (
+        ({}, "give that of its ids, such as 'uint16'"),
+        ({"dtype": "float32"}, "dtype is 'float32' for"),
+        ({"dtype": "int61"}, "dtype is 'int61'"),
+        ({"dtype": "uint32", "end": 1}, "its 10 bytes are not 0 and some uint32"),
+        ({"dtype": "uint16", "end": 1, "skip": 12}, "its 10 bytes are not 12 and some uint16"),
+        ({"dtype": "uint16"}, "give one of them, the id that ends or begins each document"),
+        ({"dtype": "uint16", "end": 1, "begin": 1}, "give one of them"),
+        ({"dtype": "uint16", "end": 4}, "the id 4 is in none of the 5 tokens"),
+        ({"dtype": "uint16", "end": 128000}, "the id 128000 cannot be in"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.flat(path, **options)
+    with pytest.raises(ValueError, match=r"a.npy is an .npy array with a header"):
+        InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="holds no document"):
+        InPlace.flat(path, dtype="uint16", end=())
+
+
+def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "BLOCK", 8)
+    monkeypatch.setattr(token_files, "default_directory", lambda: tmp_path / "cache")
+    ids = np.random.default_rng(0).integers(0, 4, 50)
+    ids.astype(np.uint16).tofile(tmp_path / "a.bin")
+    options = {"dtype": "uint16", "end": 3, "task": INPUTS}
+    corpus = InPlace.flat(tmp_path / "a.bin", **options)
+    assert documents_of(corpus) == split_at(ids.tolist(), 3, ends=True)
+    (stored,) = (tmp_path / "cache" / "borders").iterdir()
+    np.save(stored, np.array([9, 29]))
+    assert InPlace.flat(tmp_path / "a.bin", **options).lengths.tolist() == [10, 20, 20]
+    (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
+    again = InPlace.flat(tmp_path / "a.bin", **options)
+    assert documents_of(again) == split_at((ids + 1).tolist(), 3, ends=True)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_documents_and_masks_of_datatrove_are_read(dtype, tmp_path):
+    documents, masks = [[1, 2, 3], [], [4, 5]], [[1, 0, 1], [], [1, 0]]
+    write_datatrove(tmp_path / "a.ds", documents, masks, dtype)
+    write_datatrove(tmp_path / "b.ds", [[]], [[]], dtype)
+    write_datatrove(tmp_path / "c.ds", [[6, 7]], [[0, 1]], dtype)
+    with pytest.raises(
+        ValueError, match=r"a\.ds\.loss says on which tokens to train; give weights="
+    ):
+        InPlace.datatrove(tmp_path)
+    plain = InPlace.datatrove(tmp_path, weights=(), task=INPUTS)
+    assert documents_of(plain) == [*documents, [], [6, 7]]
+    assert weights_of(InPlace.datatrove(tmp_path, weights="loss")) == [[0, 1], [], [0], [], [1]]
+    assert documents_of(InPlace.datatrove(tmp_path / "c.ds", weights=(), task=INPUTS)) == [[6, 7]]
+
+
+def test_damaged_files_of_datatrove_are_refused(tmp_path):
+    path = tmp_path / "a.ds"
+    write_datatrove(path, [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
+    for end, content, sentence in (
+        ("", b"\1\0\2\0", "4 bytes for 5 tokens by their .index"),
+        (".loss", b"\1", "weights have 1 bytes for 5 tokens"),
+        (".index", b"\1", "its 1 bytes are not 0 and some int64"),
+        (".index", np.array([7, 5]).tobytes(), "do not ascend to its tokens"),
+        (".index", np.array([3]).tobytes(), "10 bytes for 3 tokens by their"),
+        (".metadata", b"gpt2|2\n4\n4 T", "do not ascend to its tokens"),
+    ):
+        file = tmp_path / f"a.ds{end}"
+        good = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.datatrove(tmp_path, weights="loss")
+        file.write_bytes(good)
+    (tmp_path / "a.ds.metadata").unlink()  # datatrove writes it only on request
+    assert len(InPlace.datatrove(tmp_path, weights="loss")) == 2
+    for name in ("a.ds.loss", "a.ds.index"):
+        (tmp_path / name).unlink()
+        with pytest.raises(FileNotFoundError, match=name):
+            InPlace.datatrove(tmp_path, weights="loss" if name == "a.ds.loss" else None)
