@@ -17,6 +17,7 @@ from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.text.sources import files
+from pipeline.text.sources.content import open_text
 
 # The numbers of some lists, where each list begins in them, and the size of each.
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -277,7 +278,7 @@ def _read_table(path: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Where documents begin, and their sizes, from a table `start,end,…` without a header."""
     if not path.exists():
         raise InvalidValue(f"there is no {os.fspath(path)}, though other files have one; add it")
-    with files.open_file(path) as file:
+    with open_text(path) as file:
         content = file.read()
     if not content.strip():
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

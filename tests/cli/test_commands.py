@@ -575,7 +575,7 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     into = tmp_path / "corpus"
     run.done("prepare", text, "--into", into, "--end", "0.5", *options)
     corpus = Corpus.open(into)
-    assert (len(corpus), corpus.vocab_size) == (150, 300)
+    assert (100 < len(corpus) < 200, corpus.vocab_size) == (True, 300)
     assert (corpus.tokenizer.begin_id, corpus.tokenizer.end_id) == (None, None)
     model = into / "tokenizer.model"
     again = tmp_path / "again"
