@@ -16,8 +16,6 @@ from absl import flags
 from pipeline.errors import InvalidState, InvalidValue, OutOfRange
 from pipeline.loading.state import StateKey
 
-# Elements are made in the thread that requests them.
-AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
@@ -110,6 +108,16 @@ class StepDataset(grain.MapDataset):
         """An iterable data set whose iterators have the data state of this plan."""
         return StepIterDataset(self, read_options or IN_ONE_THREAD, allow_nones)
 
+    def step_of(self, state: dict[str, Any]) -> int:
+        """The step of `state`, after `origin.resume`; these batches must reach it."""
+        step, length = self.origin.resume(state), len(self)
+        if step > length:
+            raise InvalidValue(
+                f"the state is of step {step:,}, but these batches end after {length:,}; "
+                "give more epochs, repeat(num_epochs)"
+            )
+        return step
+
     def _keep(self, inside: grain.MapDataset, *order: str) -> "StepDataset":
         """The result of a transformation; with an `order`, its index is no step of the plan."""
         origin = self.origin._replace(order=(*self.origin.order, *order))
@@ -201,14 +209,7 @@ class _StepIterator(grain.DatasetIterator):
         return self._dataset.steps.origin.state(self._step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        steps = self._dataset.steps
-        step, length = steps.origin.resume(state), len(steps)
-        if step > length:
-            raise InvalidValue(
-                f"the state is of step {step:,}, but these batches end after {length:,}; "
-                "give more epochs, repeat(num_epochs)"
-            )
-        self._set_next_index(step)
+        self._set_next_index(self._dataset.steps.step_of(state))
 
     def _get_next_index(self) -> int:
         return self._step

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
 
+# Bytes; arrays that begin at a multiple of them are memory that a CPU device can use.
+ALIGNMENT = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -228,6 +231,17 @@ def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return local.astype(dtype)
 
 
+def copy_aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that a CPU uses as it is, without a further copy, since it is aligned."""
+    if array.dtype.hasobject:
+        return array.copy()
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def to_global(
     batch: Mapping[str, Any],
     sharding: "Mesh | NamedSharding",
@@ -254,9 +268,22 @@ def to_global(
         ValueError: an array does not have the shape of this process's part, or holds whole numbers
             of 64 bits that do not fit into 32.
     """
+    # A device may read arrays of NumPy later, or use them as its own memory.
+    copies = {name: copy_aligned(np.asarray(field)) for name, field in batch.items()}
+    return place(copies, batch_sharding(sharding), bucket=bucket, features=features)
+
+
+def place(
+    batch: Mapping[str, Any],
+    sharding: "NamedSharding",
+    *,
+    bucket: Bucket | None,
+    features: Mapping[str, Feature] | None,
+) -> "dict[str, jax.Array]":
+    """`to_global` for arrays that nobody writes to any more, without a copy of them."""
     import jax
 
-    sharding, arrays = batch_sharding(sharding), {}
+    arrays = {}
     for name, spec in field_specs(batch, sharding, bucket, features).items():
         local = _convert(name, batch[name], spec.dtype)
         arrays[name] = jax.make_array_from_process_local_data(spec.sharding, local, spec.shape)
