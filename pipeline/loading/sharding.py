@@ -11,8 +11,8 @@ costs 1.75 times the mean. In two other orders, each part has columns from the w
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from pipeline.text.features import Feature
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
@@ -167,6 +169,31 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
             "sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(…))"
         )
     return jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec(axes, *length))
+
+
+def with_auto_axes(function: Callable[..., T], *arrays: Any, spec: "PartitionSpec") -> T:
+    """`function(*arrays)`, a `jax.Array` or a tree of these, that has the sharding `spec`.
+
+    Under a mesh with explicit axes, the default of `jax.make_mesh`, JAX must be told the sharding
+    of some results, such as sums by index. Inside `function` it decides, as for axes of
+    `jax.sharding.AxisType.Auto`.
+    """
+    import jax
+
+    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    if mesh is None:
+        return function(*arrays)
+    placed = jax.sharding.NamedSharding(mesh, spec)
+    axes = mesh.explicit_axes
+    return jax.sharding.auto_axes(function, axes=axes, out_sharding=placed)(*arrays)
+
+
+def rows_of(array: Any) -> Any:
+    """The axes of a mesh, explicit in the type of an array, that divide its rows."""
+    import jax
+
+    return (*jax.typeof(array).sharding.spec, None)[0]
 
 
 def field_specs(
