@@ -51,7 +51,7 @@ def train_step(state, batch):
         logits = state.apply_fn({"params": params}, batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
         # Lockstep: batches hold different numbers of tokens; padding has weight 0.
-        return (losses * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
+        return (losses * batch["loss_weights"]).sum() / batch["loss_weights"].sum().clip(1e-9)
 
     loss, gradients = jax.value_and_grad(mean_loss)(state.params)
     return state.apply_gradients(grads=gradients), loss

@@ -48,7 +48,7 @@ def mean_loss(model, batch):
     """The mean loss of the tokens of a batch."""
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch), batch["targets"])
     # Lockstep: batches hold different numbers of tokens; padding has weight 0.
-    return (losses * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
+    return (losses * batch["loss_weights"]).sum() / batch["loss_weights"].sum().clip(1e-9)
 
 
 @nnx.jit

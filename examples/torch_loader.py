@@ -52,7 +52,7 @@ def mean_loss(model, batch):
     # Lockstep: batches hold different numbers of tokens; padding has weight 0. On several ranks,
     # add up both sums over all ranks.
     weights = batch["loss_weights"].flatten()
-    return (losses * weights).sum() / weights.sum()
+    return (losses * weights).sum() / weights.sum().clip(1e-9)
 
 
 def make_corpus(directory):

@@ -84,7 +84,7 @@ def mean_loss(model, inputs, positions, attention_mask, targets, weights):
     # Lockstep: targets are shifted inside each example already; weights are 0 on prompts and
     # padding. Batches hold different numbers of tokens, so divide by their number.
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return (losses * weights).sum() / weights.sum()
+    return (losses * weights).sum() / weights.sum().clip(1e-9)
 
 
 class Trainer(PeftTrainer):
