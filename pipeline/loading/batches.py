@@ -15,7 +15,6 @@ import numpy as np
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import (
-    InvalidState,
     InvalidType,
     InvalidValue,
     require_one_of,
@@ -29,7 +28,7 @@ from pipeline.loading.collate import (
     collate_examples,
     collate_pairs,
 )
-from pipeline.loading.iteration import Ended, StepDataset
+from pipeline.loading.iteration import Ended, StepDataset, never_ends
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
@@ -286,7 +285,7 @@ class Batches(StepDataset):
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
-        batch = _never_ends(step, self._build, planned)
+        batch = never_ends(step, self._build, planned)
         return (planned, batch) if self._planned else batch
 
     @functools.cached_property
@@ -419,23 +418,3 @@ def _count_arguments(transform: Any) -> int:
         except TypeError:
             return 2
     return 1
-
-
-def _never_ends(step: int, make: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `make`; an error that would end an iterator or a thread gets another class.
-
-    A transform may raise `StopIteration` by mistake, or `SystemExit` in a thread. In the main
-    thread, Ctrl-C and `sys.exit` stay what they are.
-    """
-    try:
-        return make(*arguments)
-    except BaseException as error:
-        in_main = threading.current_thread() is threading.main_thread()
-        exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
-        ends = isinstance(error, StopIteration | StopAsyncIteration | Ended)
-        if exits or (isinstance(error, Exception) and not ends):
-            raise
-        raise InvalidState(
-            f"the batch of step {step:,} was not built: a transform or the corpus raised "
-            f"{error!r}; raise a ValueError to report what is wrong"
-        ) from error

@@ -1,7 +1,7 @@
-"""Prefetch: the elements of consecutive steps, made ahead in a thread that nobody has to wait for.
+"""Prefetch: the elements of consecutive steps, made ahead in threads that nobody has to wait for.
 
-What a thread makes may never come: a transform sleeps, a read stalls. So nothing here waits for the
-thread without a limit. A thread that was left alone ends with the element that it makes.
+What a thread makes may never come: a transform sleeps, a read stalls. So nothing here waits for a
+thread without a limit. A thread that was told to end does so with the element that it makes.
 """
 
 import os
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -29,21 +28,30 @@ class Prefetch(Generic[T]):
             and `make` is called again for the same step if it asks once more.
         size: the number of elements kept ready.
         doing: what a thread does, by its identifier, for the message of a time limit.
+        threads: the number of threads that call `make`.
+        step: the first step.
 
     Attributes:
         step: the step of the next element.
     """
 
-    def __init__(self, make: Callable[[int], T], size: int, doing: Callable[[int | None], str]):
-        self.step, self._make, self._size, self._doing = 0, make, size, doing
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        size: int,
+        doing: Callable[[int | None], str] = lambda thread: "a step",
+        threads: int = 1,
+        step: int = 0,
+    ):
+        self.step, self._make, self._size, self._doing = step, make, size, doing
         # The collector may close this in any thread, also in one that holds the lock: it is an
         # RLock, as in any `Condition`.
         self._changed = threading.Condition()
-        self._ready: deque[T] = deque()
-        self._error: BaseException | None = None  # of the step after those that are ready
-        self._waiting = 0
-        self._thread: threading.Thread | None = None
-        self._left: threading.Thread | None = None  # the last one that was told to end
+        self._ready: dict[int, tuple[T | None, BaseException | None]] = {}  # by step
+        self._waiting, self._count = 0, threads
+        self._next = 0  # the step to make next
+        self._threads: list[threading.Thread] = []
+        self._left: list[threading.Thread] = []  # told to end
         self._process, self._closed = os.getpid(), False
 
     @property
@@ -67,10 +75,7 @@ class Prefetch(Generic[T]):
         if self.closed:
             raise InvalidValue("this loader is closed; make another one")
         with self._changed:
-            while not self._ready:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
+            while self.step not in self._ready:
                 self.start()
                 left = None if seconds is None else begin + seconds - time.monotonic()
                 if left is not None and left <= 0:
@@ -83,65 +88,75 @@ class Prefetch(Generic[T]):
                     self._waiting -= 1
                 if self._closed:
                     raise InvalidState("the loader was closed while a thread waited for a batch")
-            self.step += 1
+            element, error = self._ready.pop(self.step)
             self._changed.notify_all()
-            return self._ready.popleft()
+            if error is None:
+                self.step += 1
+                return element  # type: ignore[return-value]
+            self._forget()
+        raise error
 
     def start(self) -> None:
         """Begins to make elements now."""
         with self._changed:
-            if self._thread is None and self._error is None and not self.closed:
-                step, before = self.step + len(self._ready), self._left
-                self._thread = threading.Thread(
-                    target=self._run, args=(step, before), name="loader", daemon=True
+            if self._threads or self.closed:
+                return
+            self._next, before = self.step, [each for each in self._left if each.is_alive()]
+            self._left = before
+            for _ in range(self._count):
+                thread = threading.Thread(
+                    target=self._run, args=(before,), name="loader", daemon=True
                 )
-                self._thread.start()
+                self._threads.append(thread)
+                thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, and drops what is ready; `next` begins again with its step."""
+        """Ends the threads, and drops what is ready; `next` begins again with its step."""
         with self._changed:
-            thread, self._thread = self._thread, None
-            self._left = thread or self._left
-            self._ready.clear()
-            self._error = None
-            self._changed.notify_all()
-        # The collector may call it in that thread, which cannot wait for itself.
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(AT_MOST)
+            self._forget()
+            threads = [each for each in self._left if each is not threading.current_thread()]
+        # The collector may call it in one of the threads, which cannot wait for itself.
+        until = time.monotonic() + AT_MOST
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def _forget(self) -> None:
+        self._left += self._threads
+        self._threads = []
+        self._ready.clear()
+        self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the thread, and raises an error in threads that wait for an element."""
         self._closed = True
         self.stop()
 
-    def _run(self, step: int, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()  # `make` is never called twice at a time
-        own = threading.current_thread()
-        while True:
+    def _run(self, before: list[threading.Thread]) -> None:
+        for thread in before:
+            thread.join()  # `make` is not called twice for one step at a time
+        own, element, error = threading.current_thread(), None, None
+        while error is None:
             with self._changed:
-                while self._thread is own and len(self._ready) >= max(self._size, self._waiting):
+                while own in self._threads and self._next - self.step >= max(
+                    self._size, self._waiting
+                ):
                     self._changed.wait()
-                if self._thread is not own:
+                if own not in self._threads:
                     return
+                step, self._next = self._next, self._next + 1
             try:
                 element = self._make(step)
-            except BaseException as error:  # SystemExit, too, or its consumer would wait for ever
-                with self._changed:
-                    if self._thread is own:
-                        self._error, self._thread = error, None
-                        self._changed.notify_all()
-                return
+            except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
+                error = raised
             with self._changed:
-                if self._thread is own:
-                    self._ready.append(element)
+                if own in self._threads:
+                    self._ready[step] = element, error
                     self._changed.notify_all()
-            del element  # its memory is the consumer's
-            step += 1
+            element = None  # its memory is the consumer's
 
     def _say(self, seconds: float | None) -> str:
-        thread = self._left if self._left and self._left.is_alive() else self._thread
-        identifier = thread.ident if thread else None
+        threads = [each for each in (*self._left, *self._threads) if each.is_alive()]
+        identifier = threads[0].ident if threads else None
         frame = sys._current_frames().get(identifier or 0)
         calls = [] if frame is None else traceback.extract_stack(frame)
         at = [f"{call.name} ({os.path.basename(call.filename)}:{call.lineno})" for call in calls]

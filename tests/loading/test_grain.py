@@ -354,8 +354,16 @@ def test_batches_that_are_transformed_say_where_they_end(make):
         batches.repeat(0)
 
 
-@pytest.mark.parametrize("error", [OSError("not now"), KeyboardInterrupt("not now")])
-def test_a_step_that_failed_is_made_again(make, error):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("not now"), OSError),
+        (KeyboardInterrupt("not now"), RuntimeError),
+        (StopIteration("not now"), RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_that_failed_is_made_again(make, error, kind, threads):
     def fail(step, batch):
         if step == 1 and not failed:
             failed.append(step)
@@ -363,9 +371,10 @@ def test_a_step_that_failed_is_made_again(make, error):
         return batch
 
     failed, batches = [], make("plan")
-    steps = iter(batches.map_with_index(fail))
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
+    steps = iter(batches.map_with_index(fail).to_iter_dataset(options))
     next(steps)
-    with pytest.raises(type(error), match="not now"):
+    with pytest.raises(kind, match="not now"):
         next(steps)
     assert steps.get_state()["step"] == 1
     np.testing.assert_equal(next(steps), batches[1])
