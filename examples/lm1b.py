@@ -143,7 +143,7 @@ def compute_metrics(logits, batch):
 def normalize(sums):
     """Means and perplexity from sums of `compute_metrics`."""
     sums = {name: float(value) for name, value in sums.items()}
-    loss, accuracy = (sums[name] / sums["denominator"] for name in ("loss", "accuracy"))
+    loss, accuracy = (sums[name] / max(sums["denominator"], 1) for name in ("loss", "accuracy"))
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 10))}
 
 

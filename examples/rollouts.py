@@ -123,7 +123,7 @@ def add_gradients(model, gradients, batch):
 @nnx.jit
 def update(model, optimizer, gradients, weight):
     """Takes one step, from the gradients of a sum of losses with this sum of weights."""
-    optimizer.update(model, jax.tree.map(lambda each: each / weight, gradients))
+    optimizer.update(model, jax.tree.map(lambda each: each / weight.clip(1e-9), gradients))
 
 
 def train(updates):

@@ -143,7 +143,7 @@ def make_packer(rows, microbatches, *, mean_of="tokens", **options):
                     PackedExample(
                         prompt_ids=jnp.zeros((rows, 0), jnp.int32),
                         prompt_mask=jnp.zeros((rows, 0), jnp.int32),
-                        share=jnp.float32(own * microbatches / sum(weights)),
+                        share=jnp.float32(own * microbatches / max(sum(weights), 1e-9)),
                         **optional,
                     )
                 ]

@@ -47,6 +47,10 @@ class NotSealed(UserError, TimeoutError):
     """A part of a growing corpus that was not sealed within the time limit."""
 
 
+class Late(UserError, TimeoutError):
+    """A batch that was not ready within the time limit."""
+
+
 class Exists(UserError, FileExistsError):
     """A file that must not exist, but does."""
 

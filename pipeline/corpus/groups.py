@@ -7,6 +7,7 @@ ordinary corpus, each with the number of nodes back to its parent.
 """
 
 import itertools
+import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ from pipeline.text.features import (
     zip_columns,
 )
 from pipeline.text.ragged import require_weights, validate_tokens
+
+logger = logging.getLogger(__name__)
 
 # The stored feature of a node that says how many nodes back its parent is; 0: a prefix.
 ABOVE, PARENTS = "_above", Feature("example", dtype=np.int32)
@@ -99,7 +102,7 @@ class Groups(SingleCorpus):
 
         In a longer group, the longest continuations lose their last tokens, and end up equally
         long, give or take one. Shared prefixes stay complete. A group that is too long even with
-        one token in each continuation is left as it is, and plans refuse it.
+        one token in each continuation has length 0: it is in no batch, and plans count it.
 
         >>> samples = Examples.from_groups([([1, 2], [[3, 4, 5, 6, 7], [8]])])  # doctest: +SKIP
         >>> samples.truncate(5)[0]["targets"].tolist()  # doctest: +SKIP
@@ -107,7 +110,15 @@ class Groups(SingleCorpus):
         """
         max_length = require_whole("max_length", max_length, 1)
         longest = int(self.lengths.max(initial=0))
-        return self if longest <= max_length else Groups(self.nodes, max_length)
+        if longest <= max_length:
+            return self
+        cut = Groups(self.nodes, max_length)
+        if lost := int(np.count_nonzero((cut.lengths == 0) & (self.lengths > 0))):
+            logger.warning(
+                f"{lost:,} of {counted(len(self), 'group')} are left out: even with one token in "
+                f"each continuation, they have more than {max_length:,} columns"
+            )
+        return cut
 
     def _cut(self, max_length: int) -> None:
         tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
@@ -115,7 +126,9 @@ class Groups(SingleCorpus):
         # The columns that the continuations of each group may have together, each at least one.
         leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
         room = max_length - self.lengths.astype(np.int64) + leaves
-        longer = (self.lengths > max_length) & (room >= self.trees[:, 1])
+        longer, fits = self.lengths > max_length, room >= self.trees[:, 1]
+        sizes[(longer & ~fits)[group]] = 0
+        longer &= fits
         places = np.flatnonzero(tree.branch & longer[group])
         of, own = group[places], sizes[places]
 

@@ -279,7 +279,8 @@ def _map_columns(
         if pa.types.is_fixed_size_list(values.type):
             size, values = values.type.list_size, values.values
         dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
-        allowed = [feature.dtype.name, *MORE_DTYPES.get(name, ())]
+        of_feature = feature.as_stored(feature.filled(0)).dtype.name
+        allowed = [of_feature, *MORE_DTYPES.get(name, ())]
         if dtype not in allowed or size != feature.size:
             raise InvalidValue(
                 f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
@@ -335,7 +336,7 @@ def write_columns(examples: Ragged) -> dict[str, pa.Array]:
     """The Arrow columns of examples: tokens, weights if there are any, and features."""
     columns = {}
     for name, (feature, values) in examples.columns.items():
-        flat = values.reshape(-1)
+        flat = feature.as_stored(values).reshape(-1)
         if name == WEIGHTS and ((flat == 0) | (flat == 1)).all():
             flat = flat.astype(bool)
         array = pa.array(flat)

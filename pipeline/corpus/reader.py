@@ -186,7 +186,8 @@ class Reader(Handles):
         for name, (feature, values) in examples.columns.items():
             scale = feature.size * values.itemsize
             begins = offsets if name == TOKENS else None
-            segments[name] = Segments(values.dtype, address_of(values), begins, scale)
+            dtype = feature.as_stored(values).dtype
+            segments[name] = Segments(dtype, address_of(values), begins, scale)
             features[name] = feature
         lengths, store = task.lengths(examples.counts), InMemory(segments, (examples, offsets))
         return cls(task, lengths, np.array([len(lengths)]), features, [store])

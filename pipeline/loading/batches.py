@@ -6,7 +6,7 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -15,7 +15,6 @@ import numpy as np
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import (
-    InvalidState,
     InvalidType,
     InvalidValue,
     require_one_of,
@@ -29,13 +28,14 @@ from pipeline.loading.collate import (
     collate_examples,
     collate_pairs,
 )
-from pipeline.loading.iteration import Ended, StepDataset
+from pipeline.loading.iteration import Ended, StepDataset, never_ends
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
     ContextOrder,
     batch_sharding,
     block_of_sharding,
+    copy_aligned,
     field_specs,
     slice_of_process,
 )
@@ -54,6 +54,9 @@ with contextlib.suppress(ImportError):  # programs without JAX use batches, too
     from jax.profiler import TraceAnnotation
 
 Array = TypeVar("Array")
+
+# What each thread that builds a batch is doing, by its identifier.
+_phases: dict[int, str] = {}
 
 
 class Batch(TypedDict, Generic[Array]):
@@ -103,6 +106,19 @@ class Batch(TypedDict, Generic[Array]):
 
 
 Transform = Callable[..., Mapping[str, Any]]
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Names what this thread does in profiles of JAX, and for `phase_of`."""
+    _phases[threading.get_ident()] = name
+    with TraceAnnotation(name):
+        yield
+
+
+def phase_of(thread: int | None) -> str:
+    """What a thread, by its identifier, does, such as "transform", or did last."""
+    return _phases.get(thread or 0, "nothing yet")
 
 
 class Batches(StepDataset):
@@ -263,14 +279,13 @@ class Batches(StepDataset):
     def __getitem__(self, step: Any) -> Any:
         if isinstance(step, slice):
             return self.slice(step)
-        with TraceAnnotation("plan"):
+        with phase("plan"):
             ends = self._epochs is not None and 0 <= step < self._steps
             planned = (self._limited if ends else self.plan).batch(step)
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
-        with TraceAnnotation("collate"):
-            batch = _never_ends(step, self._collate, planned)
+        batch = never_ends(step, self._build, planned)
         return (planned, batch) if self._planned else batch
 
     @functools.cached_property
@@ -312,7 +327,7 @@ class Batches(StepDataset):
 
     def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A batch of only padding, with the fields, shapes and dtypes of this process's batches."""
-        return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
+        return self._build(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
 
     def _empty_batches(self) -> dict[Bucket, Mapping[str, np.ndarray]]:
         """An empty batch of each bucket that the plan uses."""
@@ -327,7 +342,25 @@ class Batches(StepDataset):
             for bucket, fields in self._empty_batches().items()
         }
 
-    def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
+    def _build(self, planned: PlannedBatch) -> Mapping[str, Any]:
+        with phase("collate"):
+            batch = self._collate(planned)
+        if self._transform_batch is None:
+            return batch
+        with phase("transform"):
+            fields = self._transform_batch(*(batch, planned)[: self._arguments])
+        if not isinstance(fields, Mapping):
+            raise InvalidType(
+                f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
+            )
+        # They may be its own scratch arrays, into which it writes the next batch while this one
+        # waits, or while a device reads it.
+        return {
+            name: copy_aligned(field) if isinstance(field, np.ndarray) else field
+            for name, field in fields.items()
+        }
+
+    def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
         sides = self.corpus.sides
         of_tokens = [name for name, each in self.features.items() if not each.per_example]
         if len(sides) == 2:  # never split, so positions begin at 0 either way
@@ -341,14 +374,7 @@ class Batches(StepDataset):
             mine = {name: each for name, each in self.features.items() if each.per_example}
             batch |= collate_examples(self.corpus, planned, rows, room, mine)
         batch |= {name: batch.pop(name) for name in self.features}  # features come last
-        if self._transform_batch is None:
-            return batch
-        fields = self._transform_batch(*(batch, planned)[: self._arguments])
-        if not isinstance(fields, Mapping):
-            raise InvalidType(
-                f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
-            )
-        return fields
+        return batch
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
@@ -392,23 +418,3 @@ def _count_arguments(transform: Any) -> int:
         except TypeError:
             return 2
     return 1
-
-
-def _never_ends(step: int, make: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `make`; an error that would end an iterator or a thread gets another class.
-
-    A transform may raise `StopIteration` by mistake, or `SystemExit` in a thread. In the main
-    thread, Ctrl-C and `sys.exit` stay what they are.
-    """
-    try:
-        return make(*arguments)
-    except BaseException as error:
-        in_main = threading.current_thread() is threading.main_thread()
-        exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
-        ends = isinstance(error, StopIteration | StopAsyncIteration | Ended)
-        if exits or (isinstance(error, Exception) and not ends):
-            raise
-        raise InvalidState(
-            f"the batch of step {step:,} was not built: a transform or the corpus raised "
-            f"{error!r}; raise a ValueError to report what is wrong"
-        ) from error

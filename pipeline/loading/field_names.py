@@ -11,12 +11,14 @@
   `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.loading.sharding import with_auto_axes
 from pipeline.text.features import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
@@ -149,9 +151,14 @@ def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
             "a sequence"
         )
     if on_host:
-        xp: Any = np
-    else:
-        import jax.numpy as xp
+        return _count_ends(np, ids, max_segments, align)
+    import jax
+
+    count = functools.partial(_count_ends, jax.numpy, max_segments=max_segments, align=align)
+    return with_auto_axes(count, ids, spec=jax.sharding.PartitionSpec())
+
+
+def _count_ends(xp: Any, ids: Any, max_segments: int, align: int) -> Any:
     if align == 1:
         each = max_segments + 1
         sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
@@ -161,7 +168,7 @@ def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
         sequence = xp.minimum(2 * before + (ids == 0), each - 1)
     places = sequence + each * np.arange(len(ids), dtype=np.int32)[:, None]
     count = len(ids) * each
-    size = {"minlength": count} if on_host else {"length": count}
+    size = {"minlength" if xp is np else "length": count}
     sizes = xp.bincount(places.reshape(-1), **size)
     return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 

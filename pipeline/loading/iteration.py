@@ -7,6 +7,8 @@ is the same for any of them, and for any number of workers of `mp_prefetch`.
 """
 
 import copy
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +16,9 @@ import grain
 from absl import flags
 
 from pipeline.errors import InvalidState, InvalidValue, OutOfRange
+from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.state import StateKey
 
-# Elements are made in the thread that requests them.
-AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
@@ -27,6 +28,26 @@ IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 class Ended(OutOfRange):
     """A step after the last epoch of a corpus that grows, whose end was not known before."""
+
+
+def never_ends(step: Any, make: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `make`; an error that would end an iterator or a thread gets another class.
+
+    A function of the user may raise `StopIteration` by mistake, or `SystemExit` in a thread. In the
+    main thread, Ctrl-C and `sys.exit` stay what they are.
+    """
+    try:
+        return make(*arguments)
+    except BaseException as error:
+        in_main = threading.current_thread() is threading.main_thread()
+        exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
+        ends = isinstance(error, StopIteration | StopAsyncIteration)
+        if exits or (isinstance(error, Exception) and not ends):
+            raise
+        raise InvalidState(
+            f"the batch of step {step:,} was not built: a transform or the corpus raised "
+            f"{error!r}; raise a ValueError to report what is wrong"
+        ) from error
 
 
 class StepDataset(grain.MapDataset):
@@ -45,7 +66,9 @@ class StepDataset(grain.MapDataset):
         return len(self._parent)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.slice(index) if isinstance(index, slice) else self._parent[index]
+        if isinstance(index, slice):
+            return self.slice(index)
+        return never_ends(index, self._parent.__getitem__, index)
 
     def __str__(self) -> str:
         return f"Steps({self._parent})"
@@ -110,6 +133,16 @@ class StepDataset(grain.MapDataset):
         """An iterable data set whose iterators have the data state of this plan."""
         return StepIterDataset(self, read_options or IN_ONE_THREAD, allow_nones)
 
+    def step_of(self, state: dict[str, Any]) -> int:
+        """The step of `state`, after `origin.resume`; these batches must reach it."""
+        step, length = self.origin.resume(state), len(self)
+        if step > length:
+            raise InvalidValue(
+                f"the state is of step {step:,}, but these batches end after {length:,}; "
+                "give more epochs, repeat(num_epochs)"
+            )
+        return step
+
     def _keep(self, inside: grain.MapDataset, *order: str) -> "StepDataset":
         """The result of a transformation; with an `order`, its index is no step of the plan."""
         origin = self.origin._replace(order=(*self.origin.order, *order))
@@ -164,8 +197,11 @@ class StepIterDataset(grain.IterDataset):
         Raises:
             RuntimeError: workers start before the program has parsed its flags.
         """
-        steps = grain.MapDataset.slice(self.steps, slice(step, None))
-        elements = steps.to_iter_dataset(self._read_options, allow_nones=True)
+        if self._read_options.num_threads and not self._workers:
+            elements: grain.IterDataset = _InThreads(self.steps, step, self._read_options)
+        else:
+            steps = grain.MapDataset.slice(self.steps, slice(step, None))
+            elements = steps.to_iter_dataset(self._read_options, allow_nones=True)
         if self._workers:
             if not flags.FLAGS.is_parsed():
                 raise InvalidState(
@@ -175,6 +211,49 @@ class StepIterDataset(grain.IterDataset):
             elements = elements.mp_prefetch(*self._workers)
         numbered = elements.map_with_index(lambda index, element: (step + index, element))
         return numbered if self._allow_nones else numbered.filter(lambda each: each is not None)
+
+
+class _InThreads(grain.IterDataset):
+    """The steps from `step` on, made in threads that end a program does not wait for."""
+
+    def __init__(self, steps: StepDataset, step: int, options: grain.ReadOptions):
+        super().__init__()
+        self._steps, self._step, self._options = steps, step, options
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _ThreadIterator(self._steps, self._step, self._options)
+
+
+class _ThreadIterator(grain.DatasetIterator):
+    def __init__(self, steps: StepDataset, step: int, options: grain.ReadOptions):
+        super().__init__()
+        length = len(steps)
+
+        def make(step: int) -> Any:
+            if step >= length:
+                raise Ended(f"step is {step:,}, and there are {length:,}")
+            return steps[step]
+
+        size = max(options.prefetch_buffer_size, 1)
+        self._ahead = Prefetch(make, size, threads=options.num_threads, step=step)
+        # Also before Python ends, when threads can no longer run.
+        self._close = weakref.finalize(self, self._ahead.close)
+
+    def __next__(self) -> Any:
+        return self._ahead.next()
+
+    def start_prefetch(self) -> None:
+        self._ahead.start()
+
+    def close(self) -> None:
+        super().close()
+        self._close()
+
+    def get_state(self) -> dict[str, Any]:
+        return {}  # that of the plan is enough
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
 
 
 class _StepIterator(grain.DatasetIterator):
@@ -201,14 +280,7 @@ class _StepIterator(grain.DatasetIterator):
         return self._dataset.steps.origin.state(self._step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        steps = self._dataset.steps
-        step, length = steps.origin.resume(state), len(steps)
-        if step > length:
-            raise InvalidValue(
-                f"the state is of step {step:,}, but these batches end after {length:,}; "
-                "give more epochs, repeat(num_epochs)"
-            )
-        self._set_next_index(step)
+        self._set_next_index(self._dataset.steps.step_of(state))
 
     def _get_next_index(self) -> int:
         return self._step

@@ -3,13 +3,11 @@
 import contextlib
 import math
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import grain
-import numpy as np
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.groups import truncate_groups
@@ -17,13 +15,14 @@ from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidState, InvalidType, InvalidValue, NotSealed, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, NotSealed, require_whole, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import Batch, Batches, TraceAnnotation, Transform
+from pipeline.loading.batches import Batch, Batches, Transform, phase, phase_of
 from pipeline.loading.collate import Positions
-from pipeline.loading.iteration import AT_ONCE
+from pipeline.loading.iteration import Ended
 from pipeline.loading.joint_wait import JointWait, wait_together
-from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
+from pipeline.loading.prefetch import Prefetch
+from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
     import jax
 
 FITTING = list_keywords(fit_buckets)
-
-# Seconds that closing a loader may take.
-AT_MOST = 1.0
-
-# Iterators of loaders that were not closed before Python ended.
-_abandoned: list[list[grain.DatasetIterator]] = []
 
 
 class OrderedOptions(PackingOptions, total=False):
@@ -87,6 +80,7 @@ class Loader(grain.DatasetIterator):
         batches: the batches to load; their `sharding` is that of the arrays. Without one, all
             arrays are on the first local device.
         prefetch: the number of batches kept ready on the devices.
+        timeout_seconds: as for `load`.
 
     Attributes:
         batches: the `Batches` that it loads.
@@ -102,44 +96,43 @@ class Loader(grain.DatasetIterator):
     planned: PlannedBatch
     _close: Callable[[], Any] | None = None  # none, if a wrong argument ends `__init__`
 
-    def __init__(self, batches: Batches, *, prefetch: int = 2):
+    def __init__(
+        self, batches: Batches, *, prefetch: int = 2, timeout_seconds: float | None = None
+    ):
         super().__init__()
         if not isinstance(batches, Batches):
             raise InvalidType(
                 f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
                 "inside the compiled step, or with Batches(…, transform=function)"
             )
-        # Closed and dropped before Python ends: Grain's iterators close themselves when they are
-        # deleted, which fails once their modules are gone.
-        self._open: list[grain.DatasetIterator] = []
-        self._logs = [*batches.plan.parts.values()]
-        for log in self._logs:
-            log.open()
-        self._close = weakref.finalize(self, _close, self._open, batches.ahead, self._logs)
+        prefetch, self._timeout = require_whole("prefetch", prefetch, 0), timeout_seconds
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise InvalidValue(
+                f"timeout_seconds is {timeout_seconds!r}; it must be a number of seconds above 0"
+            )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         self._joint = JointWait.of(self.sharding) if self.plan.follows else None
-        self._begins = True  # `next` has not been called since the beginning or `set_state`
-        # Without `self`, which threads would keep alive.
+        self._begins = True  # `next` has not been called since the beginning or a `set_state`
+        # Without `self`, which the thread would keep alive.
         plan, sharding, features = self.plan, self.sharding, batches.features
-        joins = self._joint is not None
+        joins, built = self._joint is not None, batches.with_plans()
 
-        def transfer(
-            built: tuple[bool, PlannedBatch, Batch[np.ndarray]],
-        ) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
-            waits, planned, batch = built
-            with TraceAnnotation("transfer"):
-                arrays = to_global(batch, sharding, bucket=planned.bucket, features=features)
+        def make(step: int) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
+            if step >= len(built):
+                raise Ended(f"step is {step:,}, and there are {len(built):,}")
+            waits = joins and plan.may_wait(step)
+            planned, batch = built[step]
+            with phase("transfer"):
+                arrays = place(batch, sharding, bucket=planned.bucket, features=features)
             return waits, planned, arrays
 
-        # The thread that transfers batches also builds them.
-        noted = batches.with_plans().map_with_index(
-            lambda step, built: (joins and plan.may_wait(step), *built)
-        )
-        ahead = noted.to_iter_dataset(AT_ONCE).map(transfer)
-        steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        self._open.append(iter(steps))
-        self._process = os.getpid()
+        self._logs = [*plan.parts.values()]
+        for log in self._logs:
+            log.open()
+        self._ahead = Prefetch(make, prefetch, phase_of)
+        # Also before Python ends, when threads can no longer run.
+        self._close = weakref.finalize(self, _close, self._ahead, batches.ahead, self._logs)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType(
@@ -148,22 +141,11 @@ class Loader(grain.DatasetIterator):
         )
 
     def __repr__(self) -> str:
-        at = f"at step {self.step:,}" if self._open else "closed"
+        at = "closed" if self._ahead.closed else f"at step {self.step:,}"
         return f"Loader({self.batches!r}, {at})"
 
     def __iter__(self) -> "Loader":
         return self
-
-    @property
-    def _steps(self) -> grain.DatasetIterator:
-        if self._process != os.getpid():
-            raise InvalidState(
-                "this loader was made before the process forked, and its threads are not in the "
-                "child; make another loader here"
-            )
-        if not self._open:
-            raise InvalidValue("this loader is closed; make another one")
-        return self._open[0]
 
     def __len__(self) -> int:
         if self.batches.endless:
@@ -183,12 +165,12 @@ class Loader(grain.DatasetIterator):
 
     def __next__(self) -> "Batch[jax.Array]":
         if self._joint is None:
-            _, self.planned, batch = next(self._steps)
+            _, self.planned, batch = self._take()
             return batch
-        before = self.get_state()
+        before = self.step
         while True:
             try:
-                waits, planned, batch = next(self._steps)
+                waits, planned, batch = self._take()
                 break
             except (NotSealed, StopIteration) as error:
                 if self._joint.end(error):
@@ -197,23 +179,25 @@ class Loader(grain.DatasetIterator):
             try:
                 self._joint.end()
             except BaseException:
-                self.set_state(before)  # this batch is next again
+                self._set_next_index(before)  # this batch is next again
                 raise
         self._begins, self.planned = False, planned
         return batch
 
+    def _take(self) -> "tuple[bool, PlannedBatch, Batch[jax.Array]]":
+        try:
+            return self._ahead.next(self._timeout)
+        except Ended:
+            raise StopIteration from None
+
     def get_state(self) -> dict[str, Any]:
         """The data state after the batches that `next` returned so far: small JSON."""
-        return self._steps.get_state()
+        return self.batches.origin.state(self.step)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
-        with contextlib.ExitStack() as stack:
-            for log in self._logs:  # threads that wait for a part end
-                log.close()
-                stack.callback(log.open)
-            self._steps.set_state(state)
-        self._begins = True
+        with self._paused():
+            self._ahead.step = self.batches.step_of(state)
 
     def traffic(self) -> dict[str, float]:
         """Counts of reads through a cache so far; see `ReadAhead.traffic`."""
@@ -221,17 +205,33 @@ class Loader(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         """Begins to make batches now, before the first `next`."""
-        self._steps.start_prefetch()
+        self._ahead.start()
 
     def _get_next_index(self) -> int:
-        return grain.experimental.get_next_index(self._steps)
+        return self._ahead.step
 
     def _set_next_index(self, index: int) -> None:
-        grain.experimental.set_next_index(self._steps, index)
+        with self._paused():
+            self._ahead.step = index
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stops the thread, while the next step or the plan changes."""
+        if self._ahead.closed:
+            raise InvalidValue("this loader is closed; make another one")
+        with contextlib.ExitStack() as stack:
+            for log in self._logs:  # a thread that waits for a part ends
+                log.close()
+                stack.callback(log.open)
+            self._ahead.stop()
+            yield
         self._begins = True
 
     def close(self) -> None:
-        """Stops the background threads, as happens when the loader is deleted."""
+        """Stops the background thread, as happens when the loader is deleted.
+
+        It waits for a batch in the making for half a second at most.
+        """
         if self._close is not None:
             self._close()
 
@@ -242,26 +242,13 @@ class Loader(grain.DatasetIterator):
         self.close()
 
 
-def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead, logs: Iterable[Log]) -> None:
-    """Ends the threads; waits for `AT_MOST` seconds at most, since a transform may never return.
-
-    The collector may call it in one of these threads, which cannot wait for itself.
-    """
-
-    def end() -> None:
-        for each in logs:
-            each.close()  # threads that wait for a part end
-        while iterators:
-            iterators.pop().close()
-        ahead.stop()  # last, since a batch in the making would restart it
-
-    thread = threading.Thread(target=end, name="close a loader", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # Python ends, and with it all threads
-        _abandoned.append(iterators)  # they would wait if they were deleted now
+def _close(batches: Prefetch, files: ReadAhead, logs: Iterable[Log]) -> None:
+    if batches.inherited:  # its lock may be held by a thread of the parent
         return
-    thread.join(AT_MOST)
+    for each in logs:
+        each.close()  # a thread that waits for a part ends
+    batches.close()
+    files.stop()  # last, since a batch in the making would restart it
 
 
 def load(
@@ -277,6 +264,7 @@ def load(
     features: Iterable[str] | None = None,
     follow: bool = False,
     wait_seconds: float | None = None,
+    timeout_seconds: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
@@ -309,6 +297,8 @@ def load(
         wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
             ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
             processes the same value.
+        timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
+            says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
             overflow, seed, shuffle, max_segments, align, tiers, window, exclude, weights, by,
@@ -376,7 +366,7 @@ def load(
         context_order=context_order,
         features=features,
     )
-    return Loader(batches.repeat(num_epochs), prefetch=prefetch)
+    return Loader(batches.repeat(num_epochs), prefetch=prefetch, timeout_seconds=timeout_seconds)
 
 
 def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:

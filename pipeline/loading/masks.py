@@ -1,11 +1,13 @@
 """The attention mask of a batch, for models that take one."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.loading.sharding import with_auto_axes
 
 
 def attention_mask(batch: Mapping[str, Any]) -> Any:
@@ -45,14 +47,19 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
             "pairs. Make the mask before the batch is renamed or transformed; for pairs, compare "
             "the segment ids of both sides"
         )
-    ids, positions = (batch[name] for name in needed)
-    if isinstance(ids, np.ndarray):
-        xp: Any = np
-    else:
-        import jax.numpy as xp
+    fields = [batch[name] for name in (*needed, "visible_until") if name in batch]
+    if isinstance(fields[0], np.ndarray):
+        return _see(np, *fields)
+    import jax
+
+    spec = jax.sharding.PartitionSpec(*jax.typeof(fields[0]).sharding.spec, None)
+    return with_auto_axes(functools.partial(_see, jax.numpy), *fields, spec=spec)
+
+
+def _see(xp: Any, ids: Any, positions: Any, until: Any = None) -> Any:
     columns = xp.arange(ids.shape[1])
-    if "visible_until" in batch:
-        seen = (columns[:, None] >= columns) & (columns[:, None] < batch["visible_until"][:, None])
+    if until is not None:
+        seen = (columns[:, None] >= columns) & (columns[:, None] < until[:, None])
     else:  # positions tell the order in any order of columns
         seen = (ids[:, :, None] == ids[:, None]) & (positions[:, :, None] >= positions[:, None])
     return xp.where(ids[:, :, None] > 0, seen, columns[:, None] == columns)

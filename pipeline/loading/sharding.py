@@ -11,8 +11,8 @@ costs 1.75 times the mean. In two other orders, each part has columns from the w
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -22,10 +22,15 @@ from pipeline.text.features import Feature
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
+
+# Bytes; arrays that begin at a multiple of them are memory that a CPU device can use.
+ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +171,31 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
     return jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec(axes, *length))
 
 
+def with_auto_axes(function: Callable[..., T], *arrays: Any, spec: "PartitionSpec") -> T:
+    """`function(*arrays)`, a `jax.Array` or a tree of these, that has the sharding `spec`.
+
+    Under a mesh with explicit axes, the default of `jax.make_mesh`, JAX must be told the sharding
+    of some results, such as sums by index. Inside `function` it decides, as for axes of
+    `jax.sharding.AxisType.Auto`.
+    """
+    import jax
+
+    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    if mesh is None:
+        return function(*arrays)
+    placed = jax.sharding.NamedSharding(mesh, spec)
+    axes = mesh.explicit_axes
+    return jax.sharding.auto_axes(function, axes=axes, out_sharding=placed)(*arrays)
+
+
+def rows_of(array: Any) -> Any:
+    """The axes of a mesh, explicit in the type of an array, that divide its rows."""
+    import jax
+
+    return (*jax.typeof(array).sharding.spec, None)[0]
+
+
 def field_specs(
     batch: Mapping[str, np.ndarray],
     sharding: "NamedSharding",
@@ -228,6 +258,17 @@ def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return local.astype(dtype)
 
 
+def copy_aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that a CPU uses as it is, without a further copy, since it is aligned."""
+    if array.dtype.hasobject:
+        return array.copy()
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def to_global(
     batch: Mapping[str, Any],
     sharding: "Mesh | NamedSharding",
@@ -254,9 +295,22 @@ def to_global(
         ValueError: an array does not have the shape of this process's part, or holds whole numbers
             of 64 bits that do not fit into 32.
     """
+    # A device may read arrays of NumPy later, or use them as its own memory.
+    copies = {name: copy_aligned(np.asarray(field)) for name, field in batch.items()}
+    return place(copies, batch_sharding(sharding), bucket=bucket, features=features)
+
+
+def place(
+    batch: Mapping[str, Any],
+    sharding: "NamedSharding",
+    *,
+    bucket: Bucket | None,
+    features: Mapping[str, Feature] | None,
+) -> "dict[str, jax.Array]":
+    """`to_global` for arrays that nobody writes to any more, without a copy of them."""
     import jax
 
-    sharding, arrays = batch_sharding(sharding), {}
+    arrays = {}
     for name, spec in field_specs(batch, sharding, bucket, features).items():
         local = _convert(name, batch[name], spec.dtype)
         arrays[name] = jax.make_array_from_process_local_data(spec.sharding, local, spec.shape)

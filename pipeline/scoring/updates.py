@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, counted, name_some, require_one_of
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.sharding import batch_sharding, field_specs, to_global
+from pipeline.loading.sharding import batch_sharding, field_specs, place
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
@@ -116,7 +116,7 @@ class Packed:
         ahead: Any = self._batches.with_plans()
         for step in range(len(self)):
             planned, batch = ahead[step]
-            fields: Any = to_global(batch, sharding, bucket=planned.bucket, features=features)
+            fields: Any = place(batch, sharding, bucket=planned.bucket, features=features)
             yield planned, fields
 
     @property

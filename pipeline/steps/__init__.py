@@ -14,6 +14,7 @@ from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment, sum_continuations, sum_segments
 from pipeline.steps.train_step import (
     accumulate,
+    flush,
     make_eval_step,
     make_score_step,
     make_train_step,
@@ -26,6 +27,7 @@ __all__ = [
     "Tuned",
     "accumulate",
     "by_segment",
+    "flush",
     "hosts",
     "keep_programs",
     "make_eval_step",

@@ -5,13 +5,14 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from pipeline.loading.sharding import parts
+from pipeline.loading.sharding import parts, with_auto_axes
 
 T = TypeVar("T")
 
 # The sharding of the fields of a batch; None on one device.
-Sharding = jax.sharding.NamedSharding | None
+Sharding = NamedSharding | None
 
 
 def allowed(rows: int, sharding: Sharding) -> list[int]:
@@ -19,7 +20,6 @@ def allowed(rows: int, sharding: Sharding) -> list[int]:
 
     Each device splits its own rows.
 
-    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
     >>> allowed(12, NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data")))
     [1, 2, 3, 4, 6, 12]
     """
@@ -38,16 +38,20 @@ def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str
     def cut(field: jax.Array) -> jax.Array:
         rows, *rest = field.shape
         field = field.reshape(devices, number, rows // (devices * number), *rest)
-        field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
-        if sharding is None:
-            return field
-        # Other dimensions keep their sharding: that of positions, and none of segments.
-        others = [jax.sharding.PartitionSpec.UNCONSTRAINED] * len(rest)
-        stacked = jax.sharding.PartitionSpec(None, (*sharding.spec, None)[0], *others)
-        placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
-        return jax.lax.with_sharding_constraint(field, placed)
+        return field.swapaxes(0, 1).reshape(number, rows // number, *rest)
 
-    return {name: cut(field) for name, field in batch.items()}
+    def place(field: jax.Array) -> jax.Array:
+        # Other dimensions keep their sharding: that of positions, and none of segments.
+        explicit = jax.typeof(field).sharding
+        if explicit.mesh.explicit_axes:
+            return with_auto_axes(cut, field, spec=PartitionSpec(None, *explicit.spec))
+        if sharding is None:
+            return cut(field)
+        others = [PartitionSpec.UNCONSTRAINED] * (field.ndim - 1)
+        stacked = PartitionSpec(None, (*sharding.spec, None)[0], *others)
+        return jax.lax.with_sharding_constraint(cut(field), NamedSharding(sharding.mesh, stacked))
+
+    return {name: place(field) for name, field in batch.items()}
 
 
 def summed(
@@ -73,8 +77,11 @@ def summed(
     if microbatches == 1:
         return function(params, batch)
     stacked = split(batch, microbatches, sharding)
-    first = jax.tree.map(lambda field: jax.ShapeDtypeStruct(field.shape[1:], field.dtype), stacked)
-    sums = jax.eval_shape(function, params, first)
+
+    def one(params: Any, stacked: Mapping[str, jax.Array]) -> Any:
+        return function(params, {name: field[0] for name, field in stacked.items()})
+
+    sums = jax.eval_shape(one, params, stacked)
 
     def add(sums: Any, microbatch: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
@@ -84,11 +91,11 @@ def summed(
 
 
 def zeros(arrays: Any) -> Any:
-    """Zeros to which arrays of these shapes are added, in float32 at least.
+    """Zeros to which arrays of these shapes and shardings are added, in float32 at least.
 
     In bfloat16, 256 + 1 is 256.
     """
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf.dtype)), arrays)
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, wide(leaf.dtype)), arrays)
 
 
 def wide(dtype: Any) -> Any:

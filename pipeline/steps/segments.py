@@ -5,6 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from pipeline.loading.sharding import rows_of, with_auto_axes
 
 
 def position_losses(
@@ -43,7 +46,11 @@ def sum_segments(
     sums = jnp.stack([_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])])
     if "rows" not in batch:
         return sums
-    return jnp.zeros((2, *shape), jnp.float32).at[:, batch["rows"]].set(sums)
+
+    def spread(sums: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.zeros((2, *shape), jnp.float32).at[:, rows].set(sums)
+
+    return with_auto_axes(spread, sums, batch["rows"], spec=PartitionSpec())
 
 
 def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
@@ -68,11 +75,15 @@ def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: i
 def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
     """The sum of the values with each id, from 1, in each row: float32 `[rows, most]`."""
     rows = len(ids)
-    # One more place in each row, for values without an id.
-    place = jnp.arange(rows)[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
-    flat = values.astype(jnp.float32).ravel()
-    sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
-    return sums.reshape(rows, most + 1)[:, :most]
+
+    def add(ids: jax.Array, values: jax.Array) -> jax.Array:
+        # One more place in each row, for values without an id.
+        place = jnp.arange(rows)[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
+        flat = values.astype(jnp.float32).ravel()
+        sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
+        return sums.reshape(rows, most + 1)[:, :most]
+
+    return with_auto_axes(add, ids, values, spec=PartitionSpec(rows_of(ids), None))
 
 
 def by_segment(

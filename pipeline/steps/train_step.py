@@ -85,6 +85,43 @@ def accumulate(
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
+def flush(
+    optimizer: "optax.GradientTransformation", state: Any, params: Any, **more: Any
+) -> tuple[Any, Any]:
+    """The parameters, and the optimizer's state, after an update by what is accumulated.
+
+    At the end of the data, the last batches may be too few for an update, and their gradients
+    would be lost. If nothing is accumulated, both are returned as they are.
+
+    >>> import optax
+    >>> accumulating = accumulate(optax.sgd(1.0), batches=3)
+    >>> state = accumulating.init(jnp.float32(0))
+    >>> _, state = accumulating.update(jnp.float32(6), state, weight=2.0)
+    >>> params, state = flush(optax.sgd(1.0), state, jnp.float32(0))
+    >>> float(params), int(state.batches)
+    (-3.0, 0)
+
+    Args:
+        optimizer: the argument of `accumulate` or `make_train_step`.
+        state: the state of the optimizer that `accumulate` made; with `make_train_step`, that is
+            `state["optimizer"]`.
+        params: the parameters.
+        **more: for the optimizer, such as `value=`.
+    """
+    import optax
+
+    if not isinstance(state, Accumulated):  # each batch has an update
+        return params, state
+    sums, inner_optimizer = state.gradients, optax.with_extra_args_support(optimizer)
+    mean = jax.tree.map(
+        lambda leaf, own: leaf.astype(own.dtype), _divided(sums, state.weight), params
+    )
+    updates, inner = inner_optimizer.update(mean, state.inner, params, **more)
+    new = Accumulated(inner, zeros(sums), jnp.float32(0), jnp.int32(0))
+    after = optax.apply_updates(params, updates), new
+    return jax.tree.map(functools.partial(jnp.where, state.batches > 0), after, (params, state))
+
+
 def _divided(gradients: Any, weight: jax.Array) -> Any:
     """Gradients ÷ weight, in their own dtypes; if the weight is 0, so are the gradients."""
     return jax.tree.map(lambda leaf: (leaf / _divisor(weight)).astype(leaf.dtype), gradients)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from ml_dtypes import bfloat16, finfo
 
 from pipeline.errors import (
     InvalidType,
@@ -49,10 +50,15 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([each for each in arrays if each.size] or arrays[:1])
 
 
+def _kind(dtype: np.dtype) -> str:
+    """The `kind` of a dtype; that of bfloat16, which NumPy does not know, is "f"."""
+    return "f" if dtype == bfloat16 else dtype.kind
+
+
 def _can_hold(dtype: np.dtype, value: float) -> bool:
     """Whether a dtype can hold a number; floating-point dtypes may round it."""
-    if dtype.kind == "f":
-        return abs(value) == math.inf or abs(value) <= float(np.finfo(dtype).max)
+    if _kind(dtype) == "f":
+        return abs(value) == math.inf or abs(value) <= float(finfo(dtype).max)
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return least <= value <= most and value == int(value)
 
@@ -69,8 +75,8 @@ class Feature:
             the entry of a token lies where the token is an input, or where it is predicted, as
             `loss_weights` do. "example": one value, of `shape`, for an example. "continuation", for
             groups: a value for each continuation of an example, `[continuations, *shape]`.
-        dtype: in the batch, boolean or a number of at most 32 bits. Default None: that of the first
-            example's data, with 32 bits in place of 64.
+        dtype: in the batch, boolean or a number of at most 32 bits, also "bfloat16". Default None:
+            that of the first example's data, with 32 bits in place of 64.
         shape: that of the value of one token, or of one example; default a number.
         fill: the value where the feature is missing: in a corpus of a mixture, a record, or a span
             of a template; default None: refused.
@@ -98,7 +104,7 @@ class Feature:
                 dtype = np.dtype(self.dtype)
             except TypeError as error:
                 raise InvalidValue(f"dtype is {self.dtype!r}; {error}") from error
-            if dtype.kind not in "biuf" or dtype.itemsize > 4:
+            if _kind(dtype) not in "biuf" or dtype.itemsize > 4:
                 raise InvalidValue(
                     f"dtype is {dtype}; it must be bool, or of integers or floating-point numbers "
                     "of at most 32 bits, as devices have them"
@@ -135,16 +141,20 @@ class Feature:
             return self
         dtype = as_array(given, what).dtype
         narrow = {"i": np.int32, "u": np.uint32, "f": np.float32}
-        if dtype.kind not in "biuf":
+        if _kind(dtype) not in "biuf":
             raise InvalidValue(f"{what} has dtype {dtype}; give booleans or numbers, or a dtype=")
         if dtype.itemsize > 4:
             dtype = np.dtype(narrow[dtype.kind])
         return dataclasses.replace(self, dtype=dtype)
 
+    def as_stored(self, values: np.ndarray) -> np.ndarray:
+        """Values as they are stored: those of bfloat16 as their bits, uint16."""
+        return values.view(np.uint16) if self.dtype == bfloat16 else values
+
     def restore(self, stored: np.ndarray) -> np.ndarray:
         """Stored numbers, flat, as values `[n, *shape]`; a boolean is stored as a byte."""
-        is_bool = self.dtype.kind == "b"
-        values = stored.view(bool) if is_bool else stored.astype(self.dtype, copy=False)
+        as_bits = self.dtype.kind == "b" or self.dtype == bfloat16
+        values = stored.view(self.dtype) if as_bits else stored.astype(self.dtype, copy=False)
         return values.reshape(-1, *self.shape)
 
     def convert(self, given: Sequence[Any], what: str, counts: Sequence[int]) -> np.ndarray:
@@ -163,12 +173,13 @@ class Feature:
 
     def cast(self, array: np.ndarray, what: str) -> np.ndarray:
         """`array` of any shape as one of this dtype; errors are those of `convert`."""
-        if array.dtype == self.dtype and (array.dtype.kind != "f" or not np.isnan(array).any()):
+        is_float = _kind(array.dtype) == "f"
+        if array.dtype == self.dtype and not (is_float and np.isnan(array).any()):
             return array
         if array.size == 0:
             return array.astype(self.dtype)
-        kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]
-        if array.dtype.kind not in kinds:
+        kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[_kind(self.dtype)]
+        if _kind(array.dtype) not in kinds:
             raise InvalidValue(
                 f"{what} cannot be cast from {array.dtype} to {self.dtype}; convert it, or give "
                 "the feature another dtype="
@@ -180,12 +191,18 @@ class Feature:
                 raise InvalidValue(
                     f"{what} holds {wrong}; {self.dtype} holds {allowed.min} to {allowed.max}"
                 )
-        if array.dtype.kind == "f" and np.isnan(array).any():
+        if is_float and np.isnan(array).any():
             raise InvalidValue(
                 f"{what} cannot hold NaN; give a number, and a mask as another feature"
             )
         with np.errstate(over="ignore"):
-            return array.astype(self.dtype, copy=False)
+            cast = array.astype(self.dtype, copy=False)
+        if _kind(self.dtype) == "f" and (over := np.isinf(cast) & np.isfinite(array)).any():
+            most = float(finfo(self.dtype).max)
+            raise InvalidValue(
+                f"{what} holds {array[over][0]:g}; {self.dtype} holds numbers up to {most:.3g}"
+            )
+        return cast
 
 
 # Tokens and loss weights are features with names of their own: the columns "tokens" and

@@ -88,7 +88,8 @@ class Ragged:
             feature, values = self.columns[name]
             if name not in OF_TOKENS:
                 sha.update(json.dumps([name, feature.as_json]).encode())
-            sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
+            stored = feature.as_stored(values)
+            sha.update(np.ascontiguousarray(stored, stored.dtype.newbyteorder("<")).data)
         return sha.hexdigest()
 
     def slice(self, first: int, last: int) -> "Ragged":

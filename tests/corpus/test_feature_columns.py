@@ -217,6 +217,18 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         ({"tokens": [[1]], "a": [0.5]}, {"a": Feature("example", dtype="int8")}, "from float64"),
         ({"tokens": [[1]], "a": [300]}, {"a": Feature("example", dtype="uint8")}, "holds 300"),
         ({"tokens": [[1]], "a": [-1]}, {"a": Feature("example", dtype="uint8")}, "holds -1; uint8"),
+        ({"tokens": [[1]], "a": [-1e39]}, {"a": Feature("example")}, r"holds -1e\+39; float32"),
+        (
+            {"tokens": [[1]], "a": [[7e4]]},
+            {"a": Feature("inputs", dtype="float16")},
+            r"holds 70000; float16 holds numbers up to 6\.55e\+04",
+        ),
+        (
+            {"tokens": [[1]], "a": [[3.4e38]]},
+            {"a": Feature("inputs", dtype="bfloat16")},
+            r"holds 3\.4e\+38; bfloat16 holds numbers up to 3\.39e\+38",
+        ),
+        ({"tokens": [[1]], "weights": [[1e39]]}, {}, r"holds 1e\+39; float32 holds"),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
         ({"tokens": [[1]], "a": np.array([np.nan], np.float32)}, {"a": Feature("example")}, "NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
@@ -234,9 +246,34 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
         Examples(columns, features=features)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_floats_are_stored_bit_for_bit(dtype, tmp_path):
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (3, 40, 2)).astype(np.uint16)
+    values = bits.view(np.dtype(dtype))
+    values[np.isnan(values)] = 0.5
+    columns = {"tokens": [[1] * 40] * 3, "a": list(values), "b": list(values[:, 0])}
+    features = {"a": Feature("inputs", shape=2), "b": Feature("example", dtype=dtype, shape=2)}
+    here = Examples(columns, features=features)
+    there = Corpus.from_arrays(columns, tmp_path, features=features)
+    for corpus in (here, there, Corpus.open(tmp_path), pickle.loads(pickle.dumps(here))):
+        assert corpus.features["a"].dtype == corpus.features["b"].dtype == np.dtype(dtype)
+        read = corpus.read([2, 0], [0, 7], [39, 20], features=["a"])["a"]
+        expected = np.concatenate([values[2, :39], values[0, 7:27]])
+        np.testing.assert_array_equal(read.view(np.uint16), expected.view(np.uint16))
+        found = corpus.read_examples([1], ["b"])["b"]
+        np.testing.assert_array_equal(found.view(np.uint16), values[1:2, 0].view(np.uint16))
+    Corpus.open(tmp_path).verify()
+
+
 @pytest.mark.parametrize(
     ("dtype", "fill"),
-    [("int32", 2**31 - 1), ("float16", 0.1), ("float32", np.float32(-np.inf)), (bool, np.True_)],
+    [
+        ("int32", 2**31 - 1),
+        ("float16", 0.1),
+        ("bfloat16", 0.1),
+        ("float32", np.float32(-np.inf)),
+        (bool, np.True_),
+    ],
 )
 def test_a_fill_is_any_number_that_its_dtype_can_hold(dtype, fill, tmp_path):
     features = {"a": Feature("example", dtype=dtype, fill=fill)}

@@ -80,10 +80,28 @@ def test_load_cuts_groups_and_documents_to_the_longest_bucket():
     assert again.truncate(40) is again
     cut = pickle.loads(pickle.dumps(again.truncate(24)))
     assert cut[0]["targets"].tolist() == [2] + [3] * 14 + [4] * 9
-    hopeless = again.truncate(2)
-    assert hopeless.lengths.tolist() == again.lengths.tolist()
-    assert "overflow='drop' or exclude=" in refused(Plan, hopeless, [Bucket(1, 2)])
-    assert "of 3 examples" in refused(load, again, buckets=[Bucket(1, 2)], overflow="truncate")
+
+
+@pytest.mark.parametrize("advice", [{"overflow": "truncate"}, "truncate(8)", "both"])
+def test_groups_whose_prefix_fills_the_row_are_left_out_and_counted(caplog, advice):
+    good = ([1, 2], [[3] * 20, [4]])  # of continuations of 6 and 1 tokens in 8 columns
+    long, wide = ([*range(1, 21)], [[30, 31], [40]]), ([1], [[2]] * 9)
+    groups = Examples.from_groups([good, long, wide, good])
+    if advice != {"overflow": "truncate"}:
+        assert "groups.truncate(8)" in refused(load, groups, buckets=[Bucket(1, 8)])
+        groups = groups.truncate(8)
+        assert groups.lengths.tolist() == [8, 0, 0, 8]
+        assert len(groups[1]["targets"]) == 0
+    options = {"buckets": [Bucket(1, 8)], "num_epochs": 1}
+    options |= {"overflow": "truncate"} if advice != "truncate(8)" else {}
+    with load(groups, **options) as loader:
+        targets = [np.asarray(batch["targets"]).tolist() for batch in loader]
+    assert targets == [[[2, 3, 3, 3, 3, 3, 3, 4]]] * 2
+    assert "left out: 2 examples with nothing to train on" in str(loader.plan)
+    assert "2 of 4 groups are left out: even with one token in each cont" in caplog.text
+    assert "none of the examples has a position to train on" in refused(
+        load, Examples.from_groups([long] * 3), **{**options, "overflow": "truncate"}
+    )
 
 
 def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):

@@ -23,7 +23,7 @@ FEATURES = {
     "seen": Feature("inputs", dtype=bool, fill=True),
     "experts": Feature("inputs", dtype="int8", shape=(2, 3), fill=-3),
     "logprob": Feature("targets", dtype="float32", fill=0.5),
-    "halves": Feature("targets", dtype="float16", shape=2, fill=7),
+    "halves": Feature("targets", dtype="bfloat16", shape=2, fill=7),
     "reward": Feature("example", dtype="float32", fill=-1),
     "group": Feature("example", dtype="uint32", shape=(2,), fill=9),
 }

@@ -15,6 +15,7 @@ import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked
+from pipeline.errors import UserError
 from pipeline.loading.loader import Loader
 
 KINDS = ("plan", "mixture", "pairs", "view")
@@ -271,6 +272,56 @@ def test_slices_are_not_taken_for_another_or_for_the_whole(make):
             iter(other[1::2]).set_state(state)
 
 
+ORDERED = {
+    "map": lambda steps: steps.map(number),
+    "map_with_index": lambda steps: steps.map_with_index(lambda n, each: (n, number(each))),
+    "random_map": lambda steps: steps.random_map(lambda each, rng: (each, rng.integers(9)), seed=5),
+    "filter": lambda steps: steps.filter(lambda each: number(each) % 3),
+    "seed": lambda steps: steps.seed(9),
+    "slice": lambda steps: steps[1:-1:2],
+    "shuffle": lambda steps: steps.shuffle(seed=3),
+    "repeat": lambda steps: steps.repeat(2),
+    "batch": lambda steps: steps.batch(2),
+}
+TWO, THREE = (
+    [chain for chain in itertools.product(ORDERED, repeat=size) if chain.count("repeat") < 2]
+    for size in (2, 3)
+)
+
+
+def number(element):
+    """A whole number of a batch, and of what `ORDERED` makes of it."""
+    if isinstance(element, tuple):
+        return 2 * number(element[0]) + int(element[1])
+    return int(element["inputs"].sum()) if isinstance(element, dict) else element + 1
+
+
+@pytest.mark.parametrize("chains", [TWO, pytest.param(THREE, marks=pytest.mark.slow)])
+def test_every_order_of_transformations_is_that_of_a_list_or_is_refused(make, chains):
+    """Grain makes the same of a list of the batches, where steps are numbers in the list."""
+    batches, refused, at_once = make("plan"), 0, grain.ReadOptions(0, 0)
+    twice = [batches.repeat(2)[step] for step in range(2 * len(batches))]
+    for chain in chains:
+        steps = batches
+        repeats = chain[0] == "repeat"
+        expected = grain.MapDataset.source(twice if repeats else twice[: len(batches)])
+        try:
+            for name in chain:
+                steps = ORDERED[name](steps)
+        except UserError:
+            refused += "batch" in chain or "repeat" in chain[1:]
+            continue
+        for name in chain[repeats:]:
+            expected = ORDERED[name](expected)
+        every = list(expected.to_iter_dataset(at_once))
+        iterator, at = iter(steps.to_iter_dataset(at_once)), len(every) // 2
+        np.testing.assert_equal([next(iterator) for _ in range(at)], every[:at])
+        other = iter(steps.to_iter_dataset(at_once))
+        other.set_state(json.loads(json.dumps(iterator.get_state())))
+        np.testing.assert_equal(list(other), every[at:])
+    assert refused == sum("batch" in chain or "repeat" in chain[1:] for chain in chains)
+
+
 def test_orders_of_transformations_that_cannot_be_right_are_refused(make):
     batches = make("plan")
     for steps in (batches[2:], batches.shuffle(3), batches.map(reverse), batches.shuffle(3)[:2]):
@@ -303,8 +354,16 @@ def test_batches_that_are_transformed_say_where_they_end(make):
         batches.repeat(0)
 
 
-@pytest.mark.parametrize("error", [OSError("not now"), KeyboardInterrupt("not now")])
-def test_a_step_that_failed_is_made_again(make, error):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("not now"), OSError),
+        (KeyboardInterrupt("not now"), RuntimeError),
+        (StopIteration("not now"), RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_that_failed_is_made_again(make, error, kind, threads):
     def fail(step, batch):
         if step == 1 and not failed:
             failed.append(step)
@@ -312,9 +371,10 @@ def test_a_step_that_failed_is_made_again(make, error):
         return batch
 
     failed, batches = [], make("plan")
-    steps = iter(batches.map_with_index(fail))
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
+    steps = iter(batches.map_with_index(fail).to_iter_dataset(options))
     next(steps)
-    with pytest.raises(type(error), match="not now"):
+    with pytest.raises(kind, match="not now"):
         next(steps)
     assert steps.get_state()["step"] == 1
     np.testing.assert_equal(next(steps), batches[1])

@@ -1,14 +1,18 @@
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
 import re
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grain
 import numpy as np
@@ -166,6 +170,8 @@ WRONG_VALUES = [
     (loading(num_epochs="2", **BUDGET), "num_epochs is '2'; it must be"),
     (loading(weights={"a": 1}, **BUDGET), "weights are for several corpora"),
     (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
+    (loading(prefetch=-1, **BUDGET), "prefetch is -1; it must be"),
+    (loading(timeout_seconds=0, **BUDGET), "timeout_seconds is 0; it must be"),
     (loading(seed="a", **BUDGET), "seed is 'a'; it must be"),
     (loading(overflow=np.zeros(2), **BUDGET), "overflow is array.*; it must be one of"),
     (loading(tokens_per_batch="1k"), "tokens_per_batch is '1k'; it must be"),
@@ -350,30 +356,134 @@ def test_an_error_that_means_the_end_to_python_ends_no_epoch(corpus, buckets, er
     assert raised.value.__cause__ is error
 
 
-def test_a_loader_closes_within_seconds_while_a_transform_never_returns(corpus, buckets):
-    called, released = threading.Event(), threading.Event()
+class Stall:
+    """A transform that does not return from its call `at` on, until `release`."""
 
-    def stalls(batch):
-        called.set()
-        released.wait()
+    def __init__(self, at=0):
+        self.at, self.begun, self._released = at, threading.Event(), threading.Event()
+        self.release = self._released.set
+
+    def __call__(self, batch):
+        if threading.current_thread().name == "loader":  # not for the batches of `specs`
+            self.at -= 1
+            if self.at < 0:
+                self.begun.set()
+                self._released.wait()
         return batch
 
-    def load_and_close():
-        loader = pipeline.load(corpus, buckets=buckets, transform=stalls_later)
-        called.clear()
+
+@pytest.fixture
+def stall():
+    with contextlib.ExitStack() as stack:
+
+        def make(at=0):
+            stalls = Stall(at)
+            stack.callback(stalls.release)
+            return stalls
+
+        yield make
+
+
+@pytest.mark.parametrize("end", [Loader.close, lambda loader: loader.set_state(loader.get_state())])
+def test_a_loader_ends_its_thread_within_a_second_while_a_transform_never_returns(
+    corpus, buckets, stall, end
+):
+    stalls = stall()
+    with pipeline.load(corpus, buckets=buckets, transform=stalls) as loader:
         loader.start_prefetch()
-        called.wait()
+        assert stalls.begun.wait(60)
+        begin = time.monotonic()
+        end(loader)
+        assert time.monotonic() - begin < 1
+
+
+def test_a_state_continues_after_a_transform_that_was_slow(corpus, buckets, stall):
+    stalls = stall(at=2)
+    with pipeline.load(corpus, buckets=buckets, transform=stalls) as loader:
+        first = next(loader)
+        assert stalls.begun.wait(60)
+        loader.set_state(loader.batches.origin.state(0))
+        threading.Timer(0.1, stalls.release).start()
+        require_same(next(loader), first)  # of a new thread, which the old one does not disturb
+        require_same(next(loader), Batches(corpus, loader.plan)[1])
+
+
+def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets, stall):
+    stalls = stall(at=1)
+    options = {"buckets": buckets, "transform": stalls, "timeout_seconds": 0.2}
+    with pipeline.load(corpus, **options) as loader:
+        next(loader)
+        late = r"step 1 was not ready within 0\.2 s .* busy with transform, in wait \(threading"
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match=late):
+                next(loader)
+        assert loader.step == 1
+        stalls.release()
+        require_same(next(loader), Batches(corpus, loader.plan)[1])
+
+
+def test_threads_that_share_a_loader_get_each_batch_once_and_all_see_its_end(corpus, buckets):
+    with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
+        with ThreadPoolExecutor(4) as pool:
+            found = [*pool.map(list, [loader] * 4)]
+        sums = sorted(int(batch["inputs"].sum()) for some in found for batch in some)
+        steps = [loader.batches[step] for step in range(len(loader))]
+        assert sums == sorted(int(batch["inputs"].sum()) for batch in steps)
+        assert list(loader) == []
+
+
+def test_a_thread_that_waits_for_a_batch_learns_that_the_loader_is_closed(corpus, buckets, stall):
+    loader = pipeline.load(corpus, buckets=buckets, transform=stall())
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(next, loader)
         loader.close()
+        with pytest.raises((ValueError, RuntimeError), match="closed"):
+            waits.result(60)
 
-    def stalls_later(batch):  # not for the batches that only show their specs
-        return stalls(batch) if threading.current_thread() is not closing else batch
 
-    closing = threading.Thread(target=load_and_close, daemon=True)
-    closing.start()
-    closing.join(60)
-    ended = not closing.is_alive()
-    released.set()
-    assert ended
+@pytest.mark.parametrize("prefetch", [0, np.int64(3)])
+def test_any_number_of_batches_may_be_kept_ready(corpus, buckets, prefetch):
+    batches = Batches(corpus, Plan(corpus, buckets))
+    with Loader(batches, prefetch=prefetch) as loader:
+        for step, batch in enumerate(loader):
+            require_same(batch, batches[step])
+    assert step == len(batches) - 1
+
+
+def test_arrays_of_a_transform_may_be_its_scratch(corpus, buckets):
+    def aligned(like):
+        memory = np.empty(like.nbytes + 64, np.uint8)
+        begin = -memory.ctypes.data % 64
+        return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+
+    def reuse(make):
+        def transform(batch):
+            for name, field in batch.items():
+                np.copyto(scratch.setdefault((name, field.shape), make(field)), field)
+            return {name: scratch[name, field.shape] for name, field in batch.items()}
+
+        scratch = {}
+        return transform
+
+    right = [Batches(corpus, Plan(corpus, buckets))[step] for step in range(8)]
+    for make in (aligned, np.copy, lambda field: field):
+        batches = Batches(corpus, Plan(corpus, buckets), transform=reuse(make))
+        for found in (
+            [batches[step] for step in range(8)],
+            [*itertools.islice(batches.to_iter_dataset(), 8)],
+            *(
+                [*itertools.islice(pipeline.load(corpus, transform=reuse(make), **options), 8)]
+                for options in ({"buckets": buckets}, {"buckets": buckets, "sharding": ROWS})
+            ),
+        ):
+            for batch, expected in zip(found, right, strict=True):
+                require_same(batch, expected)
+        transform, copies = reuse(make), []
+        for batch in right:
+            own = {name: field.copy() for name, field in batch.items()}
+            copies.append(pipeline.to_global(transform(own), ROWS))
+        for batch, expected in zip(copies, right, strict=True):
+            require_same(batch, expected)
 
 
 def test_a_loader_of_another_process_says_so(corpus, buckets, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from pipeline.history import read_history
-from pipeline.steps import accumulate, hosts, make_train_step
+from pipeline.steps import accumulate, flush, hosts, make_train_step
 from pipeline.steps.microbatches import summed
 from tests.runs.runs import lines, run, segment_losses, steps, tiny
 
@@ -131,6 +131,49 @@ def test_losses_of_segments_microbatches_and_a_loss_scale_change_no_update():
                 assert total == pytest.approx((own * (batch["x"].sum(axis=-1) ** 2)).sum())
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
     jax.tree.map(lambda *each: np.testing.assert_allclose(each, [each[0]] * 6, rtol=1e-5), *ends)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_what_is_left_of_the_last_update_is_applied_once(left, dtype):
+    rng, start = np.random.default_rng(0), {"w": jnp.ones(3, dtype), "b": dtype(0)}
+    batches = [
+        {
+            "x": rng.normal(size=(4, 3)).astype(np.float32),
+            "y": rng.normal(size=4).astype(np.float32),
+            "weight": np.float32([0, 1, 2, number]),
+        }
+        for number in range(4 + left)
+    ]
+    init, train_step = make_train_step(problem, CLIPPED, accumulated=4)
+    state = init(start)
+    for batch in batches:
+        state, _ = jax.jit(train_step)(state, batch)
+    for _ in range(2):  # the second one has nothing to apply
+        state["params"], state["optimizer"] = jax.jit(flush, static_argnums=0)(
+            CLIPPED, state["optimizer"], state["params"]
+        )
+    init, whole_step = make_train_step(problem, CLIPPED)
+    expected = init(start)
+    for some in (batches[:4], batches[4:]):
+        if some:
+            fields = {name: np.concatenate([one[name] for one in some]) for name in some[0]}
+            expected, _ = jax.jit(whole_step)(expected, fields)
+    found = state["params"], state["optimizer"].inner
+    right, close = (
+        (expected["params"], expected["optimizer"]),
+        1e-4 if dtype == jnp.float32 else 0.02,
+    )
+    for pair in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(*map(np.float32, pair), rtol=close)
+    assert state["params"]["w"].dtype == dtype
+
+
+def test_each_batch_has_an_update_if_nothing_is_accumulated():
+    init, _ = make_train_step(problem, CLIPPED)
+    state = init({"w": jnp.ones(3), "b": jnp.float32(0)})
+    after = flush(CLIPPED, state["optimizer"], state["params"])
+    assert after == (state["params"], state["optimizer"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,167 @@
+"""Prefetch: the elements of consecutive steps, made ahead in threads that nobody has to wait for.
+
+What a thread makes may never come: a transform sleeps, a read stalls. So nothing here waits for a
+thread without a limit. A thread that was told to end does so with the element that it makes.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pipeline.errors import InvalidState, InvalidValue, Late
+
+T = TypeVar("T")
+
+# Seconds to wait for a thread that was told to end.
+AT_MOST = 0.5
+
+
+class Prefetch(Generic[T]):
+    """Calls `make(step)` for one step after another; several threads may take the results.
+
+    Args:
+        make: makes the element of a step; an error goes to the thread that asks for the element,
+            and `make` is called again for the same step if it asks once more.
+        size: the number of elements kept ready.
+        doing: what a thread does, by its identifier, for the message of a time limit.
+        threads: the number of threads that call `make`.
+        step: the first step.
+
+    Attributes:
+        step: the step of the next element.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        size: int,
+        doing: Callable[[int | None], str] = lambda thread: "a step",
+        threads: int = 1,
+        step: int = 0,
+    ):
+        self.step, self._make, self._size, self._doing = step, make, size, doing
+        # The collector may close this in any thread, also in one that holds the lock: it is an
+        # RLock, as in any `Condition`.
+        self._changed = threading.Condition()
+        self._ready: dict[int, tuple[T | None, BaseException | None]] = {}  # by step
+        self._waiting, self._count = 0, threads
+        self._next = 0  # the step to make next
+        self._threads: list[threading.Thread] = []
+        self._left: list[threading.Thread] = []  # told to end
+        self._process, self._closed = os.getpid(), False
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child, which has no such thread."""
+        return self._process != os.getpid()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; an error in a forked child."""
+        if self.inherited:
+            raise InvalidState(
+                "this loader was made before the process forked, and its threads are not in the "
+                "child; make another loader here"
+            )
+        return self._closed
+
+    def next(self, seconds: float | None = None) -> T:
+        """The next element; raises the error of its step, or `Late` after `seconds`."""
+        begin = time.monotonic()
+        if self.closed:
+            raise InvalidValue("this loader is closed; make another one")
+        with self._changed:
+            while self.step not in self._ready:
+                self.start()
+                left = None if seconds is None else begin + seconds - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Late(self._say(seconds))
+                self._waiting += 1
+                self._changed.notify_all()
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiting -= 1
+                if self._closed:
+                    raise InvalidState("the loader was closed while a thread waited for a batch")
+            element, error = self._ready.pop(self.step)
+            self._changed.notify_all()
+            if error is None:
+                self.step += 1
+                return element  # type: ignore[return-value]
+            self._forget()
+        raise error
+
+    def start(self) -> None:
+        """Begins to make elements now."""
+        with self._changed:
+            if self._threads or self.closed:
+                return
+            self._next, before = self.step, [each for each in self._left if each.is_alive()]
+            self._left = before
+            for _ in range(self._count):
+                thread = threading.Thread(
+                    target=self._run, args=(before,), name="loader", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def stop(self) -> None:
+        """Ends the threads, and drops what is ready; `next` begins again with its step."""
+        with self._changed:
+            self._forget()
+            threads = [each for each in self._left if each is not threading.current_thread()]
+        # The collector may call it in one of the threads, which cannot wait for itself.
+        until = time.monotonic() + AT_MOST
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def _forget(self) -> None:
+        self._left += self._threads
+        self._threads = []
+        self._ready.clear()
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread, and raises an error in threads that wait for an element."""
+        self._closed = True
+        self.stop()
+
+    def _run(self, before: list[threading.Thread]) -> None:
+        for thread in before:
+            thread.join()  # `make` is not called twice for one step at a time
+        own, element, error = threading.current_thread(), None, None
+        while error is None:
+            with self._changed:
+                while own in self._threads and self._next - self.step >= max(
+                    self._size, self._waiting
+                ):
+                    self._changed.wait()
+                if own not in self._threads:
+                    return
+                step, self._next = self._next, self._next + 1
+            try:
+                element = self._make(step)
+            except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
+                error = raised
+            with self._changed:
+                if own in self._threads:
+                    self._ready[step] = element, error
+                    self._changed.notify_all()
+            element = None  # its memory is the consumer's
+
+    def _say(self, seconds: float | None) -> str:
+        threads = [each for each in (*self._left, *self._threads) if each.is_alive()]
+        identifier = threads[0].ident if threads else None
+        frame = sys._current_frames().get(identifier or 0)
+        calls = [] if frame is None else traceback.extract_stack(frame)
+        at = [f"{call.name} ({os.path.basename(call.filename)}:{call.lineno})" for call in calls]
+        return (
+            f"the batch of step {self.step:,} was not ready within {seconds:g} s "
+            f"(timeout_seconds). Its thread is busy with {self._doing(identifier)}, in "
+            f"{' in '.join(reversed(at[-3:]))}. The next call waits for the same batch again"
+        )

@@ -1,0 +1,131 @@
+"""Functions of batches give the same under explicit axes, the default of `jax.make_mesh`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import pipeline
+from pipeline import Bucket, Examples
+from pipeline.loading import cu_seqlens
+from pipeline.steps import (
+    Compiled,
+    accumulate,
+    make_eval_step,
+    make_score_step,
+    make_train_step,
+    sum_continuations,
+    sum_segments,
+)
+
+VOCABULARY = 16
+AXES = {"rows": {"data": 4}, "rows and length": {"data": 2, "context": 2}}
+
+
+def lookup(table, batch):
+    """The losses of a table of logits, as JAX asks for them under explicit axes."""
+    inputs, more = batch["inputs"], {}
+    if jax.typeof(table).sharding.spec != PartitionSpec(None, None):
+        table = jax.sharding.reshard(table, PartitionSpec())  # as its user would write it
+    placed = jax.typeof(inputs).sharding
+    if placed.mesh.explicit_axes:
+        more["out_sharding"] = PartitionSpec(*placed.spec, None)
+    logp = jax.nn.log_softmax(table.at[inputs].get(**more))
+    return -(logp * jax.nn.one_hot(batch["targets"], VOCABULARY)).sum(-1)
+
+
+def loss(table, batch):
+    return (lookup(table, batch) * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+
+def make_table(loader, spec=()):
+    placed = NamedSharding(loader.sharding.mesh, PartitionSpec(*spec))
+    return jax.device_put(jnp.zeros((VOCABULARY, VOCABULARY)), placed)
+
+
+def train(loader, batch, microbatches=1, spec=(), **options):
+    table = make_table(loader, spec)
+    init, step = make_train_step(loss, optax.adam(0.1), sharding=loader.sharding, **options)
+    state = init(table)
+    compiled = Compiled(step, state, loader.specs, microbatches=microbatches)
+    for _ in range(2):
+        state, values = compiled(state, batch)
+    return state["params"], values
+
+
+def accumulated(loader, batch):
+    optimizer = accumulate(optax.sgd(1.0), batches=2)
+    table = make_table(loader)
+    state = optimizer.init(table)
+
+    @jax.jit
+    def update(table, state, batch):
+        (_, weight), gradients = jax.value_and_grad(loss, has_aux=True)(table, batch)
+        return optimizer.update(gradients, state, table, weight=weight)
+
+    for _ in range(2):
+        change, state = update(table, state, batch)
+    return change
+
+
+def on_table(step):
+    def run(loader, batch):
+        return jax.jit(step)(make_table(loader), batch)
+
+    return run
+
+
+FUNCTIONS = {
+    "a step": train,
+    "two microbatches": lambda *given: train(*given, microbatches=2),
+    "losses of segments": lambda *given: train(*given, microbatches=2, most_segments=8),
+    "a loss scale": lambda *given: train(*given, microbatches=2, loss_scale=4.0),
+    "accumulated steps": lambda *given: train(*given, accumulated=2),
+    "accumulate": accumulated,
+    "an evaluation": lambda loader, batch: on_table(
+        lambda table, batch: make_eval_step(loss, sharding=loader.sharding)(
+            table, batch, microbatches=2
+        )
+    )(loader, batch),
+    "scores": on_table(make_score_step(loss)),
+    "sums of segments": on_table(
+        lambda table, batch: sum_segments(lookup(table, batch), batch, (8, 8))
+    ),
+    "attention_mask": on_table(lambda table, batch: pipeline.attention_mask(batch)),
+    "cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8)["cu_seqlens_q"]),
+    "aligned cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8, align=4)),
+    "cu_seqlens without a mesh": lambda loader, batch: cu_seqlens(batch, 8)["cu_seqlens_kv"],
+}
+FUNCTIONS |= {"sharded parameters": lambda *given: train(*given, microbatches=2, spec=("data",))}
+ON_GROUPS = {
+    "a mask of groups": on_table(lambda table, batch: pipeline.attention_mask(batch)),
+    "sums of continuations": on_table(
+        lambda table, batch: sum_continuations(batch["loss_weights"], batch, most=16)
+    ),
+    "features of continuations": lambda loader, batch: batch["reward"],
+}
+rng = np.random.default_rng(0)
+EXAMPLES = Examples([rng.integers(1, VOCABULARY, size) for size in rng.integers(4, 30, 60)])
+GROUPS = Examples.from_groups(
+    {"tokens": [([1, 2, 3], [[4, 5], [6]])] * 32, "reward": [[0.5, 1.0]] * 32},
+    features={"reward": pipeline.Feature("continuation")},
+)
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *ON_GROUPS])
+def test_explicit_axes_give_what_auto_axes_give(name, axes):
+    corpus, function = (
+        (EXAMPLES, FUNCTIONS[name]) if name in FUNCTIONS else (GROUPS, ON_GROUPS[name])
+    )
+    sizes, found = AXES[axes], []
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=(kind,) * len(sizes))
+        with (
+            jax.set_mesh(mesh),
+            pipeline.load(corpus, sharding=mesh, buckets=[Bucket(8, 32)]) as it,
+        ):
+            found.append(jax.tree.map(np.asarray, function(it, next(it))))
+    jax.tree.map(lambda *both: np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6), *found)
