@@ -19,6 +19,7 @@ from pipeline.corpus.manifest import (
     MANIFEST,
     Manifest,
     damage,
+    is_finished,
     open_part,
     read_lengths,
     require_same_origin,
@@ -220,7 +221,7 @@ class Corpus(Stored):
         parts = divide_arrays(columns, features, vocab_size)
         with directory_lock(directory, "writing a corpus"):
             complete(directory)
-            if (directory / MANIFEST).exists():
+            if is_finished(directory):
                 corpus = cls(directory)
                 require_same_origin(directory, corpus.origin, ARRAYS)
                 corpus.require_task(task)

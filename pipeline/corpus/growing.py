@@ -222,11 +222,11 @@ class _Run(Stored):
         super().__init__(corpus.directory, corpus._manifest, "")
         self.entries, self.first, self._hold_out = entries, entries[0].first, corpus.hold_out
         known: dict[str, np.ndarray] = {} if before is None else dict(before._lengths)
-        new = [entry.part for entry in entries if entry.file not in known]
+        new = [entry.part for entry in entries if entry.part.file not in known]
         corpus.log.require_files(new)
         names = [part.file for part in new]
         known |= dict(zip(names, corpus.log.read_lengths(new), strict=True))
-        self._lengths = {entry.file: known[entry.file] for entry in entries}
+        self._lengths = {entry.part.file: known[entry.part.file] for entry in entries}
         self.lengths = np.concatenate([*self._lengths.values()])
         parts = [entry.part for entry in entries]
         store: PartStore = LocalParts(self.directory, parts)

@@ -14,11 +14,25 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from pipeline.corpus.log import Damaged, Log, damaged, read_record, record_path, write_record
-from pipeline.corpus.manifest import MANIFEST, Manifest, part_name, require_same_origin
+from pipeline.corpus.log import (
+    Damaged,
+    Log,
+    damaged,
+    list_records,
+    read_record,
+    read_records,
+    record_path,
+    write_record,
+)
+from pipeline.corpus.manifest import (
+    Manifest,
+    is_finished,
+    part_name,
+    require_same_origin,
+)
 from pipeline.corpus.parts import json_digest, write_part
 from pipeline.corpus.tokenisation import Job
-from pipeline.corpus.writer import refuse_others
+from pipeline.corpus.writer import begin, refuse_others
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, make_directory
 from pipeline.text import ragged
@@ -66,7 +80,7 @@ class Work:
 
     def declare(self) -> Manifest:
         """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
-        job, log = self.job, Log(make_directory(self.directory))
+        job = self.job
         manifest = Manifest(
             task=job.stored_task.name,
             origin=job.origin,
@@ -74,24 +88,25 @@ class Work:
             source=str(job.source),
             features=job.columns,
         )
-        if (about := log.declared()) is None:
+        make_directory(self.directory)
+        if (begun := Manifest.find(self.directory)) is None:
             refuse_others(self.directory)
-        elif log.has_records:
-            require_same_origin(self.directory, about.origin, job.origin)
-            if about.task != manifest.task:
+        elif begun.finished or list_records(self.directory):
+            require_same_origin(self.directory, begun.origin, job.origin)
+            if begun.task != manifest.task:
                 raise InvalidValue(
-                    f"{os.fspath(self.directory)} holds a corpus of the task {about.task!r}, not "
+                    f"{os.fspath(self.directory)} holds a corpus of the task {begun.task!r}, not "
                     f"{manifest.task!r}; give that, or another directory"
                 )
-            return about
+            return begun
         tokenizer = job.tokenizer.save(self.directory)
         manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
-        log.declare(manifest)
+        begin(self.directory, manifest)
         return manifest
 
     def read_all(self, shards: Iterable[int]) -> dict[int, tuple[list[dict[str, Any]], bool]]:
         """For each shard its records, in order, and whether it is done."""
-        there = Log(self.directory).records()
+        there = read_records(self.directory)
         return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
 
     def _follow(
@@ -120,9 +135,9 @@ class Work:
                 tokens += self._write(number, part, piece)
                 part += 1
         except (OSError, Damaged):
-            if not (self.directory / MANIFEST).exists():
+            if not is_finished(self.directory):
                 raise
-        if (self.directory / MANIFEST).exists():  # others did this shard, and finished
+        if is_finished(self.directory):  # others did this shard, and finished
             Log(self.directory).remove()
         return number, tokens
 

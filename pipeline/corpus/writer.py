@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import Log
+from pipeline.corpus.log import Log, list_records, record_path
 from pipeline.corpus.manifest import (
     BESIDE,
     LENGTHS,
@@ -21,6 +21,7 @@ from pipeline.corpus.manifest import (
     SHARDS,
     TEMPORARY,
     Manifest,
+    is_finished,
     part_name,
     require_same_origin,
 )
@@ -34,7 +35,13 @@ from pipeline.errors import (
     counted,
     require_whole,
 )
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, remove_leftovers
+from pipeline.fs.atomic import (
+    as_path,
+    atomic_write,
+    directory_lock,
+    make_directory,
+    remove_leftovers,
+)
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
@@ -283,29 +290,32 @@ class PartWriter:
         self.number = self.examples = self.sealed = 0
         self.cursor: Any = None
         self._pending: list[Part] = []
-        if (about := self.log.declared()) is None:
+        if (begun := Manifest.find(directory)) is None:
             refuse_others(directory)
             return
-        require_same_origin(directory, about.origin, manifest.origin)
+        require_same_origin(directory, begun.origin, manifest.origin)
         if (last := self.log.tail()) is not None:
-            self._require_same(about)
+            self._require_same(begun)
             self.log.require_files([last.part])
             self.number, self.examples = last.number + 1, last.first + last.examples
             self.sealed, self.cursor = self.examples, last.cursor
         self._remove_rest()
 
-    def _require_same(self, about: Manifest) -> None:
+    def _require_same(self, begun: Manifest) -> None:
         for name in ("task", "vocab_size"):
-            if (then := getattr(about, name)) != (now := getattr(self.manifest, name)):
+            if (then := getattr(begun, name)) != (now := getattr(self.manifest, name)):
                 raise InvalidValue(
                     f"{os.fspath(self.directory)} holds a corpus that grows with {name} {then}, "
                     f"not {now}; give what it was begun with, or another directory"
                 )
-        self.manifest = about
+        self.manifest = begun
 
     def _remove_rest(self) -> None:
         """Removes parts that are not sealed or not kept, and what a killed writer left."""
         kept = range(self.log.first() if self.number else 0, self.number)
+        for shard, number in list_records(self.directory):
+            if number < kept.start:
+                record_path(self.directory, shard, number).unlink(missing_ok=True)
         for path in self.directory.iterdir():
             part = PART_NAME.fullmatch(path.name)
             if (part and int(part[2]) not in kept) or TEMPORARY.fullmatch(path.name):
@@ -318,7 +328,7 @@ class PartWriter:
             known.pop(WEIGHTS, None)
             tokenizer = self._save_tokenizer()
             self.manifest = dataclasses.replace(self.manifest, features=known, tokenizer=tokenizer)
-            self.log.declare(self.manifest)
+            begin(self.directory, self.manifest)
         path = self.directory / part_name(0, self.number)
         part = write_part(path, examples, self.manifest.origin, self.task, once=True).part
         self._pending.append(part)
@@ -344,13 +354,21 @@ class PartWriter:
         complete(self.directory)
 
 
+def begin(directory: epath.Path, manifest: Manifest) -> None:
+    """Writes the manifest without parts, before the first part; leaves a finished one."""
+    make_directory(directory / SHARDS)
+    if not is_finished(directory):  # by another writer, which took the lock over
+        manifest.write(directory / MANIFEST)
+
+
 def complete(directory: epath.Path) -> None:
     """Does what is left to do after the last record of a writer; nothing before it."""
     log = Log(directory)
-    if not (directory / MANIFEST).exists():
-        if not log.at_end or log.first() or (about := log.declared()) is None:
+    begun = Manifest.find(directory)
+    if begun is None or not begun.finished:
+        if begun is None or not log.at_end or log.first():
             return
-        finish(log, dataclasses.replace(about, parts=[entry.part for entry in log.entries()]))
+        finish(log, dataclasses.replace(begun, parts=[entry.part for entry in log.entries()]))
     log.remove()
 
 
@@ -359,9 +377,9 @@ def refuse_others(directory: epath.Path) -> None:
     for path in sorted(directory.iterdir()) if directory.exists() else ():
         if PART_NAME.fullmatch(path.name) or path.name in BESIDE:
             raise InvalidValue(
-                f"{os.fspath(path)} is not of a corpus that was begun here, as there is neither "
-                f"{MANIFEST} nor {SHARDS}, and it would be in the way of one. Use a directory of "
-                "its own, or move that file"
+                f"{os.fspath(path)} is not of a corpus that was begun here, as there is no "
+                f"{MANIFEST}, and it would be in the way of one. Use a directory of its own, or "
+                "move that file"
             )
 
 

@@ -11,7 +11,7 @@ from etils import epath
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.manifest import MANIFEST, SHARDS
+from pipeline.corpus.manifest import MANIFEST, Manifest
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
 from pipeline.fs.atomic import as_path
@@ -175,7 +175,7 @@ def _open(path: str) -> Dataset:
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
             "lengths (.npy, or .json that maps length to count)"
         )
-    if (place / SHARDS).exists() and not (place / MANIFEST).exists():
+    if (begun := Manifest.find(place)) is not None and not begun.finished:
         return _open_sealed(place, name)
     try:
         return from_corpus(open_corpus(place), name)

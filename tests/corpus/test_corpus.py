@@ -256,7 +256,7 @@ def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         Corpus.from_arrays(interrupted(), tmp_path)
-    with pytest.raises(ValueError, match="half-written: it has parts but no corpus"):
+    with pytest.raises(ValueError, match="is half-written\. Prepare it again"):
         Corpus.open(tmp_path)
     corpus = Corpus.from_arrays(EXAMPLES, tmp_path)
     corpus.verify()

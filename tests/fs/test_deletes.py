@@ -30,7 +30,7 @@ RULES = {
     "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
     "fs/objects.py:ObjectPath.rmtree": "what the caller says",
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
-    "fs/objects.py:delete": "what the caller says",
+    "fs/objects.py:delete.remove": "what the caller says",
     "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
     "trainer/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
