@@ -12,8 +12,8 @@ import grain
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
+from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.groups import truncate_groups
-from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus

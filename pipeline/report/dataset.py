@@ -9,8 +9,8 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import MANIFEST, Manifest
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
@@ -191,7 +191,7 @@ def _open(path: str) -> Dataset:
 
 def _open_sealed(directory: epath.Path, name: str) -> Dataset:
     """The lengths of the parts of a corpus that grows that are sealed and not deleted."""
-    log = Growing(directory, wait_seconds=0).log
+    log = Log(directory)
     parts = [entry.part for entry in log.entries(log.first())]
     if not parts:
         raise Missing(f"nothing is sealed yet in {name}; wait for its writer, or start it again")

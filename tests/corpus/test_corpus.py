@@ -164,7 +164,7 @@ def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):
     corpus = Corpus.open(directory)
     for number in [*range(30), *range(0, 30, 7)]:
         assert corpus[number]["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
-        assert len(corpus._stored._table.opened) <= 2
+        assert len(corpus._section.reader._table.opened) <= 2
     every = np.arange(30)
     read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
     assert read.tolist() == np.concatenate([each[1:] for each in EXAMPLES]).tolist()
@@ -212,7 +212,7 @@ def test_a_corpus_prints_itself_in_little_memory(corpus):
     assert repr(corpus).startswith("Corpus.open(")
     assert len(pickle.dumps(corpus)) < 500  # its directory
     huge = Corpus.open(corpus.directory)
-    huge.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
+    huge._section.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
     with few_bytes(1 << 26):
         assert "p50 3, p90 2,147,483,647, p99 2,147,483,647, longest 2,147,483,647" in str(huge)
 
