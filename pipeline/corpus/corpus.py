@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.added import Store, add_features, find_added
+from pipeline.corpus.added import Added, add_features, find_added
 from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.groups import Groups, divide_groups
@@ -22,7 +22,6 @@ from pipeline.corpus.manifest import (
     MANIFEST,
     Manifest,
     damage,
-    is_finished,
     open_part,
     read_lengths,
     require_same_origin,
@@ -31,8 +30,15 @@ from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
-from pipeline.corpus.writer import ARRAYS, PartWriter, complete
-from pipeline.errors import InvalidState, InvalidValue, Missing, require_share, require_whole
+from pipeline.corpus.writer import ARRAYS, Writer
+from pipeline.errors import (
+    Exists,
+    InvalidState,
+    InvalidValue,
+    Missing,
+    require_share,
+    require_whole,
+)
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import digest
@@ -70,7 +76,6 @@ class Section(Readable):
         files: the number of examples of each part: int64 [parts].
         entries: their places in the log of a corpus that grows.
         first: the number of their first example in the corpus.
-        planned: the lengths, with 0 for examples that plans leave out.
     """
 
     def __init__(
@@ -84,12 +89,13 @@ class Section(Readable):
     ):
         self.lengths, self.files, self.entries = lengths, files, entries
         self.weighted, self.features = corpus.weighted, corpus.features
-        self.reader = self._stored = Reader(corpus.task, lengths, files, columns, stores)
+        self.reader = Reader(corpus.task, lengths, files, columns, stores)
         self.first = entries[0].first if entries else 0
         self._hold_out = corpus.hold_out
 
     @functools.cached_property
-    def planned(self) -> np.ndarray:  # noqa: D102
+    def planned(self) -> np.ndarray:
+        """The lengths, with 0 for examples that plans leave out: uint32 [examples]."""
         if not self._hold_out:
             return self.lengths
         numbers = self.first + np.arange(len(self.lengths))
@@ -190,31 +196,27 @@ class Corpus(Handles, SingleCorpus):
         }
         self._held, self._caches = range(0), list[PartCache]()
         self._section: Section | None = None
-        self._stores = [Store(place, manifest)]
+        self._added: Sequence[Added] = ()
         # The options that open the same corpus.
         self._options: dict[str, Any] = {}
         if follow:
-            self._follow(wait_seconds, hold_out)
+            self._options = {"follow": True, "wait_seconds": wait_seconds, "hold_out": hold_out}
         else:
             self._open_all(find_added(place, features, manifest.digest), cache_bytes)
-        self.__setstate__({})
-
-    def _follow(self, wait_seconds: float | None, hold_out: float) -> None:
-        """Sets what is known of a corpus that grows."""
-        if self.task == GROUPS:
+        if follow and self.task == GROUPS:
             raise InvalidValue(
-                f"{os.fspath(self.directory)} holds groups, which cannot be followed; open it "
-                "without follow=True once it is finished"
+                f"{os.fspath(place)} holds groups, which cannot be followed; open it without "
+                "follow=True once it is finished"
             )
         if hold_out:
             split = {"hold_out": hold_out, "held_out": False}
             self.identity = {**self.identity, Split.kind: split}
-        self._options = {"follow": True, "wait_seconds": wait_seconds, "hold_out": hold_out}
+        self.__setstate__({})
 
-    def _open_all(self, added: Sequence[Store], cache_bytes: int | None) -> None:
+    def _open_all(self, added: Sequence[Added], cache_bytes: int | None) -> None:
         """Opens a finished corpus, with features that were added to it."""
-        place, manifest = self._stores[0]
-        self._stores += added
+        place, manifest, self._added = self.directory, self._manifest, added
+        folders = [Added(place, manifest), *added]
         for each in added:
             self.features = {**self.features, **each.manifest.features}
         if added:
@@ -223,20 +225,20 @@ class Corpus(Handles, SingleCorpus):
         self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
         self.lengths_digest = manifest.lengths_digest
         self._options["features"] = self.added
-        stores: Sequence[PartStore] = [LocalParts(at, each.table) for at, each in self._stores]
+        stores: Sequence[PartStore] = [LocalParts(at, each.table) for at, each in folders]
         if self._cache is None:
             lengths = read_lengths(place / LENGTHS, manifest)
         else:
-            total = sum(each.bytes for _, each in self._stores)
+            total = sum(each.bytes for _, each in folders)
             stores = self._caches = [
                 # Each gets its share of the space, by its bytes.
                 PartCache(
-                    place,
+                    at,
                     each.table,
                     self._cache / each.digest,
                     cache_bytes and cache_bytes * each.bytes // total,
                 )
-                for place, each in self._stores
+                for at, each in folders
             ]
             room = sum(each.max_bytes for each in self._caches)
             self._options |= {"cache": os.fspath(self._cache), "cache_bytes": room}
@@ -346,8 +348,10 @@ class Corpus(Handles, SingleCorpus):
     def _find(self, examples: Any) -> tuple[Section, np.ndarray]:
         """The parts that have these examples, and the numbers of the examples there."""
         numbers = np.asarray(examples, np.int64)
-        if self._section is None and not numbers.size:  # any part has all columns
-            self._show(self.log.entries(self.log.first())[-1:])
+        if not numbers.size:  # any part has all columns
+            with self._lock:
+                if self._section is None:
+                    self._show(self.log.entries(self.log.first())[-1:])
         section = self._opened()
         if not self.grows:
             return section, numbers
@@ -449,14 +453,14 @@ class Corpus(Handles, SingleCorpus):
             if name in self.features:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
         counts = self._opened().reader.count_tokens()
-        add_features(self._stores[0], counts, columns, features)
+        add_features(Added(self.directory, self._manifest), counts, columns, features)
         names = [*self.added, *features]
         return Corpus(self.directory, **{**self._options, "features": names})
 
     @property
     def added(self) -> list[str]:
         """See `AnyCorpus`."""
-        return [name for each in self._stores[1:] for name in each.manifest.features]
+        return [name for each in self._added for name in each.manifest.features]
 
     @classmethod
     def from_arrays(
@@ -487,29 +491,27 @@ class Corpus(Handles, SingleCorpus):
         features, directory = task.check(features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = divide_arrays(columns, features, vocab_size)
-        with directory_lock(directory, "writing a corpus"):
-            complete(directory)
-            if is_finished(directory):
-                corpus = cls(directory)
-                require_same_origin(directory, corpus.origin, ARRAYS)
-                corpus.require_task(task)
-                there = corpus._manifest.table.strings("sha256")
-                if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
-                    raise InvalidValue(
-                        f"{os.fspath(directory)} holds a corpus of other examples "
-                        f"({len(corpus):,} of them, {corpus.fingerprint}); choose another "
-                        "directory, or delete this one"
-                    )
-                return corpus
-            manifest = Manifest(task=task.name, origin=ARRAYS, vocab_size=vocab_size)
-            writer = PartWriter(directory, manifest)
-            if writer.sealed:
+        try:
+            writer = Writer(directory, vocab_size=vocab_size, task=task)
+        except Exists:
+            corpus = cls(directory)
+            require_same_origin(directory, corpus.origin, ARRAYS)
+            corpus.require_task(task)
+            there = corpus._manifest.table.strings("sha256")
+            if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
+                raise InvalidValue(
+                    f"{os.fspath(directory)} holds a corpus of other examples ({len(corpus):,} of "
+                    f"them, {corpus.fingerprint}); choose another directory, or delete this one"
+                ) from None
+            return corpus
+        with writer:
+            if writer.examples:
                 raise InvalidValue(
                     f"{os.fspath(directory)} holds a corpus that grows; finish it with "
                     "pipeline.Writer, or choose another directory"
                 )
             for part in parts:
-                writer.add(part)
+                writer.append_part(part)
             writer.finish()
         return cls(directory)
 
@@ -588,7 +590,7 @@ class Corpus(Handles, SingleCorpus):
             except (ValueError, LookupError) as error:
                 raise damage(self.directory / part.file, str(error)) from error
             lengths.append(self.task.lengths(file.counts))
-        for place, manifest in self._stores[1:]:
+        for place, manifest in self._added:
             for part in manifest.parts:
                 open_part(place, part, verify=True)
         expected: dict[str, Any] = {"lengths_digest": digest(np.concatenate(lengths))}
@@ -611,7 +613,7 @@ class Corpus(Handles, SingleCorpus):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (os.fspath(self.directory), self._options, list(self.entries))
+        return functools.partial(Corpus, os.fspath(self.directory), **self._options), ()
 
     def __str__(self) -> str:
         if not self.grows:
@@ -622,11 +624,3 @@ class Corpus(Handles, SingleCorpus):
     def __repr__(self) -> str:
         follow = ", follow=True" if self.grows else ""
         return f"Corpus.open({os.fspath(self.directory)!r}{follow})"
-
-
-def _open_again(directory: str, options: Mapping[str, Any], entries: list[Entry]) -> Corpus:
-    """A copy of a corpus, with the same parts to read."""
-    corpus = Corpus(directory, **options)
-    if entries:
-        corpus._show(entries)
-    return corpus

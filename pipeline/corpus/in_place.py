@@ -43,7 +43,7 @@ class InPlace(SingleCorpus):
         self.lengths = self.task.lengths(tokens)
         self.lengths.flags.writeable = False
         segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
-        self._stored = Reader(
+        self.reader = Reader(
             self.task,
             self.lengths,
             np.array([len(tokens)]),

@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -128,16 +129,6 @@ class Begin:
         """The beginning of the log in `directory`."""
         entries = _read_entries(directory / SHARDS / BEGIN)
         return cls() if entries is None else cls(**{k: entries[k] for k in vars(cls())})
-
-
-@dataclasses.dataclass(frozen=True)
-class Sealed:
-    """What a plan needs of all parts; see `pipeline.planning.lengths.Corpus`."""
-
-    lengths: np.ndarray
-    files: np.ndarray
-    num_learnt: int
-    lengths_digest: str | None
 
 
 class Log(Handles):
@@ -310,8 +301,12 @@ class Log(Handles):
         else:
             lengths = read_lengths(self.directory / LENGTHS, manifest)
         files = np.array([len(deleted)] * bool(len(deleted)) + [part.examples for part in parts])
-        digest = None if manifest is None else manifest.lengths_digest
-        whole = Sealed(lengths, files, sum(part.learnt for part in parts), digest)
+        whole = types.SimpleNamespace(
+            lengths=lengths,
+            files=files,
+            num_learnt=sum(part.learnt for part in parts),
+            lengths_digest=None if manifest is None else manifest.lengths_digest,
+        )
         left_out = np.flatnonzero(is_held_out(np.arange(len(lengths)), self.hold_out))
         return lengths_module.Lengths(whole, left_out)
 

@@ -30,7 +30,7 @@ from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Feature, check_features
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST = "corpus.json"
 LENGTHS, PARTS = "lengths.npy", "parts.arrow"
 # The folder of the records of parts until the manifest lists them; and what failed, a line each.
@@ -244,7 +244,8 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
     """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
     content = {"schema_version": SCHEMA_VERSION, **entries}
     content |= {"digest": json_digest(content)}
-    with atomic_write(path, once=once) as file:
+    # Shared, so that no seal lists all records for what a killed process left.
+    with atomic_write(path, once=once, shared=True) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 

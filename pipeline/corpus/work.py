@@ -146,7 +146,8 @@ class Work:
         job, parts = self.job, []
         if piece.examples is not None:
             path = self.directory / part_name(shard, number)
-            parts = [write_part(path, piece.examples, job.origin, job.stored_task).part]
+            size, task = job.tokenizer.vocab_size, job.stored_task
+            parts = [write_part(path, piece.examples, job.origin, task, vocab_size=size).part]
         if piece.failed:
             lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in piece.failed)
             path = failures_path(self.directory, shard, number)

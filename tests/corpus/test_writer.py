@@ -134,13 +134,13 @@ def test_a_reader_drops_parts_and_takes_them_up_again(corpus, monkeypatch):
     assert corpus.read([39], [0], [1])["inputs"].tolist() == [39]  # looks for what is sealed
     corpus.refresh(start=3)
     assert corpus.entries[0].first == 24
-    copy = pickle.loads(pickle.dumps(corpus))
+    copy = pickle.loads(pickle.dumps(corpus))  # which opens what it needs
     for each in (corpus, copy):
         assert each.read([24, 39], [0, 2], [2, 1])["targets"].tolist() == [24, 24, 39]
-        with pytest.raises(RuntimeError, match="not sealed yet, or no longer"):
-            each.read([23], [0], [1])
-        with pytest.raises(RuntimeError, match=r"lengths of the first parts of .* are not read"):
-            _ = each.lengths
+    with pytest.raises(RuntimeError, match="not sealed yet, or no longer"):
+        corpus.read([23], [0], [1])
+    with pytest.raises(RuntimeError, match=r"lengths of the first parts of .* are not read"):
+        _ = corpus.lengths
     with pytest.raises(RuntimeError, match="not sealed yet"):
         corpus.read([40], [0], [1])
     corpus.refresh(start=1)
@@ -310,7 +310,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             Writer(tmp_path / "a", **options | changed)
-    with pytest.raises(ValueError, match="holds a corpus that grows; finish it"):
+    with pytest.raises(ValueError, match="grows with the feature 'reward'"):
         Corpus.from_arrays([[1, 2]], tmp_path / "a", vocab_size=10)
 
     def leave(error=None):

@@ -20,7 +20,7 @@ RULES = {
     "corpus/log.py:Log.release": f"{OWN_NAME} a log",
     "corpus/log.py:Log.trim": "sealed parts before those of every reader, and their records",
     "corpus/preparation.py:_discarding": f"{OWN_NAME} a corpus that was begun there by it",
-    "corpus/writer.py:PartWriter._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
+    "corpus/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_leftovers": "temporary names of 32 random digits that nobody has locked",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
