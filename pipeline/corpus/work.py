@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -44,11 +44,11 @@ REST = 4
 
 
 class Piece(NamedTuple):
-    """What one record of the log describes.
+    """Consecutive examples of a shard: of a block, or of a part.
 
     Attributes:
-        examples: those of the part; None if the shard has none.
-        failed: a description of each record that failed, as JSON, with the `example` in the part.
+        examples: the examples; None if there are none.
+        failed: a description of each record that failed, as JSON, with its `example` among these.
         next: where the shard continues; None at its end.
     """
 
@@ -178,70 +178,45 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     If less than a fraction of a part follows, that joins the part. So a part is known when enough
     of the next one is.
     """
-    held = _Held(most)
+    held: list[Piece] = []  # one of each block that is in no part yet
+    full = 0  # how many of them make a full part
     for block in blocks:
-        if block.records:
-            held.append(*job.run(block), block)
-        if held.ends is not None and held.rest_is_enough:
-            yield held.take()
-        if held.ends is None and held.is_full and block.next is not None:
-            held.ends = len(held.chunks), len(held.failed), block.next
-        if block.next is None:
-            held.ends = len(held.chunks), len(held.failed), None
-            yield held.take()
+        held.append(_work(job, block))
+        if full and _reaches(held[full:], most, REST):
+            yield _join(held[:full])
+            held, full = held[full:], 0
+        if not full and _reaches(held, most) and block.next is not None:
+            full = len(held)
+    if held:
+        yield _join(held)
 
 
-class _Held:
-    """The examples of blocks that are not in parts yet.
+def _work(job: Job, block: Block) -> Piece:
+    """The examples of a block."""
+    if not block.records:
+        return Piece(None, [], block.next)
+    examples, errors = job.run(block)
+    nodes, failed = len(examples.counts) // len(block.records), []
+    for number, error in errors.items():
+        named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = {"example": number * nodes, "reason": f"{named}{error}"}
+        failed.append(block.place(number) | reason)
+    return Piece(examples, failed, block.next)
 
-    Attributes:
-        chunks: the examples of each block.
-        failed: a description of each record that failed.
-        ends: if the part is full, the number of its chunks and failures, and where the shard
-            continues.
-    """
 
-    def __init__(self, most: tuple[int, int]) -> None:
-        self._most = most
-        self.chunks: list[Ragged] = []
-        self.failed: list[dict[str, Any]] = []
-        self.ends: tuple[int, int, Any] | None = None
-        self._examples, self._tokens = [0], [0]  # before each chunk
+def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:
+    """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
+    counts = [piece.examples.counts for piece in pieces if piece.examples is not None]
+    examples, tokens = sum(map(len, counts)), sum(int(each.sum()) for each in counts)
+    return fraction * examples >= most[0] or fraction * tokens >= most[1]
 
-    def append(self, chunk: Ragged, failed: dict[int, Exception], block: Block) -> None:
-        """Adds the examples of a block."""
-        nodes = len(chunk.counts) // len(block.records)
-        for number, error in failed.items():
-            named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            example = self._examples[-1] + number * nodes
-            reason = {"example": example, "reason": f"{named}{error}"}
-            self.failed.append(block.place(number) | reason)
-        self.chunks.append(chunk)
-        self._examples.append(self._examples[-1] + len(chunk.counts))
-        self._tokens.append(self._tokens[-1] + int(chunk.counts.sum()))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a part ends here."""
-        return self._examples[-1] >= self._most[0] or self._tokens[-1] >= self._most[1]
-
-    @property
-    def rest_is_enough(self) -> bool:
-        """Whether what follows the full part is a part of its own."""
-        assert self.ends is not None, "a part is full"
-        chunks = self.ends[0]
-        examples, tokens = (each[-1] - each[chunks] for each in (self._examples, self._tokens))
-        return REST * examples >= self._most[0] or REST * tokens >= self._most[1]
-
-    def take(self) -> Piece:
-        """The full part; keeps what follows it."""
-        assert self.ends is not None, "a part is full"
-        chunks, failed, following = self.ends
-        examples = Ragged.concatenate(self.chunks[:chunks]) if chunks else None
-        piece = Piece(examples, self.failed[:failed], following)
-        first, tokens = self._examples[chunks], self._tokens[chunks]
-        self.chunks, self.failed, self.ends = self.chunks[chunks:], self.failed[failed:], None
-        self.failed = [each | {"example": each["example"] - first} for each in self.failed]
-        self._examples = [each - first for each in self._examples[chunks:]]
-        self._tokens = [each - tokens for each in self._tokens[chunks:]]
-        return piece
+def _join(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces as one."""
+    chunks, failed, before = list[Ragged](), list[dict[str, Any]](), 0
+    for examples, of_block, _ in pieces:
+        failed += [each | {"example": each["example"] + before} for each in of_block]
+        if examples is not None:
+            chunks.append(examples)
+            before += len(examples.counts)
+    return Piece(Ragged.concatenate(chunks) if chunks else None, failed, pieces[-1].next)
