@@ -188,9 +188,9 @@ class Corpus(Handles, SingleCorpus):
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.features: Mapping[str, Feature] = manifest.features
-        begin = f"those of a log that begins with {self.log.begin}" if follow else manifest.digest
+        self._digest = self.log.begin if follow else manifest.digest
         self.identity: Mapping[str, Any] = {
-            "tokens": begin,
+            "tokens": f"those of a log that begins with {self._digest}" if follow else self._digest,
             "tokenizer": self.origin["tokenizer"] or "none",
             "task": manifest.task,
         }
@@ -329,7 +329,7 @@ class Corpus(Handles, SingleCorpus):
         lengths = np.concatenate([next(read) if each is None else each for each in known])
         store: PartStore = LocalParts(self.directory, parts)
         if self._cache is not None:
-            store = PartCache(self.directory, PartTable(parts), self._cache / self.log.begin)
+            store = PartCache(self.directory, PartTable(parts), self._cache / self._digest)
         files = np.array([part.examples for part in parts], np.int64)
         columns = {**self._manifest.of_tokens, **self.features}
         section = Section(self, lengths, files, columns, [store], entries)

@@ -114,8 +114,8 @@ class Writer:
         self._cursor: Any = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            complete(self.directory)
             self._log = Log(self.directory)
+            self._complete()
             if self._log.finished:
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
@@ -125,6 +125,14 @@ class Writer:
             self._buffer = Buffer(self._resume(known), vocab_size)
             self._stack = stack.pop_all()
         self._closed = False
+
+    def _complete(self) -> None:
+        """Does what is left to do after the last record; nothing before it."""
+        log, begun = self._log, Manifest.find(self.directory)
+        if begun is not None and begun.finished:
+            log.remove()
+        elif begun is not None and log.at_end and not log.first():
+            finish(log, dataclasses.replace(begun, parts=[entry.part for entry in log.entries()]))
 
     def _continue(self) -> None:
         """Continues after the sealed parts, and removes others."""
@@ -244,7 +252,7 @@ class Writer:
                 raise InvalidValue("examples is empty; a corpus holds at least one example")
             # Of several writers, one creates the last record. If parts were deleted, it is the end.
             self._seal(None, last=True)
-            complete(self.directory)
+            self._complete()
         self.close()
 
     def close(self) -> None:
@@ -321,17 +329,6 @@ def begin(directory: epath.Path, manifest: Manifest) -> None:
     make_directory(directory / SHARDS)
     if not is_finished(directory):  # by another writer, which took the lock over
         manifest.write(directory / MANIFEST)
-
-
-def complete(directory: epath.Path) -> None:
-    """Does what is left to do after the last record of a writer; nothing before it."""
-    log = Log(directory)
-    begun = Manifest.find(directory)
-    if begun is None or not begun.finished:
-        if begun is None or not log.at_end or log.first():
-            return
-        finish(log, dataclasses.replace(begun, parts=[entry.part for entry in log.entries()]))
-    log.remove()
 
 
 def refuse_others(directory: epath.Path) -> None:
