@@ -30,7 +30,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     `tokens` says whether the command needs a corpus, not only lengths.
     """
     from pipeline.cli.prepare import open_flags, prepare_config
-    from pipeline.corpus.growing import Growing
+    from pipeline.corpus.corpus import Corpus
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, from_run, open_dataset
     from pipeline.trainer.stored_config import read_batches
@@ -48,7 +48,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
-        refits = arguments.command == "buckets" and isinstance(corpus, Growing)
+        refits = plan.follows and arguments.command == "buckets" and isinstance(corpus, Corpus)
         if plan.follows and arguments.command != "show" and not refits:
             raise InvalidState(
                 f"the run in {paths[0]} followed a corpus that grows, for which "

@@ -10,7 +10,6 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.examples import Examples
 from pipeline.corpus.groups import Groups
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs, open_corpus
@@ -29,7 +28,6 @@ __all__ = [
     "Corpus",
     "Examples",
     "Groups",
-    "Growing",
     "InPlace",
     "Job",
     "Masked",

@@ -18,8 +18,8 @@ from pipeline.text.ragged import Buffer, Ragged
 FEATURES, NAME = "features", "features.json"
 
 
-class Store(NamedTuple):
-    """A directory of parts, and their manifest: of a corpus, or of features added to it.
+class Added(NamedTuple):
+    """A directory of parts, and their manifest: of features added to a corpus, or of the corpus.
 
     The parts of features have the same examples as those of the corpus.
     """
@@ -28,11 +28,11 @@ class Store(NamedTuple):
     manifest: Manifest
 
 
-def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Store]:
-    """The stores with the added features `names` of the corpus in `directory`, of digest `of`."""
+def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Added]:
+    """The added features `names` of the corpus in `directory`, of digest `of`."""
     there = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
     every = {path.parent: path.parent.name for path in there}
-    found: dict[str, Store] = {}
+    found: dict[str, Added] = {}
     for name in names:
         places = [place for place, label in every.items() if name in label.split("+")]
         if not places:
@@ -44,12 +44,12 @@ def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Sto
         manifest = Manifest.read(places[0] / NAME)
         if manifest.origin != {"of": of}:
             raise damage(places[0] / NAME, "it is of another corpus")
-        found[places[0].name] = Store(places[0], manifest)
+        found[places[0].name] = Added(places[0], manifest)
     return list(found.values())
 
 
 def add_features(
-    corpus: Store,
+    corpus: Added,
     counts: Iterable[np.ndarray],
     columns: Mapping[str, Iterable[Any]],
     features: Mapping[str, Feature],
@@ -57,7 +57,7 @@ def add_features(
     """Writes features beside their corpus; those that are there already must be the same.
 
     Args:
-        corpus: the store of its tokens.
+        corpus: the parts of its tokens.
         counts: the number of tokens of each example, part by part.
         columns: the values, by name, an entry for each example.
         features: the features, by the same names.

@@ -29,6 +29,7 @@ from etils import epath
 
 from pipeline.corpus.manifest import open_part
 from pipeline.corpus.parts import PartFile, PartTable
+from pipeline.corpus.reader import PartStore
 from pipeline.errors import InvalidValue, UserError
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, make_directory, open_locked
@@ -68,7 +69,7 @@ def default_directory() -> pathlib.Path:
     return directory
 
 
-class PartCache(Handles):
+class PartCache(Handles, PartStore):
     """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
     None: `MAX_BYTES`, or less if the disk has no room for them.

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.gather import Fields, gather
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus, Readable, Split
 from pipeline.corpus.log import Log
 from pipeline.corpus.reader import Pieces
@@ -40,7 +39,7 @@ class Corpora(AnyCorpus):
         self.corpora = dict(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
-        self.first = _number(self.members)
+        self.first = _first_examples(self.members)
         first, expected = next(iter(self.corpora)), _traits(self.members[0])
         for name, corpus in self.corpora.items():
             traits = _traits(corpus)
@@ -120,21 +119,21 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
     In the dict, corpora that do not grow are as given. Logs wait `wait_seconds`; None: as long as
     their corpus. The result is None if no corpus grows.
     """
-    if isinstance(corpus, Growing):
-        wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
-        return Log(corpus.directory, wait, corpus.hold_out)
     if not getattr(corpus, "grows", False):
         return None
-    each = corpus.corpora.items()
-    return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
+    if isinstance(corpus, Corpora):
+        each = corpus.corpora.items()
+        return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
+    wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
+    return Log(corpus.directory, wait, corpus.hold_out)
 
 
-def _number(members: Sequence[Any]) -> np.ndarray:
+def _first_examples(members: Sequence[Any]) -> np.ndarray:
     """The number of each member's first example, then the total: int64 [members + 1].
 
     If one grows, each gets room for any number of examples, as in `Plan`.
     """
-    if any(isinstance(member, Growing) for member in members):
+    if any(getattr(member, "grows", False) for member in members):
         return np.arange(len(members) + 1) * APART
     return np.cumsum([0, *map(len, members)])
 
@@ -181,7 +180,7 @@ class CorporaSide(Readable):
 
     def __init__(self, sides: Sequence[Readable]):
         self._sides = sides
-        self._first = _number(sides)
+        self._first = _first_examples(sides)
         self.weighted = any(side.weighted for side in sides)
         if any(side.trees is not None for side in sides):
             every = (

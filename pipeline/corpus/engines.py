@@ -1,7 +1,6 @@
 """Engines, which run the work of a preparation: processes of this machine, Beam and Ray."""
 
 import contextlib
-import functools
 import itertools
 import mmap
 import multiprocessing
@@ -202,7 +201,7 @@ class Ray:
         ray = require("ray", extra="ray", purpose="engines.Ray")
         if not ray.is_initialized():
             ray.init(self.address, log_to_driver=False)
-        run, held = ray.remote(_call_held), [ray.put(function)]
+        run, held = ray.remote(_apply), ray.put(function)
         waiting = iter(items)
         running = [run.remote(held, item) for item in itertools.islice(waiting, AHEAD)]
         try:
@@ -217,11 +216,5 @@ class Ray:
                 ray.cancel(each)
 
 
-def _call_held(held: list[Any], item: Any) -> Any:
-    return _fetch(held[0])(item)
-
-
-@functools.lru_cache(1)
-def _fetch(reference: Any) -> Callable[[Any], Any]:
-    """The function, which a worker unpickles once rather than for every item."""
-    return require("ray", extra="ray", purpose="engines.Ray").get(reference)
+def _apply(function: Callable[[Any], Any], item: Any) -> Any:
+    return function(item)

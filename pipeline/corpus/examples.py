@@ -84,12 +84,13 @@ class Examples(SingleCorpus):
         return self.task.find_silent(self._ragged.counts, self._ragged.weights)
 
     @functools.cached_property
-    def _stored(self) -> Reader:  # type: ignore[override]  # others have an attribute
+    def reader(self) -> Reader:  # type: ignore[override]  # others have an attribute
+        """Reads the columns of the examples."""
         return Reader.of(self.task, self._ragged)
 
     def __getstate__(self) -> dict[str, Any]:
-        # `_stored` refers to the same arrays, and is made again.
-        return {name: each for name, each in vars(self).items() if name != "_stored"}
+        # `reader` refers to the same arrays, and is made again.
+        return {name: each for name, each in vars(self).items() if name != "reader"}
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute

@@ -104,7 +104,7 @@ class InPlace(SingleCorpus):
                     "type in all files, or join several corpora with Corpora"
                 )
         segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
-        self._stored = Reader(
+        self.reader = Reader(
             INPUTS if self.marks else self.task,
             self.lengths,
             np.array([len(tokens)]),
@@ -130,7 +130,7 @@ class InPlace(SingleCorpus):
                     f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers for "
                     f"{tokens[wrong]:,} tokens; correct it to match {feature}"
                 )
-        self._stored.vocab_size = min(self.vocab_size or IDS, IDS)
+        self.reader.vocab_size = min(self.vocab_size or IDS, IDS)
 
     @classmethod
     def arrow(
@@ -374,7 +374,7 @@ class InPlace(SingleCorpus):
             (zeros, stored, zeros),
             (before, stored, sizes - before - stored),
         )
-        fields = self._stored.read(
+        fields = self.reader.read(
             Pieces(examples.repeat(3), *(np.stack(each, axis=1).ravel() for each in parts)), ()
         )
         at, found = np.cumsum(sizes) - sizes, {}
@@ -408,7 +408,7 @@ class InPlace(SingleCorpus):
         for flat, begins, counts in self._lists:
             for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
                 at = np.array([example])
-                self._stored.require_ids(flat[begin : begin + count], at, np.array([count]))
+                self.reader.require_ids(flat[begin : begin + count], at, np.array([count]))
                 example += 1
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ class Readable:
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
-    _stored: Reader  # used by the default `_read`
+    reader: Reader  # used by the default `_read`
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -104,7 +104,7 @@ class Readable:
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         """The fields of `read`, for checked pieces."""
-        return self._stored.read(pieces, names)
+        return self.reader.read(pieces, names)
 
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
         """The features of whole examples: an array `[n, *shape]` for each.
@@ -122,7 +122,7 @@ class Readable:
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         """The features of `read_examples`, for checked arguments."""
-        return self._stored.read_examples(examples, names)
+        return self.reader.read_examples(examples, names)
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """The nodes of whole examples, int64 [n]; a document is one node."""

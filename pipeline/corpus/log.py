@@ -8,8 +8,6 @@ which has no end; `prepare` has many, whose records appear in any order. The man
 corpus lists all parts, and replaces the records.
 """
 
-import bisect
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -18,7 +16,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +28,7 @@ from pipeline.corpus.manifest import (
     MANIFEST,
     SHARDS,
     Manifest,
+    is_finished,
     part_name,
     read_entries,
     read_lengths,
@@ -46,11 +46,11 @@ from pipeline.planning import lengths as lengths_module
 
 logger = logging.getLogger(__name__)
 
-# What all records belong to: the manifest without parts. It is written before the first part.
-ABOUT = "about.json"
 RECORD = re.compile(r"(\d{6,})-(\d{5,})\.json")
+# Where the parts begin that are kept.
+BEGIN = "begin.json"
 # Names of all files of a log, including temporary ones.
-STEM = r"(about|\d{6,}-\d{5,})\.jsonl?"
+STEM = r"(begin|\d{6,}-\d{5,})\.jsonl?"
 NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
 # The folder of what readers need of the parts, and the names in it.
 READERS, READER = "readers", re.compile(r"[\w-]+\.json")
@@ -93,11 +93,6 @@ class Entry:
     cursor: Any = None
 
     @property
-    def file(self) -> str:
-        """The name of the part's file."""
-        return self.part.file
-
-    @property
     def examples(self) -> int:
         """The number of examples in the part."""
         return self.part.examples
@@ -114,20 +109,32 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
-    """What a plan needs of a finished corpus; see `pipeline.planning.lengths.Corpus`."""
+class Begin:
+    """Where the parts that are kept begin; `keep_parts` moves it.
 
-    lengths: np.ndarray
-    files: np.ndarray
-    lengths_digest: str | None
-    num_learnt: int
+    Attributes:
+        number: the number of parts before it.
+        first: the number of examples before it.
+        before: a digest of these parts.
+        of: a digest of the first part of all; "" if that is kept.
+    """
+
+    number: int = 0
+    first: int = 0
+    before: str = ""
+    of: str = ""
+
+    @classmethod
+    def read(cls, directory: epath.Path) -> "Begin":
+        """The beginning of the log in `directory`."""
+        entries = _read_entries(directory / SHARDS / BEGIN)
+        return cls() if entries is None else cls(**{k: entries[k] for k in vars(cls())})
 
 
 class Log(Handles):
     """The sealed parts of the corpus in `directory`, growing or finished.
 
-    Any number of threads may use it. A `Plan` of it waits for parts that
-    are not sealed yet.
+    Any number of threads may use it. A `Plan` of it waits for parts that are not sealed yet.
 
     Args:
         directory: a local path, or one of object storage.
@@ -135,7 +142,7 @@ class Log(Handles):
         hold_out: the share of examples that plans leave out, as for `AnyCorpus.split`.
     """
 
-    handles = ("_known", "_end", "_key", "_ended", "_starts", "_manifest", "_closed", "_waited")
+    handles = ("_known", "_end", "_key", "_ended", "_manifest", "_closed", "_waited")
 
     def __init__(
         self,
@@ -150,29 +157,28 @@ class Log(Handles):
             )
         self.directory, self.wait_seconds = as_path(directory), wait_seconds
         self.hold_out = hold_out
-        self._place = self.directory / SHARDS
         self.__setstate__({})
 
     def restart(self) -> None:
         """Forgets what was read; see `Handles`."""
         super().restart()
         self._lock: Any = threading.RLock()
+        self._manifest: Manifest | None = None  # of the finished corpus, once it is
+        self._closed = self._waited = False
+        self._rewind(Begin())
+
+    def _rewind(self, begin: Begin) -> None:
         # Consecutive entries; and the number, first example and `before` of the next entry.
         self._known: list[Entry] = []
-        self._end = (0, 0, "")
+        self._end = begin.number, begin.first, begin.before
         # The key of the next record; and whether a writer has written its last one.
-        self._key: Key = (0, 0)
+        self._key: Key = (0, begin.number)
         self._ended = False
-        # A digest of the first part of the log; and the parts with which records begin.
-        self._begin_digest: str | None = None
-        self._starts: list[int] | None = None
-        self._manifest: Manifest | None = None
-        self._closed = self._waited = False
 
     @property
     def finished(self) -> bool:
         """Whether no part will be added, and all is written."""
-        return self._finished_manifest() is not None or (self.at_end and self.first() > 0)
+        return self._finished() is not None or (self.at_end and self.first() > 0)
 
     @property
     def at_end(self) -> bool:
@@ -187,46 +193,28 @@ class Log(Handles):
         Raises:
             FileNotFoundError: nothing is sealed yet.
         """
-        if (manifest := self._finished_manifest()) is None:
-            about, (path, record) = self.declared(), self._read_first()
-            if about is None or record is None:
-                raise Missing(self._nothing)
-            return dataclasses.replace(about, parts=parts_of(path, record)[:1])
-        return manifest
+        return self._finished() or dataclasses.replace(self._declared(), parts=[self._first_part()])
 
     @property
     def begin(self) -> str:
         """A digest of the first part, which may be deleted by now."""
-        if (manifest := self._finished_manifest()) is not None:
-            return manifest.parts[0].sha256[:12]
-        path, record = self._read_first()
-        if record is None:
-            raise Missing(self._nothing)
-        return record["begin"] or parts_of(path, record)[0].sha256[:12]
+        kept = Begin.read(self.directory) if self._finished() is None else Begin()
+        return kept.of or self.about().parts[0].sha256[:12]
 
-    def _read_first(self) -> tuple[epath.Path, dict[str, Any] | None]:
-        """The first record that has parts and is kept, and its path."""
+    def _first_part(self) -> Part:
+        """The first part that is kept."""
         key = 0, self.first()
-        while (record := self._read(key)) and not record["parts"] and record["next"] is None:
+        while (record := read_record(self.directory, *key)) is not None:
+            if parts := parts_of(record_path(self.directory, *key), record):
+                return parts[0]
             key = key[0] + 1, 0
-        return self._path(key), record
+        self._scan()  # which refuses a record that is missing
+        raise Missing(self._nothing)
 
-    def declared(self) -> Manifest | None:
-        """The manifest without parts, as it was declared before the first part; or None."""
-        path = self._place / ABOUT
-        try:
-            entries = read_entries(path, path.read_bytes(), damaged)
-        except FileNotFoundError:
-            return None
-        try:
-            return Manifest(**entries)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(path, str(error)) from error
-
-    @property
-    def has_records(self) -> bool:
-        """Whether anything is sealed, in any shard."""
-        return bool(self._sizes())
+    def _declared(self) -> Manifest:
+        if (manifest := Manifest.find(self.directory)) is None:
+            raise Missing(self._nothing)
+        return manifest
 
     @property
     def _nothing(self) -> str:
@@ -238,7 +226,7 @@ class Log(Handles):
     @functools.cached_property
     def task(self) -> Task:
         """The task of the corpus, which decides the lengths."""
-        return TASKS[self.about().task]
+        return TASKS[self._declared().task]
 
     def entries(self, start: int = 0) -> list[Entry]:
         """The entries sealed so far, from number `start` on; empty at the end of the log.
@@ -248,20 +236,38 @@ class Log(Handles):
                 the log is shorter than `start`.
         """
         with self._lock:
-            if self._begin <= start <= self._end[0] and self._known:
-                self._go_on(start)
-            else:
-                self._enter(start)
-            return self._known[start - self._begin :]
+            if self._known:
+                self._read_on()
+            if not (self._known and self._begin <= start <= self._end[0]):
+                self._scan()
+            least, place = self._begin, os.fspath(self.directory)
+            if start > self._end[0]:
+                raise Damaged(
+                    f"the log of {place} has {self._end[0]:,} parts, and part {start:,} was sealed "
+                    "when it was last read: this is another log. Restore the directory as it was, "
+                    "or start over"
+                )
+            if start < least:
+                raise Damaged(
+                    f"the log of {place} begins at part {least:,}, and part {start:,} is needed: "
+                    "its writer deleted earlier parts (keep_parts=)"
+                )
+            return self._known[start - least :]
 
     def find(self, number: int) -> Entry | None:
         """The entry of a part; None if it is the next one to be sealed."""
         with self._lock:
-            if not self._knows(number):
+            if not self._begin <= number < self._end[0]:
                 self.entries(number)
             if (old := number - self._begin - KEPT) > 0:
                 del self._known[:old]
             return None if number == self._end[0] else self._known[number - self._begin]
+
+    def tail(self) -> Entry | None:
+        """The last entry, after which `append` continues; None if there is none."""
+        with self._lock:
+            self._read_on() if self._known else self._scan()
+            return self._known[-1] if self._known else None
 
     # ---- as `pipeline.planning.growing.Parts`
 
@@ -286,26 +292,28 @@ class Log(Handles):
             entry = self.find(number)
             return self._end[2] if entry is None else entry.before
 
-    def whole(self) -> Any:
-        """See `pipeline.planning.growing.Parts`."""
-        if self._finished_manifest() is None and self.at_end:  # the examples that are left
-            lengths = np.zeros(self._end[1], np.uint32)
-            for entry in self.entries(self.first()):
-                found = self.lengths(entry.number)
-                assert found is not None, "it is sealed"
-                lengths[entry.first : entry.first + entry.examples] = found
-            return lengths
-        manifest = Manifest.of(self.directory)
-        lengths = read_lengths(self.directory / LENGTHS, manifest)
-        files, digest = manifest.table.numbers("examples"), manifest.lengths_digest
-        whole = Finished(lengths, files, digest, manifest.learnt)
+    def whole(self) -> lengths_module.Lengths:
+        """See `pipeline.planning.growing.Parts`; parts that were deleted are one file of zeros."""
+        entries, manifest = self.entries(self.first()), self._finished()
+        parts, deleted = [entry.part for entry in entries], np.zeros(entries[0].first, np.uint32)
+        if manifest is None:
+            lengths = np.concatenate([deleted, *self.read_lengths(parts)])
+        else:
+            lengths = read_lengths(self.directory / LENGTHS, manifest)
+        files = np.array([len(deleted)] * bool(len(deleted)) + [part.examples for part in parts])
+        whole = types.SimpleNamespace(
+            lengths=lengths,
+            files=files,
+            num_learnt=sum(part.learnt for part in parts),
+            lengths_digest=None if manifest is None else manifest.lengths_digest,
+        )
         left_out = np.flatnonzero(is_held_out(np.arange(len(lengths)), self.hold_out))
         return lengths_module.Lengths(whole, left_out)
 
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self._finished_manifest() is not None  # before the poll
+            finished = self._finished() is not None  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
             if self._ended and self.first():  # parts were deleted, so there will be no manifest
@@ -387,165 +395,76 @@ class Log(Handles):
         """The number of the first known entry."""
         return self._end[0] - len(self._known)
 
-    def _knows(self, number: int) -> bool:
-        return self._begin <= number < self._end[0]
-
-    def _finished_manifest(self) -> Manifest | None:
-        if self._manifest is None and (self.directory / MANIFEST).exists():
+    def _finished(self) -> Manifest | None:
+        """The manifest of the finished corpus; None while it grows."""
+        if self._manifest is None and is_finished(self.directory):
             self._manifest = Manifest.of(self.directory)
         return self._manifest
 
-    def _go_on(self, start: int) -> None:
-        """Reads the records after the known entries."""
-        end = self._end
-        while not self._ended and (record := self._read(self._key)):
-            self._follow(self._key, record)
-        if self._end != end or self._ended:
+    def _read_on(self) -> None:
+        """Reads what was sealed after the known entries."""
+        if (manifest := self._finished()) is not None:
+            self._add(manifest.table[self._end[0] :])
             return
-        there = (self._place / ABOUT).exists()  # before the look for a manifest, which replaces it
-        if self._finished_manifest() is not None:
-            self._enter(start)
-        elif not there:
+        while not self._ended and (record := read_record(self.directory, *self._key)) is not None:
+            self._follow(record)
+        if Manifest.find(self.directory) is None:
             raise damaged(
-                self._place,
+                self.directory / MANIFEST,
                 "it is gone: its source was edited while it was written, or it was deleted",
             )
 
-    def _enter(self, start: int) -> None:
-        """Reads entries from `start`, or an earlier one, on; forgets what was read before."""
-        manifest = self._finished_manifest()
-        try:
-            if manifest:
-                self._known, self._end = [], (0, 0, "")
-                self._number(manifest.parts)
+    def _scan(self) -> None:
+        """Reads all entries from the first that is kept on; forgets what was read before."""
+        while True:
+            begin = Begin.read(self.directory)
+            self._rewind(begin)
+            if (manifest := self._finished()) is not None:
+                self._add(manifest.parts)
+                return
+            try:
+                self._read_records()
+            except Damaged:  # unless its writer deleted records meanwhile
+                if self._finished() is None and Begin.read(self.directory) == begin:
+                    raise
             else:
-                self._scan(start)
-            if start > self._end[0]:
-                raise Damaged(
-                    f"the log of {os.fspath(self.directory)} has {self._end[0]:,} parts, and part "
-                    f"{start:,} was sealed when it was last read: this is another log. Restore the "
-                    "directory as it was, or start over"
-                )
-        except Damaged:
-            if manifest or self._finished_manifest() is None:
-                raise
-            self._enter(start)  # its writer was deleting the records: it has a manifest now
+                if self._finished() is None:
+                    return
 
-    def _scan(self, start: int) -> None:
-        """Reads the records in order, those of a writer from that with part `start` on."""
-        sizes = self._sizes()
-        self._known, self._end, self._key, self._ended = [], (0, 0, ""), (0, 0), False
-        if not (numbers := [number for shard, number in sizes if not shard]):
-            return
-        if (least := min(numbers)) > start:
-            raise Damaged(
-                f"the log of {os.fspath(self.directory)} begins at part {least:,}, and part "
-                f"{start:,} is needed: its writer deleted earlier parts (keep_parts=), or records "
-                "are missing"
-            )
-        key = 0, max(number for number in numbers if number <= start)
-        first = self._read(key)
-        if of_writer := first is not None and first["before"] is not None:
-            assert first is not None
-            self._key, self._end = key, (key[1], first["first"], first["before"])
-            self._begin_digest = first["begin"]
-        contents = self._contents({key: size for key, size in sizes.items() if key >= self._key})
-        while not self._ended and (record := self._read(self._key, contents)):
-            self._follow(self._key, record)
-        if self._key in sizes:
-            raise damaged(self._path(self._key), "it was there and is gone")
-        later = [each for each in sizes if each > self._key]
-        if of_writer and later:
-            name = self._path(min(later)).name
-            raise damaged(self._path(self._key), f"it is missing, and {name} is there")
+    def _read_records(self) -> None:
+        """Reads the records that are there, in order; refuses a gap within a shard."""
+        keys = [key for key in list_records(self.directory) if key >= self._key]
+        for at in range(0, len(keys), TOGETHER):
+            for key, record in _read_together(self.directory, keys[at : at + TOGETHER]):
+                path = record_path(self.directory, *self._key)
+                if key[0] > self._key[0]:
+                    return
+                if key > self._key:
+                    name = record_path(self.directory, *key).name
+                    raise damaged(path, f"it is missing, and {name} is there")
+                if record is None:
+                    raise damaged(path, "it was deleted while it was read")
+                self._follow(record)
 
-    def records(self) -> dict[Key, dict[str, Any]]:
-        """All records that are there, by key."""
-        sizes = self._sizes()
-        contents = self._contents(sizes)
-        found = {key: self._read(key, contents) for key in sizes}
-        return {key: record for key, record in found.items() if record is not None}
+    def _follow(self, record: Mapping[str, Any]) -> None:
+        """Adds the parts of the next record."""
+        shard, number = self._key
+        parts, following = parts_of(record_path(self.directory, *self._key), record), record["next"]
+        of_writer = record["origin"] is None
+        self._add(parts, following[0] if of_writer and following else None)
+        self._ended = of_writer and following is None
+        self._key = (shard + 1, 0) if following is None else (shard, number + len(parts))
 
-    def _contents(self, sizes: Mapping[Key, int]) -> dict[Key, bytes]:
-        """The bytes of records of these sizes, requested together; nothing in a local directory."""
-        if not isinstance(self._place, objects.ObjectPath):
-            return {}
-        try:
-            found = objects.get_ranges(
-                [*map(self._path, sizes)], [0] * len(sizes), [*sizes.values()]
-            )
-        except FileNotFoundError as error:
-            raise damaged(self._place, f"a record is gone: {error}") from error
-        return dict(zip(sizes, map(bytes, found), strict=True))
-
-    def _sizes(self) -> dict[Key, int]:
-        """The bytes of each record, by its key; 0 in a local directory."""
-        sizes: dict[str, int] = {}
-        if isinstance(self._place, objects.ObjectPath):
-            sizes = objects.children(self._place)[0]
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                sizes = dict.fromkeys(os.listdir(self._place), 0)
-        named = {name: RECORD.fullmatch(name) for name in sizes}
-        return {(int(each[1]), int(each[2])): sizes[n] for n, each in named.items() if each}
-
-    def _place_of_next(self) -> dict[str, Any]:
-        """The entries that say where the next record of a writer is."""
-        number, first, before = self._end
-        return {"number": number, "first": first, "before": before}
-
-    def _path(self, key: Key) -> epath.Path:
-        return record_path(self.directory, *key)
-
-    def _read(self, key: Key, contents: Mapping[Key, bytes] | None = None) -> dict[str, Any] | None:
-        if contents and key in contents:
-            return read_entries(self._path(key), contents[key], damaged)
-        return read_record(self.directory, *key)
-
-    def _follow(self, key: Key, record: Mapping[str, Any]) -> None:
-        """Adds the parts of the next record; refuses one that does not follow the last."""
-        path = self._path(key)
-        due = {"shard": key[0], "number": key[1]}
-        if record["before"] is not None:
-            due |= self._place_of_next()
-        for name, expected in due.items():
-            if record[name] != expected:
-                raise damaged(
-                    path,
-                    f"its {name} is {record[name]!r}, but the record before it says {expected!r}: "
-                    "it is out of order, or of another log",
-                )
-        parts = parts_of(path, record)
-        following = record["next"]
-        if record["before"] is None:
-            self._number(parts)
-        else:
-            self._number(parts, following and following[0])
-            self._ended = following is None
-        self._key = (key[0] + 1, 0) if following is None else (key[0], key[1] + len(parts))
-
-    def _number(self, parts: Sequence[Part], cursor: Any = None) -> None:
+    def _add(self, parts: Sequence[Part], cursor: Any = None) -> None:
         """Adds the next parts; `cursor` belongs to the last of them."""
         for place, part in enumerate(parts, 1):
             number, first, before = self._end
             last = cursor if place == len(parts) else None
-            entry = Entry(number=number, part=part, first=first, before=before or "", cursor=last)
+            entry = Entry(number=number, part=part, first=first, before=before, cursor=last)
             self._end = number + 1, first + entry.examples, entry.after
-            self._begin_digest = self._begin_digest or part.sha256[:12]
             self._known.append(entry)
 
     # ---- writing
-
-    def tail(self) -> Entry | None:
-        """The last entry, after which `append` continues; None if there is none."""
-        with self._lock:
-            self._scan(max((number for shard, number in self._sizes() if not shard), default=0))
-            return self._known[-1] if self._known else None
-
-    def declare(self, manifest: Manifest) -> None:
-        """Writes the manifest without parts; it must precede the first part."""
-        make_directory(self._place)
-        write_entries(self._place / ABOUT, manifest.as_json)
 
     def append(self, parts: Sequence[Part], cursor: Any = None, *, last: bool = False) -> None:
         """Seals parts that are on disk: creates the next record, after what was read or appended.
@@ -555,15 +474,9 @@ class Log(Handles):
         Raises:
             FileExistsError: another writer has created that record.
         """
-        begin = self._begin_digest or parts[0].sha256[:12]
-        following = None if last else [cursor]
-        place = self._place_of_next()
-        write_record(self.directory, 0, parts=parts, next=following, begin=begin, **place)
-        if self._starts is not None:
-            self._starts.append(self._end[0])
-        self._number(parts, cursor)
+        write_record(self.directory, *self._key, parts=parts, next=None if last else [cursor])
+        self._add(parts, cursor)
         self._key, self._ended = (0, self._end[0]), last
-        del self._known[:-1]
 
     def hold(self, reader: str, number: int) -> None:
         """Protects the parts from a number on, which a reader needs, from deletion.
@@ -576,48 +489,56 @@ class Log(Handles):
         if not READER.fullmatch(name):
             raise InvalidValue(f"reader is {reader!r}; it is a name of letters, digits, _ and -")
         try:
-            if self._finished_manifest() is None:
-                folder = make_directory(self._place / READERS)
+            if self._finished() is None:
+                folder = make_directory(self.directory / SHARDS / READERS)
                 write_entries(folder / name, {"number": number})
         except OSError:
-            if self._finished_manifest() is None:  # else it was finished meanwhile
+            if self._finished() is None:  # else it was finished meanwhile
                 raise
 
     def release(self, reader: str) -> None:
         """Ends the hold of a reader."""
-        (self._place / READERS / f"{reader}.json").unlink(missing_ok=True)
+        (self.directory / SHARDS / READERS / f"{reader}.json").unlink(missing_ok=True)
 
     def trim(self, before: int) -> None:
         """Deletes the records whose parts are all before a number, and these parts.
 
         Parts that a reader holds stay; without any reader, all parts do.
         """
-        folder = self._place / READERS
+        folder = self.directory / SHARDS / READERS
         paths = folder.iterdir() if folder.exists() else ()
         holds = [path for path in paths if READER.fullmatch(path.name)]
         held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in holds]
         before = min(before, *held) if held else 0
-        if self._starts is None:  # else the records were listed before
-            self._starts = sorted(number for shard, number in self._sizes() if not shard)
-        stays = max(bisect.bisect_right(self._starts, before) - 1, 0)
-        for number, after in zip(self._starts[:stays], self._starts[1:], strict=False):
-            # The record first: a part without a record counts as deleted.
-            self._path((0, number)).unlink()
-            for part in range(number, after):
-                (self.directory / part_name(0, part)).unlink(missing_ok=True)
-        del self._starts[:stays]
+        begin = Begin.read(self.directory)
+        if before <= begin.number:
+            return
+        known = self.entries(begin.number)[: before - begin.number + 1]
+        paths = {entry.number: record_path(self.directory, 0, entry.number) for entry in known}
+        starts = [entry for entry in known[1:] if paths[entry.number].exists()]
+        if not starts:
+            return
+        first = starts[-1]
+        moved = Begin(first.number, first.first, first.before, self.begin)
+        # The beginning first: what is before it counts as deleted.
+        write_entries(self.directory / SHARDS / BEGIN, vars(moved))
+        for entry in known[: first.number - begin.number]:
+            paths[entry.number].unlink(missing_ok=True)
+            (self.directory / entry.part.file).unlink(missing_ok=True)
+        del self._known[: first.number - self._begin]
 
     def first(self) -> int:
         """The number of the first part that is kept."""
-        first = min((number for shard, number in self._sizes() if not shard), default=0)
-        # The records of a finished corpus may be half removed.
-        return 0 if self._finished_manifest() is not None else first
+        return 0 if self._finished() is not None else Begin.read(self.directory).number
 
     def remove(self) -> None:
-        """Removes the log, once a manifest has replaced it, or to start over."""
+        """Removes the records, once a manifest has replaced them, or to start over."""
         self.restart()
-        remove_files(self._place / READERS, OF_READERS)
-        remove_files(self._place, NAMES)
+        remove_files(self.directory / SHARDS / READERS, OF_READERS)
+        remove_files(self.directory / SHARDS, NAMES)
+
+
+# ---- records
 
 
 def record_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
@@ -625,11 +546,44 @@ def record_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
     return directory / SHARDS / f"{shard:06d}-{number:05d}.json"
 
 
+def list_records(directory: epath.Path) -> list[Key]:
+    """The keys of the records that are there, in order."""
+    folder = directory / SHARDS
+    paths = folder.iterdir() if folder.exists() else ()
+    named = [RECORD.fullmatch(path.name) for path in paths]
+    return sorted((int(name[1]), int(name[2])) for name in named if name)
+
+
 def read_record(directory: epath.Path, shard: int, number: int) -> dict[str, Any] | None:
     """A record; None if it is not there yet."""
     path = record_path(directory, shard, number)
+    record = _read_entries(path)
+    for name, due in (("shard", shard), ("number", number)):
+        if record is not None and record[name] != due:
+            raise damaged(path, f"its {name} is {record[name]!r}, not {due}: it is out of order")
+    return record
+
+
+def read_records(directory: epath.Path) -> dict[Key, dict[str, Any]]:
+    """All records that are there, by key."""
+    found = _read_together(directory, list_records(directory))
+    return {key: record for key, record in found if record is not None}
+
+
+def _read_together(
+    directory: epath.Path, keys: Sequence[Key]
+) -> Iterable[tuple[Key, dict[str, Any] | None]]:
+    """Records, which are requested together."""
+    records = objects.together(lambda key: read_record(directory, *key), keys)
+    return zip(keys, records, strict=True)
+
+
+def _read_entries(path: epath.Path) -> dict[str, Any] | None:
+    """The entries of a small file; None if there is none."""
+    in_bucket = isinstance(path, objects.ObjectPath)
     try:
-        return read_entries(path, path.read_bytes(), damaged)
+        content = objects.get_version(path)[0] if in_bucket else path.read_bytes()
+        return read_entries(path, content, damaged)
     except FileNotFoundError:
         return None
 
@@ -643,9 +597,6 @@ def write_record(
     next: Any,
     failed: int = 0,
     origin: str | None = None,
-    first: int | None = None,
-    before: str | None = None,
-    begin: str | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Creates the record of parts that are on disk.
@@ -655,12 +606,10 @@ def write_record(
         shard: the number of the shard.
         number: that of the first of the parts in it.
         parts: one, or several of a writer; none if the shard has no examples.
-        next: where the shard continues, any JSON; None at its end.
+        next: where the shard continues, any JSON, of a writer a list of its cursor; None at its
+            end.
         failed: the number of records that failed, which a file beside the record lists.
-        origin: a digest of what decides the parts.
-        first: for a writer, the number of the first example.
-        before: for a writer, the digest of everything before.
-        begin: for a writer, the digest of the first part of the log.
+        origin: a digest of what decides the parts; None of a writer.
         notes: see `tokenisation.Notes`.
 
     Raises:
@@ -668,9 +617,8 @@ def write_record(
     """
     given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
     given |= {"notes": dict(notes)} if notes else {}
-    place = {"shard": shard, "number": number, "first": first, "before": before, "begin": begin}
-    path = record_path(directory, shard, number)
-    write_entries(path, {**place, **given, "origin": origin}, once=True)
+    entries = {"shard": shard, "number": number, **given, "origin": origin}
+    write_entries(record_path(directory, shard, number), entries, once=True)
 
 
 def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:

@@ -30,10 +30,10 @@ from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Feature, check_features
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST = "corpus.json"
 LENGTHS, PARTS = "lengths.npy", "parts.arrow"
-# The folder of what is known of a corpus until there is a manifest; and what failed, a line each.
+# The folder of the records of parts until the manifest lists them; and what failed, a line each.
 SHARDS, SKIPPED = "shards", "skipped.jsonl"
 # The files besides parts that are written just before the manifest.
 BESIDE = LENGTHS, PARTS, SKIPPED
@@ -53,9 +53,10 @@ ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `corpus.json`, which describes a corpus.
+    """The content of `corpus.json`, which describes a corpus from its beginning.
 
-    The table of parts is a file of its own beside it, `parts.arrow`.
+    While the corpus grows, its parts are in records (`pipeline.corpus.log`). Once it is finished,
+    they are in a table beside the manifest, `parts.arrow`.
 
     Attributes:
         task: one of `TASKS`, by name.
@@ -65,9 +66,9 @@ class Manifest:
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
         features: the features of the examples, by name.
-        parts: its files, in order.
+        parts: its files, in order; none while it grows.
         lengths_digest, lengths_bytes: the digest of the lengths, and the size of their file; None
-            if there is no such file.
+            if there is no such file, as while it grows.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -104,6 +105,11 @@ class Manifest:
     def table(self) -> PartTable:
         """The parts, as a table."""
         return self.parts if isinstance(self.parts, PartTable) else PartTable(self.parts)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all parts of the corpus are known."""
+        return self.lengths_digest is not None
 
     @property
     def examples(self) -> int:
@@ -143,14 +149,16 @@ class Manifest:
 
     @classmethod
     def read(cls, path: epath.Path) -> "Manifest":
-        """The manifest in a file, with the table of parts beside it."""
+        """The manifest in a file, with the table of parts beside it, if there is one yet."""
         entries, table = read_entries(path, path.read_bytes(), damage), path.parent / PARTS
+        parts: Sequence[Part] = ()
         try:
-            content = read_content(table)
-            if hashlib.sha256(content).hexdigest() != entries.pop("parts"):
-                raise InvalidValue("its digest differs")
-            if not (parts := PartTable.read(content)):
-                raise InvalidValue("it has no parts")
+            if (digest := entries.pop("parts")) is not None:
+                content = read_content(table)
+                if hashlib.sha256(content).hexdigest() != digest:
+                    raise InvalidValue("its digest differs")
+                if not (parts := PartTable.read(content)):
+                    raise InvalidValue("it has no parts")
         except (ValueError, KeyError, pa.ArrowException) as error:
             raise damage(table, str(error).replace(f"{os.fspath(table)} ", "it ")) from error
         try:
@@ -166,35 +174,50 @@ class Manifest:
         return {name: entry for name, entry in entries.items() if name != "parts"}
 
     @classmethod
-    def of(cls, directory: epath.Path) -> "Manifest":
-        """The manifest of the finished corpus in `directory`; refuses files of other sizes."""
-        place = os.fspath(directory)
+    def find(cls, directory: epath.Path) -> "Manifest | None":
+        """The manifest in `directory`, finished or not; None if no corpus was begun there."""
         try:
-            manifest = cls.read(directory / MANIFEST)
+            return cls.read(directory / MANIFEST)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except IsADirectoryError as error:
             raise damage(directory / MANIFEST, "it is a directory") from error
-        except FileNotFoundError:
-            if any(any(directory.glob(each)) for each in ("part-*.arrow", SHARDS)):
-                raise InvalidValue(
-                    f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
-                    "Prepare it again with the same source and tokenizer to finish it, or continue "
-                    "its pipeline.Writer; what is done can be read with follow=True"
-                ) from None
+
+    @classmethod
+    def of(cls, directory: epath.Path) -> "Manifest":
+        """The manifest of the finished corpus in `directory`; refuses files of other sizes."""
+        place, manifest = os.fspath(directory), cls.find(directory)
+        if manifest is None:
+            directory.exists()  # which names a bucket that is missing
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
-            ) from None
+            )
+        if not manifest.finished:
+            raise InvalidValue(
+                f"the corpus in {place} is half-written. Prepare it again with the same source and "
+                "tokenizer to finish it, or continue its pipeline.Writer; what is done can be read "
+                "with follow=True"
+            )
         files, sizes = manifest.table.strings("file"), manifest.table.numbers("bytes").tolist()
         due = {LENGTHS: manifest.lengths_bytes or 0, **dict(zip(files, sizes, strict=True))}
         require_sizes(directory, due, damage)
         return manifest
 
     def write(self, path: epath.Path) -> None:
-        """Writes the table of parts and then the manifest, which is the last file of a corpus."""
-        content = self.table.write()
-        with atomic_write(path.parent / PARTS, shared=True) as file:
-            file.write(content)
-        write_entries(path, self.as_json | {"parts": hashlib.sha256(content).hexdigest()})
+        """Writes the table of parts, if they are known, and then the manifest."""
+        digest = None
+        if self.parts:
+            content = self.table.write()
+            digest = hashlib.sha256(content).hexdigest()
+            with atomic_write(path.parent / PARTS, shared=True) as file:
+                file.write(content)
+        write_entries(path, self.as_json | {"parts": digest})
+
+
+def is_finished(directory: epath.Path) -> bool:
+    """Whether there is a finished corpus in `directory`."""
+    return (manifest := Manifest.find(directory)) is not None and manifest.finished
 
 
 def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
@@ -221,7 +244,8 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
     """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
     content = {"schema_version": SCHEMA_VERSION, **entries}
     content |= {"digest": json_digest(content)}
-    with atomic_write(path, once=once) as file:
+    # Shared, so that no seal lists all records for what a killed process left.
+    with atomic_write(path, once=once, shared=True) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints, overload
 
 import numpy as np
@@ -29,8 +29,8 @@ HEADER = "examples", "tokens", "sha256", "learnt", "silent", "text_bytes", "leng
 # The fields of a part that are numbers.
 SIZES = "examples", "tokens", "bytes", "offsets", "learnt", "silent"
 
-# Other dtypes that columns may have: weights that are all 0 and 1 are bits, and small ids 2 bytes.
-MORE_DTYPES = {WEIGHTS: ("bool",), TOKENS: ("uint16",)}
+# Ids of vocabularies up to this size are stored in two bytes: half of the file, and read faster.
+SMALL = 1 << 16
 
 # These fix the output of Arrow, whatever the defaults of its version and its environment.
 WRITE = pa.ipc.IpcWriteOptions(
@@ -54,24 +54,23 @@ class Segments(NamedTuple):
         begins: where each example begins; None: where its tokens do, or for a column of one value
             for each example, at `i`.
         scale: the bytes of a unit of `begins`.
-        bits: whether numbers are bits, eight in a byte, the lowest first; then `dtype` is bool.
     """
 
     dtype: np.dtype
     address: int
     begins: np.ndarray | None
     scale: int
-    bits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """One Arrow file: a record batch with a column `tokens`, large_list<int32>, a list per example.
+    """One Arrow file: a record batch with a column `tokens`, a list of ids per example.
 
-    If tokens have weights, a column `weights` has lists of the same sizes, of floats, or of
-    booleans if all weights are 0 and 1. Each feature has a column of its name: lists of the same
-    sizes if it is of tokens, else one value for each example. Values with a shape are fixed-size
-    lists. A file of features that were added later has no tokens.
+    Ids are uint16 if the vocabulary has at most 65,536, else int32. If tokens have weights, a
+    column `weights` has lists of the same sizes, of float32. Each feature has a column of its name:
+    lists of the same sizes if it is of tokens, else one value for each example. Values with a shape
+    are fixed-size lists, and booleans are bytes. A file of features that were added later has no
+    tokens.
 
     Attributes:
         file: its name.
@@ -212,7 +211,7 @@ class PartFile:
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
         self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
-        self.columns, self._kinds = _map_columns(batch, self.features)
+        self.columns = _map_columns(batch, self.features)
         header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
         header |= {"file": name, "bytes": content.size, "weighted": WEIGHTS in self.columns}
         if TOKENS in self.columns:
@@ -222,21 +221,25 @@ class PartFile:
             raise InvalidValue("a column does not begin at a multiple of the size of its numbers")
         if batch.num_rows != self.part.examples:
             raise InvalidValue(f"it has {batch.num_rows:,} examples, not {self.part.examples:,}")
-        for column, (_, count) in self._kinds.items():
-            feature = {**OF_TOKENS, **self.features}[column]
+        for name, feature in self._kinds.items():
+            count = len(self.columns[name])
             due = feature.size * (self.part.examples if feature.per_example else self.part.tokens)
             if count != due:
-                raise InvalidValue(f"it has {count:,} numbers of {column}, not {due:,}")
+                raise InvalidValue(f"it has {count:,} numbers of {name}, not {due:,}")
+
+    @property
+    def _kinds(self) -> dict[str, Feature]:
+        """What each column of the part holds."""
+        return _kinds_of(self.columns, self.features)
 
     @functools.cached_property
     def segments(self) -> dict[str, Segments]:
         """Where the examples are in memory, by column."""
         found = {}
-        for name, (dtype, _) in self._kinds.items():
-            begins = self.columns["offsets"] if name == TOKENS else None
-            scale = dtype.itemsize * {**OF_TOKENS, **self.features}[name].size
-            is_bits, at = dtype.kind == "b", address_of(self.columns[name])
-            found[name] = Segments(dtype, at, begins, scale, is_bits)
+        for name, feature in self._kinds.items():
+            values, begins = self.columns[name], self.columns["offsets"] if name == TOKENS else None
+            scale = values.itemsize * feature.size
+            found[name] = Segments(values.dtype, address_of(values), begins, scale)
         return found
 
     @functools.cached_property
@@ -246,7 +249,12 @@ class PartFile:
 
     def read(self) -> Ragged:
         """The examples, as views of the file; those of features alone have no tokens or counts."""
-        return _as_ragged(self.part.file, self.columns, self._kinds, self.features)
+        counts = np.zeros(0, np.int64) if TOKENS not in self.columns else self.counts
+        columns = {
+            name: Column(feature, feature.restore(self.columns[name]))
+            for name, feature in self._kinds.items()
+        }
+        return Ragged(counts, columns)
 
     def verify(self) -> Ragged:
         """The examples, as `read`; refuses them if their digest differs."""
@@ -256,18 +264,15 @@ class PartFile:
         return examples
 
 
-def _map_columns(
-    batch: pa.RecordBatch, features: Mapping[str, Feature]
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[np.dtype, int]]]:
-    """The columns of a batch, flat, as they are stored, and beside tokens their offsets.
+def _kinds_of(columns: Collection[str], features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """What each column holds; `columns` are those of a part, of which features may be all."""
+    return {name: each for name, each in {**OF_TOKENS, **features}.items() if name in columns}
 
-    And the dtype of the numbers of each, of which bool are stored as bits, and their count.
-    """
+
+def _map_columns(batch: pa.RecordBatch, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
+    """The columns of a batch, flat, as they are stored, and beside tokens their offsets."""
     columns: dict[str, np.ndarray] = {}
-    kinds: dict[str, tuple[np.dtype, int]] = {}
-    for name, feature in {**OF_TOKENS, **features}.items():
-        if name not in batch.schema.names:
-            continue
+    for name, feature in _kinds_of(batch.schema.names, features).items():
         values = column = batch.column(name)
         if not feature.per_example:
             if not pa.types.is_large_list(column.type):
@@ -279,42 +284,20 @@ def _map_columns(
         if pa.types.is_fixed_size_list(values.type):
             size, values = values.type.list_size, values.values
         dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
-        of_feature = feature.as_stored(feature.filled(0)).dtype.name
-        allowed = [of_feature, *MORE_DTYPES.get(name, ())]
+        allowed = [feature.as_stored(feature.filled(0)).dtype.name]
+        allowed += ["uint16"] if name == TOKENS else []
         if dtype not in allowed or size != feature.size:
             raise InvalidValue(
                 f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
             )
-        kinds[name] = np.dtype(dtype), len(values)
-        of_bits = dtype == "bool"
-        stored, count = (np.uint8, -(-len(values) // 8)) if of_bits else (dtype, len(values))
-        columns[name] = _as_numbers(values, stored, count)
-    return columns, kinds
+        columns[name] = _as_numbers(values, dtype, len(values))
+    return columns
 
 
 def _as_numbers(array: pa.Array, dtype: Any, count: int) -> np.ndarray:
     """The first numbers of the second buffer of an array: its values, or the offsets of lists."""
     memory = array.buffers()[1]
     return np.frombuffer(b"" if memory is None else memory, dtype, count)
-
-
-def _as_ragged(
-    file: str,
-    columns: Mapping[str, np.ndarray],
-    kinds: Mapping[str, tuple[np.dtype, int]],
-    features: Mapping[str, Feature],
-) -> Ragged:
-    """Columns of `file` as `Ragged`, copying bits alone; refuses offsets that descend."""
-    counts = np.zeros(0, np.int64)
-    if TOKENS in columns:
-        counts = _count_tokens(file, columns["offsets"], columns[TOKENS])
-    found = {}
-    for name, (dtype, count) in kinds.items():
-        feature, values = {**OF_TOKENS, **features}[name], columns[name]
-        if dtype.kind == "b":
-            values = np.unpackbits(values, count=count, bitorder="little")
-        found[name] = Column(feature, feature.restore(values))
-    return Ragged(counts, found)
 
 
 def _count_tokens(file: str, offsets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -327,18 +310,13 @@ def _count_tokens(file: str, offsets: np.ndarray, tokens: np.ndarray) -> np.ndar
     return counts
 
 
-def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
-    """The examples of a record batch that `write_columns` made, uncopied; errors name `file`."""
-    return _as_ragged(file, *_map_columns(batch, features), features)
-
-
-def write_columns(examples: Ragged) -> dict[str, pa.Array]:
+def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Array]:
     """The Arrow columns of examples: tokens, weights if there are any, and features."""
     columns = {}
     for name, (feature, values) in examples.columns.items():
         flat = feature.as_stored(values).reshape(-1)
-        if name == WEIGHTS and ((flat == 0) | (flat == 1)).all():
-            flat = flat.astype(bool)
+        if name == TOKENS and vocab_size is not None and vocab_size <= SMALL:
+            flat = flat.astype(np.uint16)
         array = pa.array(flat)
         if feature.shape:
             array = pa.FixedSizeListArray.from_arrays(array, feature.size)
@@ -350,12 +328,22 @@ def write_columns(examples: Ragged) -> dict[str, pa.Array]:
 
 
 def write_part(
-    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, *, once: bool = False
+    path: epath.Path,
+    examples: Ragged,
+    origin: Mapping[str, Any],
+    task: Task,
+    *,
+    vocab_size: int | None = None,
+    once: bool = False,
 ) -> PartFile:
-    """Writes a part atomically; see `atomic_write` for `once`."""
+    """Writes a part atomically; see `atomic_write` for `once`.
+
+    All ids are below `vocab_size`, if that is known.
+    """
     return write_features(
         path,
         examples,
+        vocab_size=vocab_size,
         once=once,
         origin=dict(origin),
         text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
@@ -366,10 +354,15 @@ def write_part(
 
 
 def write_features(
-    path: epath.Path, examples: Ragged, *, once: bool = False, **metadata: Any
+    path: epath.Path,
+    examples: Ragged,
+    *,
+    vocab_size: int | None = None,
+    once: bool = False,
+    **metadata: Any,
 ) -> PartFile:
     """Writes the columns of a part atomically, with `metadata` in its header."""
-    columns, features = write_columns(examples), examples.features
+    columns, features = _write_columns(examples, vocab_size), examples.features
     features.pop(WEIGHTS, None)
     metadata |= {
         "sha256": examples.digest,

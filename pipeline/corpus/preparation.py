@@ -30,6 +30,7 @@ from pipeline.corpus.manifest import (
     SKIPPED,
     TEMPORARY,
     Manifest,
+    is_finished,
     require_same_origin,
 )
 from pipeline.corpus.pairs import Pairs
@@ -208,7 +209,7 @@ def prepare_share(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
     work = Work(job, _as_directory(directory))
-    if (work.directory / MANIFEST).exists():
+    if is_finished(work.directory):
         return
     refuse_import()
     work.declare()
@@ -234,13 +235,13 @@ def prepare_job(
             "machine without an engine, so give only one of the two"
         )
     engine, work = engine or Processes(num_workers), Work(job, _as_directory(directory))
-    manifest, origin = work.directory / MANIFEST, job.origin
+    origin = job.origin
     # Finished work needs no lock, and may lie in a read-only directory.
-    if not manifest.exists():
+    if not is_finished(work.directory):
         refuse_import()
         # The lock only keeps others from doing the same work.
         with directory_lock(work.directory, "preparing a corpus"):
-            if not manifest.exists():
+            if not is_finished(work.directory):
                 _prepare(work, engine, progress)
     if (work.directory / SHARDS).exists():  # a process was killed between the manifest and this
         Log(work.directory).remove()
@@ -263,7 +264,7 @@ def _prepare(work: Work, engine: Engine, progress: bool) -> None:
     try:
         _finish(work, manifest, len(shards), engine)
     except (OSError, ValueError, InvalidState):
-        if not (work.directory / MANIFEST).exists():  # else another process has finished it
+        if not is_finished(work.directory):  # else another process has finished it
             raise
 
 
@@ -384,7 +385,8 @@ def _discarding(work: Work) -> Iterator[None]:
     try:
         yield
     except ValueError:
-        if not (work.directory / MANIFEST).exists():
+        if not is_finished(work.directory):
+            (work.directory / MANIFEST).unlink(missing_ok=True)  # first: it tells readers
             Log(work.directory).remove()
             for path in work.directory.iterdir():
                 named = PART_NAME.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)

@@ -1,12 +1,12 @@
 """Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.gather import Fields, address_of, copy_memory, gather, new_array, take_numbers
+from pipeline.corpus.gather import Fields, address_of, copy_memory, new_array, take_numbers
 from pipeline.corpus.manifest import damage, open_part
 from pipeline.corpus.parts import Part, PartFile, Segments
 from pipeline.corpus.tasks import Task
@@ -44,16 +44,7 @@ class Pieces(NamedTuple):
         return Pieces._make([*(each[which] for each in self[:4]), epoch])
 
 
-class Opened(Protocol):
-    """A part whose columns are in memory as long as this object lives."""
-
-    @property
-    def segments(self) -> Mapping[str, Segments]:
-        """Where the examples are, by column."""
-        ...
-
-
-class PartStore(Protocol):
+class PartStore:
     """Parts that can be opened.
 
     Attributes:
@@ -61,50 +52,38 @@ class PartStore(Protocol):
         evictions: a number that grows when a file that was opened is removed.
     """
 
-    source: epath.Path
-    evictions: int
+    source = epath.Path()
+    evictions = 0
 
-    def open(self, numbers: Sequence[int]) -> Sequence[Any]:
-        """The parts with these numbers, each an `Opened`."""
-        ...
+    def open(self, numbers: Sequence[int]) -> "Sequence[PartFile | InMemory]":
+        """The parts with these numbers; their columns are in memory as long as they live."""
+        raise NotImplementedError
 
     def has(self, number: int) -> bool:
         """Whether the file of an opened part is still there."""
-        ...
+        return True
 
 
-class LocalParts:
+class LocalParts(PartStore):
     """The files of parts in a local directory, which are mapped."""
-
-    evictions = 0
 
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         self.source, self._parts = directory, parts
 
-    def open(self, numbers: Sequence[int]) -> list[PartFile]:
+    def open(self, numbers: Sequence[int]) -> Sequence[PartFile]:
         """See `PartStore`."""
         return [open_part(self.source, self._parts[number]) for number in numbers]
 
-    def has(self, number: int) -> bool:
-        """See `PartStore`."""
-        return True
 
-
-class InMemory:
+class InMemory(PartStore):
     """One part that is in memory; `held` are the arrays that `segments` tell the places of."""
-
-    source, evictions = epath.Path(), 0
 
     def __init__(self, segments: Mapping[str, Segments], held: Any):
         self.segments, self._held = segments, held
 
-    def open(self, numbers: Sequence[int]) -> "list[InMemory]":
+    def open(self, numbers: Sequence[int]) -> "Sequence[InMemory]":
         """See `PartStore`."""
         return [self for _ in numbers]
-
-    def has(self, number: int) -> bool:
-        """See `PartStore`."""
-        return True
 
 
 class _Table:
@@ -113,16 +92,16 @@ class _Table:
     Attributes:
         has: whether each part is open: bool [parts].
         columns: by name, for each part: the address of its values, and that of the table of places
-            (`Segments.begins`), as int64 [parts]; and whether values are bits.
+            (`Segments.begins`), as int64 [parts].
         opened: what must live as long as this table is read, by part.
     """
 
     def __init__(self, parts: int, features: Mapping[str, Feature]):
         self.has, self._features = np.zeros(parts, bool), features
-        self.columns = {name: np.zeros((3, parts), np.int64) for name in features}
-        self.opened: dict[int, Sequence[Opened]] = {}
+        self.columns = {name: np.zeros((2, parts), np.int64) for name in features}
+        self.opened: dict[int, Sequence[PartFile | InMemory]] = {}
 
-    def add(self, number: int, opened: Sequence[Opened]) -> None:
+    def add(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:
         """Adds a part; threads may read others meanwhile."""
         self.opened[number] = opened
         segments = {name: column for each in opened for name, column in each.segments.items()}
@@ -131,7 +110,7 @@ class _Table:
             if begins is None and not self._features[name].per_example:
                 begins = segments[TOKENS].begins
             place = 0 if begins is None else address_of(begins)
-            self.columns[name][:, number] = column.address, place, column.bits
+            self.columns[name][:, number] = column.address, place
         self.has[number] = True
 
 
@@ -192,6 +171,13 @@ class Reader(Handles):
         lengths, store = task.lengths(examples.counts), InMemory(segments, (examples, offsets))
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
+    def adopt(self, other: "Reader", ahead: int) -> None:
+        """Takes over the open parts of a reader that begins so many parts ahead of this one."""
+        self._kinds |= other._kinds
+        for number, opened in dict(other._table.opened).items():
+            if 0 <= number + ahead < len(self._first):
+                self._table.add(number + ahead, opened)
+
     def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
         """The fields of pieces, as `Readable.read`: tokens, weights, and features `names`."""
         columns = [*(name for name in (TOKENS, WEIGHTS) if name in self.features), *names]
@@ -227,12 +213,8 @@ class Reader(Handles):
         feature, shifts = self.features[name], self._shifts[name]
         if not len(part):
             return dict.fromkeys(shifts, feature.filled(0))
-        address, begins, bits = table.take(part, axis=1)
+        address, begins = table.take(part, axis=1)
         place = take_numbers(begins + 8 * number, INT64) if begins[0] else number
-        if bits.any():
-            ((field, shift),) = shifts.items()
-            place = place + starts + shift
-            return {field: _read_bits(feature, bits != 0, address, place, lengths, reach)}
         dtype, scale = self._kinds[name]
         unit = feature.size * dtype.itemsize
         address += scale * place + unit * starts
@@ -300,7 +282,7 @@ class Reader(Handles):
                 table.add(number, each)
         return table
 
-    def _check(self, number: int, opened: Sequence[Opened]) -> None:
+    def _check(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:
         """Refuses a part that does not have the examples and the columns of the corpus.
 
         A place outside of a file would end the process.
@@ -309,8 +291,7 @@ class Reader(Handles):
         for part in opened:
             missing -= {*part.segments}
             for name, column in part.segments.items():
-                if not column.bits:
-                    self._kinds.setdefault(name, (column.dtype, column.scale))
+                self._kinds.setdefault(name, (column.dtype, column.scale))
         tokens: Any = opened[0]
         for store, part in zip(self._stores, opened, strict=True):
             if isinstance(part, PartFile):
@@ -325,7 +306,7 @@ class Reader(Handles):
         if features != file.features:
             return f"it has the features {file.features}, and the corpus {features}"
         for name, column in file.segments.items():
-            if not column.bits and self._kinds[name] != (column.dtype, column.scale):
+            if self._kinds[name] != (column.dtype, column.scale):
                 return f"its {name} are {column.dtype}, and not so in other parts"
         if (seen := file.part.tokens) != (due := tokens.part.tokens):
             return f"it has values for {seen:,} tokens, and {tokens.part.file} has {due:,}"
@@ -339,43 +320,3 @@ class Reader(Handles):
                 f"length {lengths[at]:,}"
             )
         return ""
-
-
-def _read_bits(
-    feature: Feature,
-    bits: np.ndarray,
-    address: np.ndarray,
-    first: np.ndarray,
-    lengths: np.ndarray,
-    reach: np.ndarray,
-) -> np.ndarray:
-    """Values of pieces that are stored as bits; weights may be floats in other parts.
-
-    Args:
-        feature: the schema of the values.
-        bits: whether the part of each piece stores bits.
-        address: where the column begins in the part.
-        first: the number of the first value of the piece, in the part.
-        lengths: as in `Pieces`.
-        reach: as in `Pieces`.
-    """
-    if bits.all():
-        first, lengths, reach = (feature.size * each for each in (first, lengths, reach))
-        skip = first & 7
-        sizes = (skip + lengths + 7) >> 3
-        stored = copy_memory(address + (first >> 3), sizes, sizes)
-        begins = 8 * (np.cumsum(sizes) - sizes) + skip
-        return feature.restore(
-            gather(np.unpackbits(stored, bitorder="little"), begins, lengths, reach)
-        )
-    values = np.empty(int(reach.sum()), feature.dtype)
-    of_bits = bits.repeat(reach)
-    some, others = (
-        [each[kind] for each in (bits, address, first, lengths, reach)] for kind in (bits, ~bits)
-    )
-    values[of_bits] = _read_bits(feature, *some)
-    _, address, first, lengths, reach = others
-    item = values.itemsize
-    floats = copy_memory(address + item * first, item * lengths, item * reach)
-    values[~of_bits] = floats.view(values.dtype)
-    return values

@@ -9,16 +9,30 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from pipeline.corpus.log import Damaged, Log, damaged, read_record, record_path, write_record
-from pipeline.corpus.manifest import MANIFEST, Manifest, part_name, require_same_origin
+from pipeline.corpus.log import (
+    Damaged,
+    Log,
+    damaged,
+    list_records,
+    read_record,
+    read_records,
+    record_path,
+    write_record,
+)
+from pipeline.corpus.manifest import (
+    Manifest,
+    is_finished,
+    part_name,
+    require_same_origin,
+)
 from pipeline.corpus.parts import json_digest, write_part
 from pipeline.corpus.tokenisation import Job, Notes, add_notes
-from pipeline.corpus.writer import refuse_others
+from pipeline.corpus.writer import begin, refuse_others
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, make_directory
 from pipeline.text import ragged
@@ -30,11 +44,11 @@ REST = 4
 
 
 class Piece(NamedTuple):
-    """What one record of the log describes.
+    """Consecutive examples of a shard: of a block, or of a part.
 
     Attributes:
-        examples: those of the part; None if the shard has none.
-        failed: a description of each record that failed, as JSON, with the `example` in the part.
+        examples: the examples; None if there are none.
+        failed: a description of each record that failed, as JSON, with its `example` among these.
         next: where the shard continues; None at its end.
         notes: of its records.
     """
@@ -68,7 +82,7 @@ class Work:
 
     def declare(self) -> Manifest:
         """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
-        job, log = self.job, Log(make_directory(self.directory))
+        job = self.job
         manifest = Manifest(
             task=job.stored_task.name,
             origin=job.origin,
@@ -76,24 +90,25 @@ class Work:
             source=str(job.source),
             features=job.columns,
         )
-        if (about := log.declared()) is None:
+        make_directory(self.directory)
+        if (begun := Manifest.find(self.directory)) is None:
             refuse_others(self.directory)
-        elif log.has_records:
-            require_same_origin(self.directory, about.origin, job.origin)
-            if about.task != manifest.task:
+        elif begun.finished or list_records(self.directory):
+            require_same_origin(self.directory, begun.origin, job.origin)
+            if begun.task != manifest.task:
                 raise InvalidValue(
-                    f"{os.fspath(self.directory)} holds a corpus of the task {about.task!r}, not "
+                    f"{os.fspath(self.directory)} holds a corpus of the task {begun.task!r}, not "
                     f"{manifest.task!r}; give that, or another directory"
                 )
-            return about
+            return begun
         tokenizer = job.tokenizer.save(self.directory)
         manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
-        log.declare(manifest)
+        begin(self.directory, manifest)
         return manifest
 
     def read_all(self, shards: Iterable[int]) -> dict[int, tuple[list[dict[str, Any]], bool]]:
         """For each shard its records, in order, and whether it is done."""
-        there = Log(self.directory).records()
+        there = read_records(self.directory)
         return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
 
     def _follow(
@@ -122,9 +137,9 @@ class Work:
                 tokens += self._write(number, part, piece)
                 part += 1
         except (OSError, Damaged):
-            if not (self.directory / MANIFEST).exists():
+            if not is_finished(self.directory):
                 raise
-        if (self.directory / MANIFEST).exists():  # others did this shard, and finished
+        if is_finished(self.directory):  # others did this shard, and finished
             Log(self.directory).remove()
         return number, tokens
 
@@ -133,7 +148,8 @@ class Work:
         job, parts = self.job, []
         if piece.examples is not None:
             path = self.directory / part_name(shard, number)
-            parts = [write_part(path, piece.examples, job.origin, job.stored_task).part]
+            size, task = job.tokenizer.vocab_size, job.stored_task
+            parts = [write_part(path, piece.examples, job.origin, task, vocab_size=size).part]
         if piece.failed:
             lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in piece.failed)
             path = failures_path(self.directory, shard, number)
@@ -165,77 +181,47 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     If less than a fraction of a part follows, that joins the part. So a part is known when enough
     of the next one is.
     """
-    held = _Held(most)
+    held: list[Piece] = []  # one of each block that is in no part yet
+    full = 0  # how many of them make a full part
     for number, block in enumerate(blocks):
-        if block.records:
-            held.append(*job.run(block, compare=number == 0), block)
-        if held.ends is not None and held.rest_is_enough:
-            yield held.take()
-        if held.ends is None and held.is_full and block.next is not None:
-            held.ends = len(held.chunks), len(held.failed), block.next
-        if block.next is None:
-            held.ends = len(held.chunks), len(held.failed), None
-            yield held.take()
+        held.append(_work(job, block, compare=number == 0))
+        if full and _reaches(held[full:], most, REST):
+            yield _join(held[:full])
+            held, full = held[full:], 0
+        if not full and _reaches(held, most) and block.next is not None:
+            full = len(held)
+    if held:
+        yield _join(held)
 
 
-class _Held:
-    """The examples of blocks that are not in parts yet.
+def _work(job: Job, block: Block, compare: bool) -> Piece:
+    """The examples of a block; see `Job.run`."""
+    if not block.records:
+        return Piece(None, [], block.next, {})
+    examples, errors, notes = job.run(block, compare=compare)
+    nodes, failed = len(examples.counts) // len(block.records), []
+    for number, error in errors.items():
+        named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = {"example": number * nodes, "reason": f"{named}{error}"}
+        failed.append(block.place(number) | reason)
+    return Piece(examples, failed, block.next, notes)
 
-    Attributes:
-        chunks: the examples of each block.
-        failed: a description of each record that failed.
-        ends: if the part is full, the number of its chunks and failures, and where the shard
-            continues.
-        notes: of the records of each block.
-    """
 
-    def __init__(self, most: tuple[int, int]) -> None:
-        self._most = most
-        self.chunks: list[Ragged] = []
-        self.failed: list[dict[str, Any]] = []
-        self.ends: tuple[int, int, Any] | None = None
-        self.notes: list[Notes] = []
-        self._examples, self._tokens = [0], [0]  # before each chunk
+def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:
+    """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
+    counts = [piece.examples.counts for piece in pieces if piece.examples is not None]
+    examples, tokens = sum(map(len, counts)), sum(int(each.sum()) for each in counts)
+    return fraction * examples >= most[0] or fraction * tokens >= most[1]
 
-    def append(
-        self, chunk: Ragged, failed: dict[int, Exception], notes: Notes, block: Block
-    ) -> None:
-        """Adds the examples of a block."""
-        nodes = len(chunk.counts) // len(block.records)
-        for number, error in failed.items():
-            named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            example = self._examples[-1] + number * nodes
-            reason = {"example": example, "reason": f"{named}{error}"}
-            self.failed.append(block.place(number) | reason)
-        self.chunks.append(chunk)
-        self.notes.append(notes)
-        self._examples.append(self._examples[-1] + len(chunk.counts))
-        self._tokens.append(self._tokens[-1] + int(chunk.counts.sum()))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a part ends here."""
-        return self._examples[-1] >= self._most[0] or self._tokens[-1] >= self._most[1]
-
-    @property
-    def rest_is_enough(self) -> bool:
-        """Whether what follows the full part is a part of its own."""
-        assert self.ends is not None, "a part is full"
-        chunks = self.ends[0]
-        examples, tokens = (each[-1] - each[chunks] for each in (self._examples, self._tokens))
-        return REST * examples >= self._most[0] or REST * tokens >= self._most[1]
-
-    def take(self) -> Piece:
-        """The full part; keeps what follows it."""
-        assert self.ends is not None, "a part is full"
-        chunks, failed, following = self.ends
-        examples = Ragged.concatenate(self.chunks[:chunks]) if chunks else None
-        notes: Notes = functools.reduce(add_notes, self.notes[:chunks], {})
-        piece = Piece(examples, self.failed[:failed], following, notes)
-        first, tokens = self._examples[chunks], self._tokens[chunks]
-        self.chunks, self.failed, self.ends = self.chunks[chunks:], self.failed[failed:], None
-        self.notes = self.notes[chunks:]
-        self.failed = [each | {"example": each["example"] - first} for each in self.failed]
-        self._examples = [each - first for each in self._examples[chunks:]]
-        self._tokens = [each - tokens for each in self._tokens[chunks:]]
-        return piece
+def _join(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces as one."""
+    chunks, failed, before = list[Ragged](), list[dict[str, Any]](), 0
+    for piece in pieces:
+        failed += [each | {"example": each["example"] + before} for each in piece.failed]
+        if piece.examples is not None:
+            chunks.append(piece.examples)
+            before += len(piece.examples.counts)
+    notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
+    examples = Ragged.concatenate(chunks) if chunks else None
+    return Piece(examples, failed, pieces[-1].next, notes)

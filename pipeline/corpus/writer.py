@@ -2,17 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import Log
+from pipeline.corpus.log import Log, list_records, record_path
 from pipeline.corpus.manifest import (
     BESIDE,
     LENGTHS,
@@ -21,6 +20,7 @@ from pipeline.corpus.manifest import (
     SHARDS,
     TEMPORARY,
     Manifest,
+    is_finished,
     part_name,
     require_same_origin,
 )
@@ -34,7 +34,13 @@ from pipeline.errors import (
     counted,
     require_whole,
 )
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, remove_leftovers
+from pipeline.fs.atomic import (
+    as_path,
+    atomic_write,
+    directory_lock,
+    make_directory,
+    remove_leftovers,
+)
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
@@ -92,35 +98,76 @@ class Writer:
         task: Task = CAUSAL,
         keep_parts: int | None = None,
     ):
-        self.directory = as_path(directory)
+        self.directory, self._task, self._tokenizer = as_path(directory), task, tokenizer
         if keep_parts is not None:
             keep_parts = require_whole("keep_parts", keep_parts, 1)
-        known = task.check(features)
+        self._keep_parts = keep_parts
+        known, origin = task.check(features), ARRAYS
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        origin, more = ARRAYS, dict[str, Any]()
         if tokenizer is not None:
             origin = ARRAYS | {"tokenizer": tokenizer.fingerprint}
             vocab_size = vocab_size or tokenizer.vocab_size
-            more["save_tokenizer"] = functools.partial(tokenizer.save, self.directory)
+        self._manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
+        # The number of parts and of examples on disk, and of sealed examples.
+        self._number = self._written = self._sealed = 0
+        self._pending: list[Part] = []  # parts that are not sealed
+        self._cursor: Any = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            complete(self.directory)
-            if Log(self.directory).finished:
+            self._log = Log(self.directory)
+            self._complete()
+            if self._log.finished:
                 raise Exists(
                     f"the corpus in {os.fspath(self.directory)} is finished; read it with "
                     "Corpus.open, or write into another directory"
                 )
-            manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
-            self._parts = PartWriter(self.directory, manifest, keep_parts=keep_parts, **more)
+            self._continue()
             self._buffer = Buffer(self._resume(known), vocab_size)
             self._stack = stack.pop_all()
         self._closed = False
 
+    def _complete(self) -> None:
+        """Does what is left to do after the last record; nothing before it."""
+        log, begun = self._log, Manifest.find(self.directory)
+        if begun is not None and begun.finished:
+            log.remove()
+        elif begun is not None and log.at_end and not log.first():
+            finish(log, dataclasses.replace(begun, parts=[entry.part for entry in log.entries()]))
+
+    def _continue(self) -> None:
+        """Continues after the sealed parts, and removes others."""
+        if (begun := Manifest.find(self.directory)) is None:
+            refuse_others(self.directory)
+            return
+        require_same_origin(self.directory, begun.origin, self._manifest.origin)
+        if (last := self._log.tail()) is not None:
+            for name in ("task", "vocab_size"):
+                if (then := getattr(begun, name)) != (now := getattr(self._manifest, name)):
+                    raise InvalidValue(
+                        f"{os.fspath(self.directory)} holds a corpus that grows with {name} "
+                        f"{then}, not {now}; give what it was begun with, or another directory"
+                    )
+            self._log.require_files([last.part])
+            self._manifest, self._number, self._cursor = begun, last.number + 1, last.cursor
+            self._written = self._sealed = last.first + last.examples
+        self._remove_rest()
+
+    def _remove_rest(self) -> None:
+        """Removes parts that are not sealed or not kept, and what a killed writer left."""
+        kept = range(self._log.first() if self._number else 0, self._number)
+        for shard, number in list_records(self.directory):
+            if number < kept.start:
+                record_path(self.directory, shard, number).unlink(missing_ok=True)
+        for path in self.directory.iterdir():
+            part = PART_NAME.fullmatch(path.name)
+            if (part and int(part[2]) not in kept) or TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
     def _resume(self, known: dict[str, Feature]) -> dict[str, Feature]:
         """The features of an example, with weights if sealed examples have them."""
-        if not self._parts.examples:
+        if not self._written:
             return known
-        about = self._parts.log.about()
+        about = self._log.about()
         for name in {**known, **about.features}:
             mine, theirs = known.get(name), about.features.get(name)
             if not (mine and theirs and mine.infer(np.zeros(0, theirs.dtype), "") == theirs):
@@ -133,12 +180,12 @@ class Writer:
     @property
     def cursor(self) -> Any:
         """The last sealed cursor, from which the source continues."""
-        return self._parts.cursor
+        return self._cursor
 
     @property
     def examples(self) -> int:
         """The number of examples appended, by this writer and those before it."""
-        return self._parts.examples + len(self._buffer)
+        return self._written + len(self._buffer)
 
     def append(self, /, tokens: Any, weights: Any = None, **features: Any) -> None:
         """Adds an example; `seal` makes it durable.
@@ -191,7 +238,7 @@ class Writer:
             )
         with self._closing():
             self._flush()
-            self._parts.seal(cursor)
+            self._seal(cursor)
 
     def finish(self) -> None:
         """Finishes the corpus, with all that was appended, and closes the writer.
@@ -201,7 +248,11 @@ class Writer:
         """
         with self._closing():
             self._flush()
-            self._parts.finish()
+            if not self._written:
+                raise InvalidValue("examples is empty; a corpus holds at least one example")
+            # Of several writers, one creates the last record. If parts were deleted, it is the end.
+            self._seal(None, last=True)
+            self._complete()
         self.close()
 
     def close(self) -> None:
@@ -211,7 +262,31 @@ class Writer:
 
     def _flush(self) -> None:
         if len(self._buffer):
-            self._parts.add(self._buffer.take())
+            self.append_part(self._buffer.take())
+
+    def append_part(self, examples: Ragged) -> None:
+        """Adds checked examples as a part of their own; `seal` makes it durable."""
+        if not self._number:
+            known, saved = examples.features, None
+            known.pop(WEIGHTS, None)
+            if self._tokenizer is not None:
+                saved = self._tokenizer.save(self.directory)
+            self._manifest = dataclasses.replace(self._manifest, features=known, tokenizer=saved)
+            begin(self.directory, self._manifest)
+        path, origin = self.directory / part_name(0, self._number), self._manifest.origin
+        options: Any = {"vocab_size": self._manifest.vocab_size, "once": True}
+        part = write_part(path, examples, origin, self._task, **options).part
+        self._pending.append(part)
+        self._number, self._written = self._number + 1, self._written + part.examples
+
+    def _seal(self, cursor: Any, *, last: bool = False) -> None:
+        """Seals the parts that are not sealed, together; the `last` ones end the corpus."""
+        if not self._pending and not last:
+            return
+        self._log.append(self._pending, cursor, last=last)
+        self._pending, self._cursor, self._sealed = [], cursor, self._written
+        if self._keep_parts is not None:
+            self._log.trim(self._number - self._keep_parts)
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -239,7 +314,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self.examples - self._parts.sealed
+        lost = self.examples - self._sealed
         self._closed, closed = True, self._closed
         self._stack.__exit__(kind, error, trace)
         if kind is None and lost and not closed:
@@ -249,109 +324,11 @@ class Writer:
             )
 
 
-class PartWriter:
-    """Parts of one corpus, added in order and sealed; `finish` writes lengths and manifest.
-
-    After an interrupted writer of the same origin, it continues after the sealed parts. Of several
-    writers that do so at once, because the lock of one was taken from it, only one can add a part.
-
-    Args:
-        directory: holds the parts.
-        manifest: that of the corpus, without parts.
-        keep_parts: as for `Writer`.
-        save_tokenizer: stores the tokenizer, before a manifest names it, and returns its entry.
-
-    Attributes:
-        manifest: as given; features get their dtype from the first part.
-        number: the number of the next part.
-        examples: the number of examples before that part.
-        sealed: the number of sealed examples.
-        cursor: the last sealed cursor.
-    """
-
-    def __init__(
-        self,
-        directory: epath.Path,
-        manifest: Manifest,
-        *,
-        keep_parts: int | None = None,
-        save_tokenizer: Callable[[], dict[str, Any] | None] = lambda: None,
-    ):
-        self.directory, self.manifest, self.task = directory, manifest, TASKS[manifest.task]
-        self._save_tokenizer = save_tokenizer
-        self.log, self._keep_parts = Log(directory), keep_parts
-        self.number = self.examples = self.sealed = 0
-        self.cursor: Any = None
-        self._pending: list[Part] = []
-        if (about := self.log.declared()) is None:
-            refuse_others(directory)
-            return
-        require_same_origin(directory, about.origin, manifest.origin)
-        if (last := self.log.tail()) is not None:
-            self._require_same(about)
-            self.log.require_files([last.part])
-            self.number, self.examples = last.number + 1, last.first + last.examples
-            self.sealed, self.cursor = self.examples, last.cursor
-        self._remove_rest()
-
-    def _require_same(self, about: Manifest) -> None:
-        for name in ("task", "vocab_size"):
-            if (then := getattr(about, name)) != (now := getattr(self.manifest, name)):
-                raise InvalidValue(
-                    f"{os.fspath(self.directory)} holds a corpus that grows with {name} {then}, "
-                    f"not {now}; give what it was begun with, or another directory"
-                )
-        self.manifest = about
-
-    def _remove_rest(self) -> None:
-        """Removes parts that are not sealed or not kept, and what a killed writer left."""
-        kept = range(self.log.first() if self.number else 0, self.number)
-        for path in self.directory.iterdir():
-            part = PART_NAME.fullmatch(path.name)
-            if (part and int(part[2]) not in kept) or TEMPORARY.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    def add(self, examples: Ragged) -> None:
-        """Writes the next part."""
-        if not self.number:
-            known = examples.features
-            known.pop(WEIGHTS, None)
-            tokenizer = self._save_tokenizer()
-            self.manifest = dataclasses.replace(self.manifest, features=known, tokenizer=tokenizer)
-            self.log.declare(self.manifest)
-        path = self.directory / part_name(0, self.number)
-        part = write_part(path, examples, self.manifest.origin, self.task, once=True).part
-        self._pending.append(part)
-        self.number, self.examples = self.number + 1, self.examples + part.examples
-
-    def seal(self, cursor: Any = None, *, last: bool = False) -> None:
-        """Seals the parts that are not sealed, together; the `last` ones end the corpus."""
-        if not self._pending and not last:
-            return
-        self.log.append(self._pending, cursor, last=last)
-        self._pending, self.cursor, self.sealed = [], cursor, self.examples
-        if self._keep_parts is not None:
-            self.log.trim(self.number - self._keep_parts)
-
-    def finish(self) -> None:
-        """Writes the last record, the lengths and the manifest, which replaces the log.
-
-        Of several writers, one creates the last record. If parts were deleted, that is the end.
-        """
-        if not self.examples:
-            raise InvalidValue("examples is empty; a corpus holds at least one example")
-        self.seal(last=True)
-        complete(self.directory)
-
-
-def complete(directory: epath.Path) -> None:
-    """Does what is left to do after the last record of a writer; nothing before it."""
-    log = Log(directory)
-    if not (directory / MANIFEST).exists():
-        if not log.at_end or log.first() or (about := log.declared()) is None:
-            return
-        finish(log, dataclasses.replace(about, parts=[entry.part for entry in log.entries()]))
-    log.remove()
+def begin(directory: epath.Path, manifest: Manifest) -> None:
+    """Writes the manifest without parts, before the first part; leaves a finished one."""
+    make_directory(directory / SHARDS)
+    if not is_finished(directory):  # by another writer, which took the lock over
+        manifest.write(directory / MANIFEST)
 
 
 def refuse_others(directory: epath.Path) -> None:
@@ -359,9 +336,9 @@ def refuse_others(directory: epath.Path) -> None:
     for path in sorted(directory.iterdir()) if directory.exists() else ():
         if PART_NAME.fullmatch(path.name) or path.name in BESIDE:
             raise InvalidValue(
-                f"{os.fspath(path)} is not of a corpus that was begun here, as there is neither "
-                f"{MANIFEST} nor {SHARDS}, and it would be in the way of one. Use a directory of "
-                "its own, or move that file"
+                f"{os.fspath(path)} is not of a corpus that was begun here, as there is no "
+                f"{MANIFEST}, and it would be in the way of one. Use a directory of its own, or "
+                "move that file"
             )
 
 

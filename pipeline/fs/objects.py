@@ -1,10 +1,9 @@
 """Objects of object storage (`s3://`, `gs://`, `az://`): as paths, whole, and by ranges of bytes.
 
 A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. An object is whole or absent;
-nobody sees a part of it. obstore makes the requests. It repeats a request that fails for a reason
-that may pass (status 5xx or 429, a connection that is cut or silent for 30 seconds), 12 times
-within about a minute and a half. Writes to a directory whose lock this process holds are repeated
-here, so that none is sent again once the lock is lost. Other errors are sentences:
+nobody sees a part of it. obstore makes the requests. A request that fails for a reason that may
+pass (status 5xx or 429, a connection that is cut or silent for 30 seconds) is made up to 15 times
+within about a minute. Other errors are sentences:
 
     Missing        there is no such object
     NotAllowed     there are no credentials, or they do not suffice
@@ -45,9 +44,12 @@ from pipeline.errors import (
 
 SCHEMES = ("s3://", "gs://", "az://")
 
-# The attempts of a request, and the most seconds between two of them.
-TRIES, LONGEST = 12, 15.0
-# Answers of the storage to a request that can succeed if it is repeated from its beginning.
+# obstore repeats a request so often, within so many seconds: fewer than after which others take a
+# lock over. All of that is repeated in rounds, with a pause of at most `LONGEST` seconds.
+RETRIES, WITHIN, ROUNDS, LONGEST = 2, 10.0, 5, 60.0
+# Errors of requests that fail again however often they are made, but for those that can succeed if
+# they are made from their beginning.
+FINAL = r"status code: (3|4(?!08|25|29))\d|redirect without LOCATION"
 AGAIN = "response body|code: 41[26]|NoSuchUpload|InvalidBlockList"
 # Large objects are read and written in pieces of `PIECE` bytes, `TOGETHER` at once.
 PIECE, TOGETHER = 8 << 20, 16
@@ -81,15 +83,12 @@ def _open(path: epath.PathLike) -> tuple[Any, str]:
         )
     require("obstore", extra="cloud", purpose=f"reading {bucket}")
     _users.add(os.getpid())
-    return _open_store(bucket, TRIES), key
+    return _open_store(bucket), key
 
 
 @functools.lru_cache(maxsize=64)
-def _open_store(bucket: str, tries: int) -> Any:
-    """The client of a bucket, with the credentials of its cloud's own programs.
-
-    It makes so many attempts of each request.
-    """
+def _open_store(bucket: str) -> Any:
+    """The client of a bucket, with the credentials of its cloud's own programs."""
     from obstore import store
 
     config: dict[str, Any] = {}
@@ -102,27 +101,16 @@ def _open_store(bucket: str, tries: int) -> Any:
         "read_timeout": "30s",
         "allow_http": True,  # if the environment names such a server
     }
-    # Pauses are random, up to `base` times the one before: with 4, twice as long on average.
-    first, most = (datetime.timedelta(seconds=each) for each in (min(0.1, LONGEST), LONGEST))
-    pauses = {"init_backoff": first, "max_backoff": most, "base": 4}
+    pauses = min(0.1, LONGEST), min(1.0, LONGEST), WITHIN
+    first, most, within = (datetime.timedelta(seconds=each) for each in pauses)
+    backoff = {"init_backoff": first, "max_backoff": most, "base": 4}
+    retries = {"max_retries": RETRIES, "retry_timeout": within, "backoff": backoff}
     make: Any = store.from_url  # has a signature for each cloud
-
-    def open_with(retries: int) -> Any:
-        return make(bucket, retry_config={"max_retries": retries, "backoff": pauses}, **config)
-
     try:
-        cautious = open_with(2)
+        return make(bucket, retry_config=retries, **config)
     except _error() as error:
         found = f"the environment does not say how to open {bucket}"
         raise _no_credentials(found, _reason(error)) from error
-    # Without credentials, obstore asks the machine for some: here not for a minute and a half.
-    with _told(bucket), contextlib.suppress(FileNotFoundError):
-        try:
-            cautious.head("credentials")
-        except _error() as error:
-            if _asks_machine(str(error)):
-                raise
-    return open_with(tries - 1)
 
 
 def _profile() -> dict[str, Any]:
@@ -144,44 +132,27 @@ def _request(
     """The result of a request, `call(store, key)`; with `in_bucket`, a 404 is a missing bucket."""
     store, key = _open(path)
     with _told(path, in_bucket):
-        for last in (False, False, True):
+        for number in range(ROUNDS):
             try:
                 return call(store, key)
             except (_error(), FileNotFoundError) as error:
-                # obstore repeats other requests by itself, but not conditional writes, nor those
-                # whose answer it begins to read: lists, and the first of a large object. It
+                # obstore repeats neither conditional writes nor a list whose answer is cut. It
                 # requests the rest of an answer that was cut; the object may have changed since.
                 # The last request of a large write finds no parts if its answer was lost or, on
                 # Azure, if another process has written the object meanwhile.
-                tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
-                if last or (tried and not re.search(AGAIN, str(error))):
+                if number == ROUNDS - 1 or _is_final(error):
                     raise
+            time.sleep(random.uniform(0.5, 1) * min(LONGEST, 4.0**number))
     raise AssertionError("the last attempt returns or raises")
 
 
-def _request_guarded(
-    path: epath.PathLike, call: Callable[[Any, str], Any], *, in_bucket: bool = False
-) -> Any:
-    """As `_request`, for a write: each attempt is made only if the lock is held."""
-    if not any(os.fspath(path).startswith(directory) for directory, _ in guards):
-        return _request(path, call, in_bucket=in_bucket)
-    _open(path)  # which refuses forks
-    bucket, key = split(path)
-    store = _open_store(bucket, tries=1)
-    with _told(path, in_bucket):
-        for attempt in range(TRIES):
-            _guard(path)
-            try:
-                return call(store, key)
-            except (_error(), FileNotFoundError) as error:
-                status = re.search(r"status code: 4(\d\d)", str(error))
-                refused = isinstance(error, FileNotFoundError) or (
-                    status is not None and status[1] not in ("08", "25", "29")
-                )
-                if attempt == TRIES - 1 or (refused and not re.search(AGAIN, str(error))):
-                    raise
-            time.sleep(random.uniform(0, min(LONGEST, 0.1 * 2**attempt)))
-    raise AssertionError("the last attempt returns or raises")
+def _is_final(error: Exception) -> bool:
+    """Whether a request that failed so would fail again."""
+    reason = str(error)
+    if re.search(AGAIN, reason):
+        return False
+    never = isinstance(error, FileNotFoundError) or _asks_machine(reason)
+    return never or re.search(FINAL, reason) is not None
 
 
 def together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
@@ -416,6 +387,7 @@ def put(
     pieces = {"use_multipart": size > 2 * PIECE and not conditional, "chunk_size": 2 * PIECE}
 
     def write(store: Any, key: str) -> Version | None:
+        _guard(path)
         file.seek(0)
         try:
             return _version(store.put(key, file, mode=mode, **pieces))
@@ -429,7 +401,7 @@ def put(
                     return _version(result.meta)
             return None
 
-    return _request_guarded(path, write, in_bucket=True)
+    return _request(path, write, in_bucket=True)
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -438,9 +410,14 @@ def _version(meta: Mapping[str, Any]) -> Version:
 
 def delete(paths: Sequence[epath.PathLike]) -> None:
     """Deletes objects, in this order; missing objects count as deleted."""
+
+    def remove(store: Any, key: str) -> None:
+        _guard(path)
+        store.delete(key)
+
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            _request_guarded(path, lambda store, key: store.delete(key))
+            _request(path, remove)
 
 
 def was_written(path: epath.PathLike) -> Exists:

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
-from pipeline.corpus.growing import Growing
+from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
@@ -47,7 +47,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         view = one.description if isinstance(one, View) else None
         place = _absolute(place).removeprefix(inside)
         places[name] = {"directory": place, "features": one.added, "view": view}
-        if isinstance(one, Growing):
+        if isinstance(one, Corpus) and one.grows:
             places[name] |= {"follow": True, "hold_out": one.hold_out}
     content = {
         "corpora": places,
@@ -84,8 +84,8 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         opened: dict[str, Any] = {}
         for name, place in places.items():
             if place.get("follow"):
-                options = {"wait_seconds": 0, "hold_out": place["hold_out"]}
-                opened[name] = Growing(workdir / place["directory"], **options)
+                options = {"follow": True, "wait_seconds": 0, "hold_out": place["hold_out"]}
+                opened[name] = Corpus(workdir / place["directory"], **options)
                 opened[name].refresh(0)
                 continue
             opened[name] = open_corpus(workdir / place["directory"], features=place["features"])

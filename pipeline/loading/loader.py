@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 import grain
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
+from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.groups import truncate_groups
-from pipeline.corpus.growing import open_growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus

@@ -9,10 +9,10 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import call_for, guess
-from pipeline.corpus.manifest import MANIFEST, SHARDS
+from pipeline.corpus.log import Log
+from pipeline.corpus.manifest import MANIFEST, Manifest
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
 from pipeline.fs.atomic import as_path
@@ -184,7 +184,7 @@ def _open(path: str, lengths: bool) -> Dataset:
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
             "lengths (.npy, or .json that maps length to count)"
         )
-    if (place / SHARDS).exists() and not (place / MANIFEST).exists():
+    if (begun := Manifest.find(place)) is not None and not begun.finished:
         return _open_sealed(place, name)
     try:
         return from_corpus(open_corpus(place), name)
@@ -200,7 +200,7 @@ def _open(path: str, lengths: bool) -> Dataset:
 
 def _open_sealed(directory: epath.Path, name: str) -> Dataset:
     """The lengths of the parts of a corpus that grows that are sealed and not deleted."""
-    log = Growing(directory, wait_seconds=0).log
+    log = Log(directory)
     parts = [entry.part for entry in log.entries(log.first())]
     if not parts:
         raise Missing(f"nothing is sealed yet in {name}; wait for its writer, or start it again")

@@ -21,7 +21,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_a
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.parts import json_digest
@@ -214,7 +213,7 @@ def _finished(corpus: Any) -> Any:
     """The corpus; for one that grows, the finished corpus."""
     if isinstance(corpus, Corpora) and corpus.grows:
         return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
-    return Corpus.open(corpus.directory) if isinstance(corpus, Growing) else corpus
+    return Corpus.open(corpus.directory) if corpus.grows else corpus
 
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pipeline.text.features import (
     zip_columns,
 )
 
-# A part ends with the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
+# A part ends with the example that takes it to either limit: 32 or 64 MiB of tokens, or 8 MiB of
 # offsets. Nothing else decides it, so any number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20

@@ -14,7 +14,7 @@ from etils import epath
 
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.growing import open_growing
+from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.links import link, open_tokens
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus

@@ -317,8 +317,8 @@ def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_
 def test_buckets_of_a_corpus_that_grows_need_a_sealed_part_and_do_without_deleted_ones(
     run, tmp_path
 ):
-    (tmp_path / "grown" / "shards").mkdir(parents=True)
-    assert "nothing is sealed yet in" in run.refused("buckets", tmp_path / "grown")
+    pipeline.Writer(tmp_path / "grown").close()
+    assert "there is no corpus in" in run.refused("buckets", tmp_path / "grown")
     with pipeline.Writer(tmp_path / "kept", keep_parts=1) as writer:
         for length in (10, 1000):
             writer.append(np.ones(length + 1, int))
@@ -536,7 +536,7 @@ def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_no_part(ru
     assert "name the field that holds the text with --field\n" in run.refused(*given)
     given += "--field", "body", "--tokenizer", "sentencepiece"
     assert "choose another --vocab-size, or give more text" in run.refused(*given)
-    assert {*os.listdir(tmp_path / "corpus")} == {".lock", "shards"}
+    assert {*os.listdir(tmp_path / "corpus")} == {".lock", "corpus.json", "shards"}
 
 
 def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):

@@ -31,7 +31,6 @@ def draw_columns(sizes):
     rng = np.random.default_rng(0)
     return {
         "tokens": [rng.integers(1, 99, n, np.int32) for n in sizes],
-        # Of 0 and 1 in the first half, which are stored as bits, then any.
         "weights": [(rng.random(n) < 0.5) * (1 if at < 8 else 0.25) for at, n in enumerate(sizes)],
         "logprob": [rng.normal(size=n) for n in sizes],
         "routing": [rng.integers(0, 256, (n, 2, 3)) for n in sizes],

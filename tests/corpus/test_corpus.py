@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Feature
-from pipeline.corpus import CAUSAL, INPUTS, Corpus, Task, manifest, parts, reader
+from pipeline.corpus import INPUTS, Corpus, Task, manifest, parts, reader
 from pipeline.corpus.gather import address_of
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Pieces, Reader
 from pipeline.fs import as_path
 from pipeline.planning import lengths
 from pipeline.text import ragged
-from pipeline.text.features import TOKEN_IDS
 from tests.corpus.files import few_bytes
 from tests.processes import call
 
@@ -144,16 +143,14 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     assert len(os.listdir("/dev/fd")) < before + 10
 
 
-def test_ids_of_two_bytes_are_read_as_int32(tmp_path):
-    ids = np.arange(65_530, 65_536).astype(np.uint16)
-    examples = ragged.Ragged.of(ids, np.array([4, 2]))
-    path = as_path(tmp_path) / "part-000000-00000.arrow"
-    part = parts.write_part(path, examples, {}, CAUSAL).part
-    lengths, tokens = CAUSAL.lengths(examples.counts), {"tokens": TOKEN_IDS}
-    store = reader.LocalParts(path.parent, parts.PartTable([part]))
-    read = Reader(CAUSAL, lengths, np.array([2]), tokens, [store]).read(
-        Pieces(*(np.array(each) for each in ([1, 0], [0, 1], [1, 2], [2, 2]))), ()
-    )
+@pytest.mark.parametrize(("vocab_size", "size"), [(1 << 16, 2), ((1 << 16) + 1, 4), (None, 4)])
+def test_ids_of_small_vocabularies_are_stored_in_two_bytes(vocab_size, size, tmp_path):
+    ids = np.arange(65_530, 65_536)
+    corpus = Corpus.from_arrays([ids[:4], ids[4:]], tmp_path, vocab_size=vocab_size)
+    segments = parts.read_part(corpus.directory / "part-000000-00000.arrow").segments
+    assert segments["tokens"].dtype.itemsize == size
+    corpus.verify()
+    read = corpus.read([1, 0], [0, 1], [1, 2], [2, 2])
     assert read["inputs"].dtype == read["targets"].dtype == np.int32
     assert read["inputs"][[0, 2, 3]].tolist() == [65_534, 65_531, 65_532]
     assert read["targets"][[0, 2, 3]].tolist() == [65_535, 65_532, 65_533]
@@ -164,7 +161,7 @@ def test_few_parts_are_mapped_at_a_time(directory, monkeypatch):
     corpus = Corpus.open(directory)
     for number in [*range(30), *range(0, 30, 7)]:
         assert corpus[number]["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
-        assert len(corpus._stored._table.opened) <= 2
+        assert len(corpus._section.reader._table.opened) <= 2
     every = np.arange(30)
     read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
     assert read.tolist() == np.concatenate([each[1:] for each in EXAMPLES]).tolist()
@@ -212,7 +209,7 @@ def test_a_corpus_prints_itself_in_little_memory(corpus):
     assert repr(corpus).startswith("Corpus.open(")
     assert len(pickle.dumps(corpus)) < 500  # its directory
     huge = Corpus.open(corpus.directory)
-    huge.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
+    huge._section.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
     with few_bytes(1 << 26):
         assert "p50 3, p90 2,147,483,647, p99 2,147,483,647, longest 2,147,483,647" in str(huge)
 
@@ -256,7 +253,7 @@ def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         Corpus.from_arrays(interrupted(), tmp_path)
-    with pytest.raises(ValueError, match="half-written: it has parts but no corpus"):
+    with pytest.raises(ValueError, match="is half-written\. Prepare it again"):
         Corpus.open(tmp_path)
     corpus = Corpus.from_arrays(EXAMPLES, tmp_path)
     corpus.verify()
@@ -299,8 +296,8 @@ MANIFEST, PARTS = "corpus.json", "parts.arrow"
         (PARTS, None, ".*cannot be read"),
         (MANIFEST, lambda it: it.replace(b": null", b": 7"), ".*do not match its digest"),
         (MANIFEST, lambda it: it[:200], "it is half-written"),
-        (MANIFEST, lambda _: b'{"schema_version": 6}', "it is half-written or changed: KeyError"),
-        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 6; write the corpus"),
+        (MANIFEST, lambda _: b'{"schema_version": 7}', "it is half-written or changed: KeyError"),
+        (MANIFEST, lambda _: b'{"schema_version": 4}', "has .* 4, but .* 7; write the corpus"),
         (MANIFEST, lambda _: None, "it is a directory"),
     ],
 )

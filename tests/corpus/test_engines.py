@@ -10,6 +10,7 @@ import pytest
 from pipeline import Corpus, Feature, prepare, prepare_pairs
 from pipeline.corpus import CAUSAL, INPUTS, Job, preparation, prepare_job, prepare_share
 from pipeline.corpus.engines import Beam, Processes, Ray
+from pipeline.corpus.manifest import is_finished
 from pipeline.corpus.work import Work
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Function
@@ -175,7 +176,7 @@ def test_several_tasks_at_once_one_of_them_twice_and_two_that_finish_make_one_co
 
     def finish(_):
         # Without the lock, as when another process took it.
-        if not (tmp_path / "corpus" / "corpus.json").exists():
+        if not is_finished(tmp_path / "corpus"):
             preparation._prepare(Work(job, tmp_path / "corpus"), Processes(0), False)
 
     with ThreadPoolExecutor(6) as pool:

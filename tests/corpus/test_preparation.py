@@ -15,6 +15,7 @@ import pytest
 
 from pipeline import Corpus, Writer, prepare, prepare_pairs
 from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_share
+from pipeline.corpus.manifest import is_finished, write_entries
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
@@ -134,7 +135,7 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     # No lock, so a read-only place will do.
     monkeypatch.setattr(preparation, "directory_lock", None)
     (tmp_path / "corpus" / "shards").mkdir()  # as a kill leaves it, after the manifest was written
-    (tmp_path / "corpus" / "shards" / "about.json").touch()
+    (tmp_path / "corpus" / "shards" / "000000-00000.json").touch()
     again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
     assert again.fingerprint == first.fingerprint
     assert not (tmp_path / "corpus" / "shards").exists()
@@ -353,7 +354,7 @@ class Overflowing(Bytes):
 def test_what_cannot_be_prepared_is_refused(source, tokenizer, error, sentence, tmp_path):
     with pytest.raises(error, match=sentence):
         prepare(source, tokenizer, tmp_path / "corpus", progress=False)
-    assert not (tmp_path / "corpus" / "corpus.json").exists()
+    assert not is_finished(tmp_path / "corpus")
 
 
 def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
@@ -367,7 +368,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     error = call(sys.executable, "-c", script, tmp_path / "corpus").stderr
     sentence = r"StorageError: .*could not write .*part-\S*\.arrow: File too large.*make room"
     assert re.search(sentence, error)
-    assert [*contents(tmp_path / "corpus")] == ["shards/about.json"]
+    assert [*contents(tmp_path / "corpus")] == ["corpus.json"]
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
@@ -513,8 +514,10 @@ def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_e
             Path(source.files[0]).write_text("else")
             yield from map(function, items)
 
-    def die(*_):
-        raise KeyError("killed")
+    def die(path, entries):
+        if entries["parts"]:
+            raise KeyError("killed")
+        write_entries(path, entries)
 
     directory = tmp_path / "corpus"
     monkeypatch.setattr("pipeline.corpus.manifest.write_entries", die)

@@ -1,5 +1,6 @@
 """Corpora that are written while they are read: what is sealed, and what a reader sees of it."""
 
+import collections
 import pickle
 import threading
 
@@ -9,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Corpus, Feature, Writer, prepare
-from pipeline.corpus import CAUSAL, INPUTS, Growing
+from pipeline.corpus import CAUSAL, INPUTS
+from pipeline.corpus import log as log_module
+from pipeline.corpus import reader as reader_module
 from pipeline.corpus.corpora import sealed_parts
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.log import Log
+from pipeline.fs import objects
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -89,7 +93,7 @@ def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     assert [entry.examples for entry in corpus.log.entries()] == [8, 8, 8, 6]
     assert [entry.first for entry in corpus.log.entries()] == [0, 8, 16, 24]
     records = {name for name in before if name.startswith("shards/")}
-    assert records == {"shards/000000-00000.json", "shards/about.json"}
+    assert records == {"shards/000000-00000.json"}
     with pytest.raises(ValueError, match=r"half-written.*can be read with follow=True"):
         Corpus.open(tmp_path)
     for number in range(30, 33):
@@ -130,13 +134,13 @@ def test_a_reader_drops_parts_and_takes_them_up_again(corpus, monkeypatch):
     assert corpus.read([39], [0], [1])["inputs"].tolist() == [39]  # looks for what is sealed
     corpus.refresh(start=3)
     assert corpus.entries[0].first == 24
-    copy = pickle.loads(pickle.dumps(corpus))
+    copy = pickle.loads(pickle.dumps(corpus))  # which opens what it needs
     for each in (corpus, copy):
         assert each.read([24, 39], [0, 2], [2, 1])["targets"].tolist() == [24, 24, 39]
-        with pytest.raises(RuntimeError, match="not sealed yet, or no longer"):
-            each.read([23], [0], [1])
-        with pytest.raises(RuntimeError, match=r"lengths of the first parts of .* are not read"):
-            _ = each.lengths
+    with pytest.raises(RuntimeError, match="not sealed yet, or no longer"):
+        corpus.read([23], [0], [1])
+    with pytest.raises(RuntimeError, match=r"lengths of the first parts of .* are not read"):
+        _ = corpus.lengths
     with pytest.raises(RuntimeError, match="not sealed yet"):
         corpus.read([40], [0], [1])
     corpus.refresh(start=1)
@@ -165,7 +169,7 @@ def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(corpus
 
 
 def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
-    train, _ = Growing(corpus.directory, wait_seconds=7).split(0.2)
+    train, _ = Corpus(corpus.directory, follow=True, wait_seconds=7).split(0.2)
     for each in (train, pickle.loads(pickle.dumps(train))):
         assert (each.log.wait_seconds, each.hold_out) == (7, 0.2)
     assert [sealed_parts(train, wait).wait_seconds for wait in (None, 0)] == [7, 0]
@@ -240,6 +244,38 @@ def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_pat
     require_equal(corpus, done)
 
 
+def test_a_follower_reads_each_record_and_each_part_once(tmp_path, monkeypatch):
+    """However often it refreshes and reads: a stream has no end."""
+    counts, corpus = collections.Counter(), None
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(*arguments, **options):
+            counts[name] += 1
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(log_module, "read_record")
+    count(objects, "_read_range")
+    count(reader_module, "open_part")
+    with Writer(tmp_path) as writer:
+        for seal in range(40):
+            for _ in range(20):  # in several parts
+                writer.append([seal] * 5)
+            writer.seal()
+            corpus = Corpus.open(tmp_path, follow=True) if corpus is None else corpus
+            corpus.refresh()
+            for number in range(len(corpus)):
+                corpus.read([number], [0], [1])
+    parts = len(corpus.entries)
+    assert parts == 40 * 3
+    assert counts["open_part"] == counts["_read_range"] == parts
+    # Of each seal, and at the end of each refresh for the next, which is not there yet.
+    assert counts["read_record"] <= 2 * 40 + 5
+
+
 def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     options = {"features": {"reward": Feature("example")}, "vocab_size": 10}
     writer = Writer(tmp_path / "a", **options)
@@ -274,7 +310,7 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             Writer(tmp_path / "a", **options | changed)
-    with pytest.raises(ValueError, match="holds a corpus that grows; finish it"):
+    with pytest.raises(ValueError, match="grows with the feature 'reward'"):
         Corpus.from_arrays([[1, 2]], tmp_path / "a", vocab_size=10)
 
     def leave(error=None):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Loader, Plan, Writer
-from pipeline.corpus.growing import open_growing
+from pipeline.corpus.corpus import open_growing
 from pipeline.fs import as_path
 from pipeline.planning import growing
 from pipeline.text import ragged
