@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from etils import epath
 
@@ -235,7 +235,7 @@ def _compile(text: str) -> Any:
     class Generation(ext.Extension):
         """The block that transformers has for text that a model generates."""
 
-        tags = frozenset({"generation"})
+        tags: ClassVar[set[str]] = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
