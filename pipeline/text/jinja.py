@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from etils import epath
 
@@ -235,7 +235,7 @@ def _compile(text: str) -> Any:
     class Generation(ext.Extension):
         """The block that transformers has for text that a model generates."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

@@ -295,8 +295,8 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"it has no field {field!r} (its fields: {there}); name the one that holds the text as "
-            "the option field, in a shell --field"
+            f"it has no field {field!r} (its fields: {there}); name the field that holds the text "
+            "with field="
         )
     value = record[field]
     if not isinstance(value, str | bytes):
