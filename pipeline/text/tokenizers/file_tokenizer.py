@@ -30,9 +30,6 @@ class UnknownMark(InvalidValue):
         super().__init__(f"{seen}; name the token, as in {option}='<s>', or pass {option}=False")
         self.seen, self.option = seen, option
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return UnknownMark, (self.seen, self.option)
-
 
 class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to store it with corpora.
