@@ -375,7 +375,7 @@ def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequenc
         raise InvalidValue(
             f"the template gives weight 0 to every token of all {len(counts) // job.nodes:,} "
             "records, so nothing would be learnt; give a weight to the parts of a record to train "
-            "on"
+            "on, such as weights={'gpt': 1.0} for the turns of that role"
         )
 
 

@@ -305,6 +305,7 @@ class _OfBlock:
         counts = chunk.counts[: COMPARED * size]
         ids = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
         find_unparsed = getattr(job.tokenizer, "find_unparsed", lambda text: None)
+        spell = getattr(job.tokenizer, "spell", job.tokenizer.decode)
         for number, item in enumerate(items[:COMPARED]):
             if number in self.failed or number in self._left_out:
                 continue
@@ -322,7 +323,7 @@ class _OfBlock:
             if size > 1:  # a continuation goes on from its prefix
                 pairs = zip(texts[1:], own[1:], strict=True)
                 wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-            decoded = ((text, job.tokenizer.decode(each)) for text, each in wholes)
+            decoded = ((text, spell(each)) for text, each in wholes)
             if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
                 self._differ(CHANGED, _describe_change(*changed), number)
         add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED), (0, compared, "")))

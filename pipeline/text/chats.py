@@ -16,6 +16,9 @@ WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
 NOT_RENDERED = "have turns with {!r}, which the template does not render"
 
+# Roles whose beginning is kept.
+MOST_ROLES = 256
+
 # Roles that are in use, besides those that have a weight.
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
 
@@ -103,13 +106,8 @@ class Chat:
         return Markup(self.after)
 
     @functools.cached_property
-    def _known(self) -> dict[str, str]:
-        """Roles, by how they read without regard to case and spaces."""
-        return {_fold(role): role for role in (*ROLES, *self.weights)}
-
-    @functools.cached_property
     def _opened(self) -> dict[str, Markup]:
-        """`before` for each role so far."""
+        """`before` for the first roles."""
         return {}
 
     def _open(self, role: str) -> Markup:
@@ -121,12 +119,11 @@ class Chat:
                 f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must "
                 "not have < > | [ ] { } or line breaks"
             )
-        if (near := self._known.get(_fold(role), role)) != role and role not in self.weights:
-            raise InvalidValue(
-                f"a turn has the role {role!r:.80}, and a known role is {near!r}; spell both alike "
-                "in the records, or give the other one a weight in weights="
-            )
-        return self._opened.setdefault(role, Markup(self.before.format(role=role)))
+        require_role(role, (*ROLES, *self.weights))
+        opened = Markup(self.before.format(role=role))
+        if len(self._opened) < MOST_ROLES:
+            self._opened[role] = opened
+        return opened
 
     def _role(self, turn: Mapping[str, Any], what: str) -> str:
         role = turn.get(self.role)
@@ -189,8 +186,15 @@ def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[st
     return next(iter(factors.values())) * (weight or 1.0) if factors else weight
 
 
-def _fold(role: str) -> str:
-    return re.sub(r"\s", "", role).casefold()
+def require_role(role: str, known: Sequence[str]) -> None:
+    """Refuses a role that differs from a known one, the last that is alike, by case or spaces."""
+    near, *others = [re.sub(r"\s", "", each).casefold() for each in (role, *known)]
+    alike = [each for each, folded in zip(known, others, strict=True) if folded == near]
+    if alike and role not in (alike[-1], *known[len(ROLES) :]):
+        raise InvalidValue(
+            f"a turn has the role {role!r:.80}, and a known role is {alike[-1]!r}; spell both "
+            "alike in the records, or give the other one a weight in weights="
+        )
 
 
 def _lacks(turn: Mapping[str, Any], key: str, option: str, what: str) -> InvalidValue:
@@ -221,17 +225,16 @@ def read_turns(given: Any, what: str) -> list[Mapping[str, Any]]:
     """
     given = _parse(given, what)
     if isinstance(given, Mapping):
-        columns = {key: _listed(value) for key, value in given.items()}
-        if not any(isinstance(value, list) for value in columns.values()):
+        columns = [_listed(column) for column in given.values()]
+        if not all(isinstance(column, list) for column in columns):
             given = [given]
-        elif len({len(value) if isinstance(value, list) else -1 for value in columns.values()}) > 1:
+        elif len({*map(len, columns)}) > 1:
             raise InvalidValue(
                 f"{what} is a dict of lists that are not equally long; give each turn a value in "
                 "every list"
             )
         else:
-            rows = zip(*columns.values(), strict=True)
-            given = [dict(zip(columns, row, strict=True)) for row in rows]
+            given = [dict(zip(given, row, strict=True)) for row in zip(*columns, strict=True)]
     if not isinstance(given, Sequence):
         raise _no_turns(given, what)
     return [

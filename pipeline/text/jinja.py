@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,14 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path
-from pipeline.text.chats import NOT_RENDERED, WEIGHTS_OF_TURNS, read_turns, weigh
+from pipeline.text.chats import (
+    NOT_RENDERED,
+    ROLES,
+    WEIGHTS_OF_TURNS,
+    read_turns,
+    require_role,
+    weigh,
+)
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup, join
 from pipeline.text.values import as_text, decode_bytes, is_null, note
@@ -88,9 +96,12 @@ class Jinja:
             _read_turn(turn, f"turn {number} of {what}")
             for number, turn in enumerate(read_turns(record[self._messages], what))
         ]
+        if not turns:
+            raise InvalidValue(f"{what} are empty")
         tools = record.get(self._tools)
         tools = json.loads(tools) if isinstance(tools, str | bytes) and tools else tools
-        render = functools.partial(self._render, tools=decode_bytes(tools))
+        tools = _require_text(decode_bytes(tools), f"its {self._tools}")
+        render = functools.partial(self._render, tools=tools)
         marked = render(turns)
         self._note_others(turns, marked, render, what)
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
@@ -105,7 +116,7 @@ class Jinja:
                 )
         else:
             regions = [self._find_region(turns, n, text, render, what) for n in answers]
-        rest, done, spans = self._find_marks(turns, text, render), 0, list[tuple[str, float]]()
+        rest, done, spans = self._find_marks(turns, tools, text), 0, list[tuple[str, float]]()
         for number, (begin, end) in zip(answers, regions, strict=True):
             before, rest = rest.split_at(begin - done)
             answer, rest = rest.split_at(end - begin)
@@ -135,16 +146,16 @@ class Jinja:
             )
         return len(before), len(after)
 
-    def _find_marks(self, turns: Sequence[Any], text: str, render: Any) -> Markup:
+    def _find_marks(self, turns: Sequence[Any], tools: Any, text: str) -> Markup:
         """A text in which the marks that the template put there, and no others, are markup.
 
-        A character after each sign with which marks begin tells those in the text of turns.
+        A character after each sign with which marks begin tells those in the text of a record.
         """
-        signs, tainted = {mark[0] for mark in self._marks}, text
-        if any(sign in each for each in _strings(turns) for sign in signs):
+        signs, tainted, of_record = {mark[0] for mark in self._marks}, text, [turns, tools]
+        if any(sign in each for each in _strings(of_record) for sign in signs):
             pattern = re.compile("|".join(map(re.escape, sorted(signs))))
-            changed = _change(turns, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
-            tainted = _strip(render(changed))
+            changed = _change(of_record, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
+            tainted = _strip(self._render(*changed))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
                     "the chat template looks for marks in the text of a turn; remove them from the "
@@ -157,7 +168,9 @@ class Jinja:
         """Notes fields of turns that the template does not render."""
         names = dict.fromkeys(name for turn in turns for name in turn)
         for name in names.keys() - {"role", "content", *WEIGHTS_OF_TURNS}:
-            holders = [n for n, turn in enumerate(turns) if any(_strings(turn.get(name)))]
+            holders = [
+                n for n, turn in enumerate(turns) if turn.get(name) and any(_strings(turn[name]))
+            ]
             others = [{key: turn[key] for key in turn if key != name} for turn in turns]
             if holders and render(others) == marked:
                 first = f"turn {holders[0]} of {what} has {turns[holders[0]][name]!r:.60}"
@@ -167,22 +180,29 @@ class Jinja:
 def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     """A turn without nulls; refuses text that is no text, or that is not there."""
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
-    for text in _strings(found):
-        as_text(text, f"a text of {what}")
-        if re.search(f"[{TAINT}{BEGIN}{END}]", text):
-            raise InvalidValue(f"{what} has {text!r:.60}, whose U+FDD0 to U+FDD2 are no text")
-    others = {key: each for key, each in found.items() if key != "role"}
+    _require_text(found, what)
+    require_role(str(found.get("role")), ROLES)
+    others = [each for key, each in found.items() if key != "role"]
     if "content" not in found and not any(_strings(others)):
         raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
     return found
 
 
+def _require_text(value: Any, what: str) -> Any:
+    """The value; refuses text in it that is none, or that has the characters of this module."""
+    for text in _strings(value):
+        as_text(text, f"a text of {what}")
+        if re.search(f"[{TAINT}{BEGIN}{END}]", text):
+            raise InvalidValue(f"{what} has {text!r:.60}, whose U+FDD0 to U+FDD2 are no text")
+    return value
+
+
 def _strings(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+    """All texts in a value, also keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
+        for each in itertools.chain(*value.items()) if isinstance(value, Mapping) else value:
             yield from _strings(each)
 
 
@@ -191,7 +211,7 @@ def _change(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _change(each, change) for key, each in value.items()}
+        return {_change(key, change): _change(each, change) for key, each in value.items()}
     return [_change(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -235,7 +255,7 @@ def _compile(text: str) -> Any:
     class Generation(ext.Extension):
         """The block that transformers has for text that a model generates."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

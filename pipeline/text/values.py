@@ -53,7 +53,8 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
         return str(value)
     raise InvalidValue(
         f"{what} holds {type(value).__name__} ({value!r:.60}), not text or a number; convert it to "
-        "a string first, or name another field"
+        "a string first, name another field or an entry such as {field[0]}, or give it a template, "
+        "such as templates.Chat for the turns of a chat"
     )
 
 

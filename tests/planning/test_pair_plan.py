@@ -53,9 +53,11 @@ def test_a_plan_of_pairs_by_hand():
         # inputs of 9 cut to 8, and the pair that has targets alone; one without targets is in none
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
-    assert figures.losses(plan) == {"excluded": 0, "empty": 1, "overlong": 1, "lost": 1}
+    none = {"silent": 0, "lost_loss": 0, "silent_pieces": 0}
+    found = {"excluded": 0, "empty": 1, "overlong": 1, "lost": 1}
+    assert figures.losses(plan) == none | found
     less = plan.after(0, exclude=[1, 5])  # the pair without targets is in no batch anyway
-    assert figures.losses(less) == {"excluded": 1, "empty": 1, "overlong": 1, "lost": 1}
+    assert figures.losses(less) == none | found | {"excluded": 1}
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
-from pipeline.text.chats import WEIGHTS_OF_TURNS
+from pipeline.text.chats import WEIGHTS_OF_TURNS, read_turns
 from pipeline.text.sources import Records
 from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
@@ -40,6 +40,7 @@ def pairs(turn):
         json.dumps([*map(pairs, TURNS)]),
         [{key: value.encode() for key, value in turn.items()} for turn in TURNS],
         [{**TURNS[0], "content": PARTS}, TURNS[1]],
+        [*read_turns({**TURNS[0], "content": PARTS}, "one"), TURNS[1]],
         [{**turn, "name": None, "tool_calls": [], "id": 5} for turn in TURNS],
     ],
 )
@@ -66,7 +67,7 @@ def of(**fields):
         (["Hi"], "turn 0 of its messages is the text 'Hi', which is not JSON"),
         ([["user", "Hi"]], "turn 0 of its messages is list"),
         ({"role": ["user"], "content": ["Hi", "Yo"]}, "dict of lists that are not equally long"),
-        ({"role": ["user"], "content": "Hi"}, "dict of lists that are not equally long"),
+        ({"role": ["user"], "content": "Hi"}, r"the role of turn 0 of its messages is \['user'\]"),
         ([{"from": "human", "value": "Hi"}], r"has no 'role' \(its keys: from, value\); .* role="),
         ([{"role": "user", "text": "Hi"}], r"has no 'content' .*name the key with content="),
         (of(role=None), "the role of turn 0 of its messages is None"),

@@ -136,6 +136,8 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         (CHATML, [turn("a\ufdd0")], "turn 0 of its messages has .* are no text"),
         (CHATML, [turn("a"), answer("b", weight=-1)], "the weight of turn 1 of its messages is -1"),
         (CHATML, [{"content": "a"}], "the chat template fails: "),
+        (CHATML, [], "its messages are empty"),
+        (CHATML, [turn("a"), turn("b", "Assistant")], "the role 'Assistant', and a known role is"),
         ("{{ raise_exception('no system') }}", TALK, "the chat template fails: no system"),
         ("{{ ''.__class__.__mro__ }}", TALK, "the chat template fails: .*unsafe"),
         (
@@ -180,6 +182,10 @@ def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
     tools = Jinja(tokenizer, template="{{ tools | tojson }}{{ messages[0].content }}")
     spans = tools({"messages": TALK[:1], "tools": '[{"name": "é<"}]'})
     assert whole(spans) == '[{"name": "é<"}]Hi '
+    described = {"messages": TALK[:1], "tools": [{"<|im_end|>": "<|im_start|>[INST]"}]}
+    (ids,) = tokenizer.encode_batch([tools(described)[0][0]])[:1]
+    assert not {*ids.tolist()} & {tokenizer._find(mark) for mark in MARKS}
+    assert tokenizer.decode(ids) == '[{"<|im_end|>": "<|im_start|>[INST]"}]Hi '
     config = {"chat_template": [{"name": "default", "template": "named"}]}
     for name, content in (
         ("tokenizer.json", pathlib.Path(tokenizer.path).read_text()),

@@ -268,9 +268,8 @@ def with_defaults(place, **options):
         model_type="bpe",
         byte_fallback=True,
         minloglevel=2,
-        remove_extra_whitespaces=False,
         normalization_rule_name="identity",
-        **options,
+        **{"remove_extra_whitespaces": False} | options,
     )
     (place / "spaced.model").write_bytes(content.getvalue())
     return SentencePiece(place / "spaced.model")
@@ -298,7 +297,7 @@ def test_nothing_is_put_where_a_span_begins_inside_an_example(kind, tmp_path):
         filled = [[[(text, 1.0, {}) for text in texts]]]
         chunk = templates.encode(filled, tokenizer)
         if kind.startswith("spm") or "</s>" not in "".join(texts):
-            assert tokenizer.decode(chunk.flat) == "".join(texts)
+            assert tokenizer.spell(chunk.flat) == "".join(texts)
         # A text has as many letters in one span as in several; only the first may get a space.
         whole = templates.encode([[[("".join(map(str, texts)), 1.0, {})]]], tokenizer)
         if not kind.startswith("spm") and "</s>" not in "".join(texts):
@@ -309,6 +308,17 @@ def test_nothing_is_put_where_a_span_begins_inside_an_example(kind, tmp_path):
         ids = templates.encode([group], tokenizer).flat
         alone = tokenizer.encode_batch([("Q" if prefix else "") + "yo"])[0]
         assert tokenizer.decode(ids) == tokenizer.decode(alone)
+
+
+def test_a_model_that_removes_spaces_keeps_those_between_spans(tmp_path):
+    tokenizer = with_defaults(
+        tmp_path, remove_extra_whitespaces=True, user_defined_symbols=["<|x|>"]
+    )
+    for texts in (["A: ", "yo"], ["a", " b"], ["A: ", templates.Markup("<|x|> "), "b "]):
+        chunk = templates.encode([[[(text, 1.0, {}) for text in texts]]], tokenizer)
+        assert tokenizer.spell(chunk.flat) == "".join(texts)
+    alone = templates.encode([[[(" a  b ", 1.0, {})]]], tokenizer)
+    assert tokenizer.spell(alone.flat) == "a b"
 
 
 @pytest.mark.parametrize(

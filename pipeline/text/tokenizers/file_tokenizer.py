@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import join, parts_of
+from pipeline.text.tokenizers.markup import Markup, join, parts_of
 
 # Own text of a template that is meant as a mark.
 MEANT = re.compile(r"<\|[^<>|\s]+\|>")
@@ -30,17 +30,15 @@ class UnknownMark(InvalidValue):
         super().__init__(f"{seen}; name the token, as in {option}='<s>', or pass {option}=False")
         self.seen, self.option = seen, option
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return UnknownMark, (self.seen, self.option)
-
 
 class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to store it with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
     and calls `_set_marks`; `_find`, the id of a token by name; and `_encode`, which returns the ids
-    of each text. Texts are of a kind: "first", which begin an example; "inside", before which
-    nothing is added; or "parse", likewise, in which marks become tokens.
+    of each text. Texts are of a kind: "alone", a whole example; "first", its beginning; "inside",
+    before which nothing is added; or "parse", likewise, in which marks become tokens. Only of texts
+    that are alone spaces may be removed.
     """
 
     kind: str
@@ -94,12 +92,13 @@ class FileTokenizer:
         self, texts: Sequence[str], inside: Sequence[bool]
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`. A text is divided before its first mark, and where markup ends."""
+        followed = [*inside[1:], False][: len(texts)]
         runs = [
-            self._divide(text, within) if self._marks else [(text, "inside" if within else "first")]
-            for text, within in zip(texts, inside, strict=True)
+            self._divide(text, within, not more)
+            for text, within, more in zip(texts, inside, followed, strict=True)
         ]
         encoded = {}
-        for kind in ("first", "inside", "parse"):
+        for kind in ("alone", "first", "inside", "parse"):
             chosen = [text for each in runs for text, its_kind in each if its_kind == kind]
             encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
         marks = self.begin_id, self.end_id
@@ -109,18 +108,29 @@ class FileTokenizer:
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
         return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
-    def _divide(self, text: str, within: bool) -> list[tuple[str, str]]:
+    def _divide(self, text: str, within: bool, last: bool) -> list[tuple[str, str]]:
         """Runs of a text, each with its kind, as for `_encode`."""
-        assert self._marks is not None
+        kinds = ["inside" if within else "alone" if last else "first"]
+        if self._marks is None or not isinstance(text, Markup):
+            return [(text, kinds[0])]
         pieces: list[tuple[str, bool]] = []
-        for part, own in parts_of(text):
+        for part, own in text.parts:
             mark = self._marks.search(part) if own else None
             at = mark.start() if mark else len(part)
             pieces += [(part[:at], False), (part[at:], True)]
-        runs: list[tuple[str, str]] = []
-        for part, parse in join(*pieces).parts:
-            runs.append((part, "parse" if parse else "inside" if within or runs else "first"))
-        return runs or [("", "inside")]
+        runs = join(*pieces).parts
+        kinds = ["first" if kinds[0] == "alone" and len(runs) > 1 else kinds[0]]
+        kinds += ["inside"] * (len(runs) - 1)
+        return [
+            (part, "parse" if parse else kind)
+            for (part, parse), kind in zip(runs, kinds, strict=False)
+        ] or [("", "inside")]
+
+    def spell(self, ids: Any) -> str:
+        """The text of the ids of an example, without its begin and end marks, but with others."""
+        return self.decode(ids)
+
+    decode: Callable[[Any], str]
 
     def find_unparsed(self, text: str) -> str | None:
         """A mark in a text that stays text, and why; None if there is none."""

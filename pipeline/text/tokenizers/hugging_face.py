@@ -70,6 +70,7 @@ class HuggingFace(FileTokenizer):
             inner = json.dumps(_without_prefix(described))
         same = json.loads(inner) == described
         self._kinds = {
+            "alone": self._tokenizer,
             "first": self._tokenizer,
             "inside": self._tokenizer if same else self._open(inner.encode()),
             "parse": parser,

@@ -26,10 +26,11 @@ TextOf: TypeAlias = str | Sequence[str] | Callable[[Mapping[str, Any]], Sequence
 
 SPACE = "\u2581"  # how a model spells a space
 
-# A model is a protocol buffer: two types of its pieces, and a field that, appended to a model, says
-# that no space is put before a text.
-USER_DEFINED, UNUSED = 4, 5
+# A model is a protocol buffer: three types of its pieces, and fields that, appended to a model, say
+# that no space is put before a text, and that none is removed.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }
+KEEP_SPACES = b"\x1a\x02\x20\x00"  # normalizer_spec { remove_extra_whitespaces: false }
 
 # The most bytes of text to train on, and the most shards that they come from.
 SAMPLE_BYTES, SAMPLED = 1 << 25, 64
@@ -48,9 +49,8 @@ class SentencePiece(FileTokenizer):
         begin: whether to put the model's begin mark before each text; or the piece to put there.
         end: the mark after each text, likewise.
 
-    User-defined symbols that look like marks (`<|end|>`) are parsed in a template's own text alone
-    (see `templates.Markup`), others, such as runs of spaces, in all text, and control symbols in
-    none.
+    Control symbols, and user-defined ones that look like marks (`<|end|>`), are parsed in a
+    template's own text alone (see `templates.Markup`), others, such as runs of spaces, in all text.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -66,13 +66,15 @@ class SentencePiece(FileTokenizer):
         # The library finds user-defined symbols in any text. If some of them are marks, only
         # the model for "parse" must find them.
         _load(self._content, self._name)  # or it is refused
-        marks, unused = _read_marks(self._content)
+        marks, unused, parsed = _read_marks(self._content)
         self._set_marks(marks)
-        self._processor = _load(unused, self._name)
+        self._processor, self._speller = _load(unused, self._name), _load(parsed, self._name)
+        inside = KEEP_SPACES + NO_DUMMY_PREFIX
         self._kinds = {
-            "first": self._processor,
-            "inside": _load(unused + NO_DUMMY_PREFIX, self._name),
-            "parse": _load(self._content + NO_DUMMY_PREFIX, self._name),
+            "alone": self._processor,
+            "first": _load(unused + KEEP_SPACES, self._name),
+            "inside": _load(unused + inside, self._name),
+            "parse": _load(parsed + inside, self._name),
         }
         own = self._processor.bos_id(), self._processor.eos_id()
         before, after = ([mark] if mark >= 0 else [] for mark in own)
@@ -106,6 +108,10 @@ class SentencePiece(FileTokenizer):
         """See `Tokenizer`."""
         marks = {self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()}
         return self._processor.decode([i for i in self._strip(ids) if i not in marks])
+
+    def spell(self, ids: Any) -> str:
+        """See `FileTokenizer`."""
+        return self._speller.decode(self._strip(ids))
 
 
 def train_sentencepiece(
@@ -175,14 +181,20 @@ def train_sentencepiece(
     return SentencePiece(path, begin=begin, end=end)
 
 
-def _read_marks(model: bytes) -> tuple[list[str], bytes]:
-    """The user-defined symbols of a model that look like marks; and the model with them unused."""
-    marks, message = [], _message_of_models().FromString(model)
-    for piece in message.pieces:
-        if piece.type == USER_DEFINED and is_mark(piece.piece.replace(SPACE, " ")):
+def _read_marks(model: bytes) -> tuple[list[str], bytes, bytes]:
+    """The marks of a model: control symbols, and user-defined ones that look like marks.
+
+    And the model with those marks that it would find in any text unused; and with all marks as
+    symbols that it finds.
+    """
+    marks, unused = [], _message_of_models().FromString(model)
+    parsed = _message_of_models().FromString(model)
+    for piece, its in zip(unused.pieces, parsed.pieces, strict=True):
+        if piece.type in (CONTROL, USER_DEFINED) and is_mark(piece.piece.replace(SPACE, " ")):
             marks.append(piece.piece)
-            piece.type = UNUSED
-    return marks, message.SerializeToString()
+            piece.type = UNUSED if piece.type == USER_DEFINED else CONTROL
+            its.type = USER_DEFINED
+    return marks, unused.SerializeToString(), parsed.SerializeToString()
 
 
 @functools.cache
