@@ -14,7 +14,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from pipeline.text.sources import ArrowFiles, JsonLines, ParallelText, ParquetFiles, TextFiles
+from pipeline.text.sources import (
+    ArrowFiles,
+    JsonLines,
+    ParallelText,
+    ParquetFiles,
+    TextFiles,
+    lines,
+)
 from pipeline.text.sources import content as contents
 from pipeline.text.sources import source as sizes
 
@@ -180,7 +187,7 @@ def test_a_bomb_ends_at_a_limit_that_is_said(pack, tmp_path, monkeypatch):
             list(source)
     monkeypatch.setattr(contents, "LIMIT", 1 << 30)
     assert list(TextFiles(path)) == []
-    monkeypatch.setattr(contents, "LONGEST", 60_000)
+    monkeypatch.setattr(lines, "LONGEST", 60_000)
     monkeypatch.setattr(sizes, "BLOCK", 1000)
     path.write_bytes(pack(b"a\n" + b"x" * 200_000))
     with pytest.raises(ValueError, match=r"a line of more than 60,000 bytes, which begins after"):

@@ -94,7 +94,7 @@ class FileSource(Sharded, Handles):
         """The result of a library's function; its errors become one that names the file."""
         try:
             return function(*arguments)
-        except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
+        except (pa.ArrowException, OSError, RuntimeError, StopIteration, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
             found = describe(read_head(path))
