@@ -50,7 +50,9 @@ class Pairs(AnyCorpus):
         self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
-        if (getattr(inputs, "origin", None) or {}).get("on_error") == "skip":  # others have at least a begin mark
+        if (getattr(inputs, "origin", None) or {}).get(
+            "on_error"
+        ) == "skip":  # others have at least a begin mark
             self.lengths[inputs.lengths == 0] = 0
         self.lengths.flags.writeable = False
         if (place := getattr(targets, "directory", None)) is not None:

@@ -356,13 +356,6 @@ def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[st
     ]
 
 
-def _count_reasons(failures: Sequence[str]) -> str:
-    """The number of failures of each kind: the beginning of their reasons, without numbers."""
-    reasons = [re.split("[:;.(]", json.loads(line)["reason"])[0].strip() for line in failures]
-    kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
-    return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
-
-
 def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:
     """Refuses a corpus without examples, tokens or loss."""
     if not len(counts):
@@ -377,6 +370,13 @@ def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequenc
             "records, so nothing would be learnt; give a weight to the parts of a record to train "
             "on, such as weights={'gpt': 1.0} for the turns of that role"
         )
+
+
+def _count_reasons(failures: Sequence[str]) -> str:
+    """The number of failures of each kind: the beginning of their reasons, without numbers."""
+    reasons = [re.split("[:;.(]", json.loads(line)["reason"])[0].strip() for line in failures]
+    kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
+    return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import WEIGHTS, Column, Feature, check_features
-from pipeline.text.ragged import Ragged
+from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature, check_features
+from pipeline.text.ragged import IDS, Ragged
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
@@ -204,7 +204,8 @@ class _OfBlock:
         silent = job.task.find_silent(chunk.counts, loss)
         if len(silent):
             add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
-        return chunk
+        ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
+        return dataclasses.replace(chunk, columns={**chunk.columns, TOKENS: ids})
 
     # ---- items: what the tokenizer gets of each record
 
@@ -285,9 +286,16 @@ class _OfBlock:
 
     def _require_ids(self, chunk: Ragged) -> None:
         flat, tokenizer = chunk.flat, self._job.tokenizer
-        if flat.min(initial=0) >= 0 and flat.max(initial=-1) < tokenizer.vocab_size:
+        if not len(flat):
             return
-        wrong = np.flatnonzero((flat < 0) | (flat >= tokenizer.vocab_size))
+        if flat.dtype.kind not in "iu":
+            raise InvalidValue(
+                f"the tokenizer {tokenizer.fingerprint} gave ids of dtype {flat.dtype}; they must "
+                "be integers"
+            )
+        if flat.min() >= 0 and flat.max() < min(tokenizer.vocab_size, IDS):
+            return
+        wrong = np.flatnonzero((flat < 0) | (flat >= min(tokenizer.vocab_size, IDS)))
         of = np.searchsorted(np.cumsum(chunk.counts), wrong, side="right")
         examples, first = np.unique(of, return_index=True)
         ids = dict(zip(examples.tolist(), flat[wrong[first]].tolist(), strict=True))
@@ -295,7 +303,8 @@ class _OfBlock:
             examples,
             lambda example: (
                 f"the tokenizer {tokenizer.fingerprint} gave the id {ids[example]}, and its "
-                f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it"
+                f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it, and "
+                "below 2**31"
             ),
         )
 

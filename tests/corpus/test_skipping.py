@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import pipeline
@@ -44,3 +45,33 @@ def test_records_that_no_field_can_read_do_not_stop_a_fingerprint_or_a_tokenizer
     assert [corpus.decode(at) for at in range(6)] == ["some words", "", "", "", "", "more words"]
     with pytest.raises(ValueError, match="record 1: it is a NoneType, and a record must be"):
         pipeline.prepare(source, tokenizer, tmp_path / "other", progress=False, num_workers=0)
+
+
+class Wrong(Bytes):
+    """Gives two ids for each text, of which one is wrong for a text with an x."""
+
+    def __init__(self, wrong, dtype):
+        super().__init__()
+        self.wrong, self.dtype = wrong, dtype
+
+    def encode_batch(self, texts):
+        ids = [[5, self.wrong if "x" in str(text) else 5] for text in texts]
+        return np.ravel(np.array(ids, self.dtype)), np.full(len(texts), 2)
+
+
+@pytest.mark.parametrize("template", [None, lambda record: [(record["text"], 1.0)]])
+@pytest.mark.parametrize(
+    ("wrong", "dtype"),
+    [
+        *(((1 << 32) + 7, "int64"), (-1, "int64"), (-1, "int32"), (259, "int16"), (259, "uint16")),
+        *(((1 << 31) + 5, "uint32"), ((1 << 63) + 5, "uint64"), (1 << 31, "int64")),
+    ],
+)
+def test_an_id_of_a_tokenizer_that_does_not_fit_fails_its_record(wrong, dtype, template, tmp_path):
+    source, tokenizer = Records(["ab", "x", "cd"]), Wrong(wrong, dtype)
+    options = {**OPTIONS, "on_error": "raise"}
+    with pytest.raises(ValueError, match=rf"record 1: the tokenizer .* gave the id {wrong}, and"):
+        pipeline.prepare(source, tokenizer, tmp_path / "a", template=template, **options)
+    pipeline.prepare(source, tokenizer, tmp_path / "b", template=template, **OPTIONS)
+    (failed,) = (tmp_path / "b/skipped.jsonl").read_text().splitlines()
+    assert json.loads(failed)["record"] == 1

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from pipeline.text.sources import ArrowFiles, JsonLines, ParallelText, ParquetFiles, TextFiles
+from pipeline.text.sources import (
+    ArrowFiles,
+    JsonLines,
+    ParallelText,
+    ParquetFiles,
+    TextFiles,
+    lines,
+)
 from pipeline.text.sources import content as contents
 from pipeline.text.sources import source as sizes
 
@@ -74,6 +81,7 @@ READ = {
     "bzip2": bz2.compress(TEXT),
     "bzip2, two streams": bz2.compress(TEXT[:HALF]) + bz2.compress(TEXT[HALF:]),
     "xz": lzma.compress(TEXT),
+    "lzma": lzma.compress(TEXT, lzma.FORMAT_ALONE),
     "xz, two streams": lzma.compress(TEXT[:HALF]) + lzma.compress(TEXT[HALF:]),
     "lz4": lz4(TEXT),
     "zip": zipped(**{"../../a.txt": TEXT}),
@@ -136,6 +144,7 @@ REFUSED = {
     "NUL bytes, as UTF-16 has without a mark": "привет мир\n".encode("utf-16-le"),
     "NUL bytes, as UTF-16 has": b"a\0" * 3 + b"\0\1",
     "an SQLite database; export": b"SQLite format 3\0" + bytes(90),
+    "compressed as .Z; unpack it first": b"\x1f\x9d\x90abc",
     "a PDF; extract its text": b"%PDF-1.4\n%",
     "it is a zip archive of 2 files; unpack": zipped(a="1", b="2"),
     "it is a zip archive of 0 files; unpack": zipped(),
@@ -180,7 +189,7 @@ def test_a_bomb_ends_at_a_limit_that_is_said(pack, tmp_path, monkeypatch):
             list(source)
     monkeypatch.setattr(contents, "LIMIT", 1 << 30)
     assert list(TextFiles(path)) == []
-    monkeypatch.setattr(contents, "LONGEST", 60_000)
+    monkeypatch.setattr(lines, "LONGEST", 60_000)
     monkeypatch.setattr(sizes, "BLOCK", 1000)
     path.write_bytes(pack(b"a\n" + b"x" * 200_000))
     with pytest.raises(ValueError, match=r"a line of more than 60,000 bytes, which begins after"):

@@ -1,6 +1,7 @@
 """Tables give the rows that they hold, in every layout, and read only the columns asked for."""
 
 import datetime
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +133,7 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     file = source._open_file(source.files[0])
     read = file.read
     source._latest = (
-        source.files[0],
+        source._latest[0],
         file._replace(read=lambda *how: reads.append(how) or read(*how)),
     )
     due = table.to_pylist()
@@ -159,3 +160,13 @@ def test_a_shard_of_rows_begins_at_any_batch(tmp_path, monkeypatch):
         for number, block in enumerate(blocks[:-1]):
             again = write_table(tmp_path / f"a.{kind}", table, rows=90)
             assert list(again.read(shard, block.next)) == blocks[number + 1 :]
+
+
+def test_threads_read_the_same_file_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "BLOCK", 2000)
+    table = pa.table({"text": [f"{row} " * 9 for row in range(500)]})
+    for kind in KINDS:
+        source = write_table(tmp_path / f"a.{kind}", table, rows=500)
+        with ThreadPoolExecutor(4) as pool:
+            seen = list(pool.map(lambda _, s=source: [row["text"] for row in s], range(4)))
+        assert seen == [table["text"].to_pylist()] * 4

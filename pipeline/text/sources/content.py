@@ -84,6 +84,7 @@ PACKINGS: dict[bytes, Packing] = {
     b"\x28\xb5\x2f\xfd": ("zstd", _unpack_zstd),
     b"BZh": ("bzip2", bz2.BZ2File),
     b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
+    b"\x5d\0\0": ("lzma", lzma.LZMAFile),
     b"\x04\x22\x4d\x18": ("lz4", functools.partial(pa.CompressedInputStream, compression="lz4")),
     b"PK\x03\x04": ("zip", _unpack_zip),
     b"PK\x05\x06": ("zip", _unpack_zip),
@@ -104,6 +105,7 @@ OTHERS = {
     b"SQLite format 3\0": ("an SQLite database", "export its rows as JSON lines"),
     b"\x89HDF": ("HDF5", "export its rows as JSON lines"),
     b"%PDF-": ("a PDF", "extract its text first"),
+    b"\x1f\x9d": ("compressed as .Z", "unpack it first"),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
     b"Rar!\x1a\x07": ("a RAR archive", "unpack it first"),
 }

@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -94,7 +95,7 @@ class FileSource(Sharded, Handles):
         """The result of a library's function; its errors become one that names the file."""
         try:
             return function(*arguments)
-        except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
+        except (pa.ArrowException, OSError, RuntimeError, StopIteration, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
             found = describe(read_head(path))
@@ -175,22 +176,17 @@ def _match(name: str) -> list[epath.Path]:
 
 def _expand(path: epath.Path) -> list[epath.Path]:
     """The files that match a glob, whose pattern begins with the first folder that is no name."""
-    prefixes = [*reversed(path.parents), path][-len(path.parts) :]
-    pairs = list(zip(path.parts, prefixes, strict=True))
-    wild = [n for n, (part, each) in enumerate(pairs) if _is_pattern(part) and not each.exists()]
-    if not wild:
+    wild = (part for part in (*reversed(path.parents), path) if re.search(r"[*?[{]", part.name))
+    first = next((part for part in wild if not part.exists()), None)
+    if first is None:
         raise Missing(f"there is no file {os.fspath(path)}; check the path")
-    base, patterns = path.parents[len(pairs) - wild[0] - 1], path.parts[wild[0] :]
+    base, patterns = first.parent, path.parts[len(first.parts) - 1 :]
     if isinstance(path, ObjectPath):
         files = sorted(base.glob("/".join(patterns)))
         known = zip(files, objects.heads(files), strict=True)
         return [file for file, head in known if head is not None]
     found = map(epath.Path, {*_walk(os.fspath(base), *patterns)})
     return sorted(file for file in found if not file.is_dir())
-
-
-def _is_pattern(part: str) -> bool:
-    return any(character in part for character in "*?[{")
 
 
 def _walk(folder: str, first: str, *others: str) -> Iterator[str]:

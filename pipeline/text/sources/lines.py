@@ -10,8 +10,8 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fs.atomic import as_path
-from pipeline.text.sources import content as contents
 from pipeline.text.sources import files
+from pipeline.text.sources.content import LONGEST, is_packed, open_text
 from pipeline.text.sources.source import Block, Blocks, Shard, shard_bytes
 
 # Bytes that are read at once to count lines.
@@ -37,7 +37,7 @@ class LineSource(files.FileSource):
         for number in range(span, len(shard.spans)):
             file, begin, end = shard.spans[number]
             path = self.files[file]
-            with contents.open_text(path) as content:
+            with open_text(path) as content:
                 end = end if content.seekable() else math.inf
                 if at is None:
                     at = _skip_line(content, begin, end)
@@ -84,7 +84,7 @@ class LineSource(files.FileSource):
     def where(self, block: Block, number: int) -> str:
         """The file, line and byte of a record; the lines before it are counted now."""
         file, at = block.places[number]
-        with contents.open_text(as_path(file)) as content:
+        with open_text(as_path(file)) as content:
             line, left = 1, at
             while left and (data := content.read(min(left, COUNTED))):
                 line, left = line + data.count(b"\n"), left - len(data)
@@ -96,8 +96,8 @@ def _read_some(content: IO[bytes], path: epath.Path, at: int, count: float) -> b
     data = content.read(int(count)) if count > 0 else b""
     if not data or data.endswith(b"\n"):
         return data
-    rest = content.readline(contents.LONGEST)
-    if len(rest) == contents.LONGEST:
+    rest = content.readline(LONGEST)
+    if len(rest) == LONGEST:
         raise InvalidValue(
             f"{os.fspath(path)} has a line of more than {len(rest):,} bytes, which begins after "
             f"byte {at:,}; divide it"
@@ -155,12 +155,11 @@ class TextFiles(LineSource):
         blocks = Blocks(shard, "byte")
         for number in range(start or 0, len(shard.spans)):
             path = self.files[shard.spans[number][0]]
-            with contents.open_text(path) as content:
-                data = content.read(contents.LONGEST)
+            with open_text(path) as content:
+                data = content.read(LONGEST)
                 if content.read(1):
                     raise InvalidValue(
-                        f"{os.fspath(path)} holds a text of more than {contents.LONGEST:,} bytes; "
-                        "divide it"
+                        f"{os.fspath(path)} holds a text of more than {LONGEST:,} bytes; divide it"
                     )
             blocks.add(os.fspath(path), [self._record(data, 0)], [0], len(data))
             if not blocks.room and number < len(shard.spans) - 1:
@@ -254,7 +253,7 @@ class ParallelText(files.FileSource):
         for pair, (paths, size) in enumerate(zip(pairs, sizes, strict=True)):
             first, of_inputs, of_targets = at // step, list[int](), list[int]()
             last = first
-            if not (whole := any(map(contents.is_packed, paths))):
+            if not (whole := any(map(is_packed, paths))):
                 (of_inputs, _), (of_targets, _) = self._count(pair)
                 last = (at + max(size, 1) - 1) // step
             for shard in range(first, last + 1):
@@ -286,7 +285,7 @@ class ParallelText(files.FileSource):
         for number in range(span, len(shard.spans)):
             pair, begin, end, byte, lines = shard.spans[number]
             path, other = inputs.files[pair], targets.files[pair]
-            with contents.open_text(path) as content, contents.open_text(other) as beside:
+            with open_text(path) as content, open_text(other) as beside:
                 end = end if content.seekable() else math.inf
                 if at:
                     _skip(content, at[0])
@@ -342,7 +341,7 @@ class ParallelText(files.FileSource):
 def _count_lines(path: epath.Path) -> tuple[list[int], int]:
     """The line ends before each `COUNTED` bytes of a file, and the number of its lines."""
     ends, last = [0], b"\n"
-    with contents.open_text(path) as content:
+    with open_text(path) as content:
         while data := content.read(COUNTED):
             ends.append(ends[-1] + data.count(b"\n"))
             last = data[-1:]

@@ -4,6 +4,7 @@ import functools
 import itertools
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Tables(files.FileSource):
     _open: Callable[[epath.Path], _File]
 
     handles = ("_latest",)
-    _latest: tuple[Any, Any] = None, None  # the file that was opened last
+    _latest: tuple[Any, Any] = None, None  # the file that was opened last, and in which thread
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
@@ -59,15 +60,16 @@ class Tables(files.FileSource):
         return False
 
     def _open_file(self, path: epath.Path) -> _File:
-        if self._latest[0] == path:
-            return self._latest[1]
+        key, (latest, found) = (path, threading.get_ident()), self._latest
+        if latest == key:
+            return found
         found = self._guard(path, self._open, path)
         if missing := [name for name in self.columns or () if name not in found.names]:
             raise InvalidValue(
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
                 f"{', '.join(found.names)}); choose among them with columns="
             )
-        self._latest = path, found
+        self._latest = key, found
         return found
 
     def groups(self) -> Iterator[tuple[str, pa.Table]]:
@@ -171,9 +173,6 @@ class _Record(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"a row with the columns {', '.join(self._names)}"
 
 
 def _values_of(column: pa.ChunkedArray) -> list[Any]:
