@@ -93,7 +93,8 @@ class InPlace(SingleCorpus):
         if weights is not None:
             columns[WEIGHTS] = LOSS_WEIGHTS, weights
         tokens = np.concatenate([counts for _, _, counts in lists])
-        self._counts, self.marks = tokens, _check_marks(make.keywords.get("marks"))
+        self.marks = _check_marks(make.keywords.get("marks"))
+        self._counts = tokens if self.marks else tokens[:0]
         added = sum(mark is not None for mark in self.marks)
         self.lengths = self.task.lengths(tokens + added)
         self.lengths.flags.writeable = False

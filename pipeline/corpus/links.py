@@ -75,16 +75,16 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
         "format": form,
         "paths": _absolute(paths),
         "options": {name: value for name, value in options.items() if value not in (None, {})},
-        "task": corpus.task.name,
-        "tokenizer": None if corpus.tokenizer is None else corpus.tokenizer.save(place),
-        "tokens": corpus.identity["tokens"],
+        "identity": dict(corpus.identity),
     }
-    there = json.loads((place / LINK).read_bytes()) if (place / LINK).exists() else None
-    if (place / MANIFEST).exists() or there not in (None, json.loads(json.dumps(content))):
+    content = json.loads(json.dumps(content))
+    there = json.loads((place / LINK).read_bytes()) if (place / LINK).exists() else content
+    if (place / MANIFEST).exists() or there | content != there:
         raise InvalidValue(
             f"{os.fspath(place)} holds another corpus, or the token files have changed; choose "
             "another directory, or delete this one"
         )
+    content["tokenizer"] = None if corpus.tokenizer is None else corpus.tokenizer.save(place)
     with atomic_write(place / LINK, shared=True) as file:
         file.write(json.dumps(content, indent=1).encode())
     return open_link(place)
@@ -112,8 +112,8 @@ def open_link(directory: epath.Path) -> InPlace:
         features = {name: Feature(**each) for name, each in options.pop("features", {}).items()}
         if content["tokenizer"] is not None:
             options["tokenizer"] = tokenizers.load(content["tokenizer"], directory)
-        options |= {"features": features or None, "task": TASKS[content["task"]]}
-        form, paths, tokens = content["format"], content["paths"], content["tokens"]
+        form, paths, identity = content["format"], content["paths"], content["identity"]
+        options |= {"features": features or None, "task": TASKS[identity["task"]]}
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise InvalidValue(
             f"{os.fspath(directory / LINK)} is damaged: {error!r}; delete it, and link again"
@@ -121,7 +121,7 @@ def open_link(directory: epath.Path) -> InPlace:
     if form == "npy":
         (options["offsets"],) = options["offsets"]
     corpus = open_tokens(form, paths, options)
-    if corpus.identity["tokens"] != tokens:
+    if corpus.identity != identity:
         raise InvalidValue(
             f"the files that {os.fspath(directory)} stands for have changed; put them back, or "
             "delete that directory and link again"

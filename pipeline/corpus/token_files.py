@@ -228,6 +228,8 @@ def flat(
     beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
     masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
     _require_choice(masks, "labels_mask*", weights)
+    if not found:
+        raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
     arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
     tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
@@ -245,20 +247,20 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     head = bytes(content[:12])
     if head.startswith(b"\x93NUMPY"):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
+    try:
+        found = np.dtype(dtype or object)
+    except TypeError:
+        found = np.dtype(object)
     kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     if kind[0] == LLM_C_EVALUATION:
         raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
     if kind[:2] in LLM_C and not skip:
         (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
         due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
-        if content.size != due or dtype not in (None, known):
+        if content.size != due or (dtype is not None and found != known):
             raise damaged(path, f"by its header, it has {due:,} bytes, and ids of {known}")
-        dtype = known
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if dtype is None or found.kind not in "iu":
+        found = np.dtype(known)
+    if found.kind not in "iu":
         raise InvalidValue(
             f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
             "vocabulary has up to 65,536, else 'uint32'"

@@ -360,16 +360,22 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if texts or not trained:
         tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
     for folder, fields in in_place.items():
+        name = f"config.{folder.replace('/', '.')}"
         if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
             raise InvalidValue(
-                f"config.{folder} has tokens, but also a template, or begin and end for a share of "
-                "records; remove them, and hold examples out with config.eval.hold_out"
+                f"{name} has tokens, but also a template, or begin and end for a share of records; "
+                "remove them, and hold examples out with config.eval.hold_out"
+            )
+        if not isinstance(fields.files, str) or not fields.files:
+            raise InvalidValue(
+                f"{name}.files is {fields.files!r}; with a format, it must name token files, as "
+                "text, with commas between several"
             )
         options = {**fields.get("options", {}), "task": task, "tokenizer": tokenizer}
         tokens = open_tokens(fields.format, fields.files.split(","), options)
         if tokens.vocab_size is None:
             raise InvalidValue(
-                f"the number of ids is unknown; give config.{folder}.options.vocab_size, or the "
+                f"the number of ids is unknown; give {name}.options.vocab_size, or the "
                 "tokenizer of the ids as config.tokenizer"
             )
         link(tokens, directory / folder)

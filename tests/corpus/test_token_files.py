@@ -131,6 +131,9 @@ def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, m
     write_llm_c(tmp_path / "train_1.bin", ids[5:], kind, version, dtype)
     corpus = InPlace.flat(tmp_path / "train_*.bin", task=INPUTS)
     assert documents_of(corpus) == [[mark, 5, 6], [mark, 7, 8], [mark, 9]]
+    assert len(InPlace.flat(tmp_path / "train_*.bin", dtype=np.dtype(dtype).type)) == 3
+    with pytest.raises(ValueError, match="by its header, it has"):
+        InPlace.flat(tmp_path / "train_*.bin", dtype="int64")
     content = (tmp_path / "train_1.bin").read_bytes()
     (tmp_path / "train_1.bin").write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"is damaged, cut short.*: by its header, it has"):
@@ -177,6 +180,8 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
         corpus = InPlace.flat(tmp_path / names, dtype="uint32", weights=masks)
         assert weights_of(corpus) == [[1, 0], [1]]
         assert corpus.fingerprint != plain.fingerprint
+    with pytest.raises(ValueError, match="are masks; give the files of tokens"):
+        InPlace.flat(masks, dtype="uint32", weights=())
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(b"\1\0")
     with pytest.raises(ValueError, match="weights have 2 bytes for 5 tokens"):
         InPlace.flat(tmp_path / "token*.npy", dtype="uint32", weights=masks)

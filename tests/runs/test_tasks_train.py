@@ -123,6 +123,7 @@ def test_a_config_of_token_files_says_what_it_lacks(chats, tmp_path):
         (whole, "the number of ids is unknown; give config.train.options.vocab_size"),
         ({**whole, "train__end": 0.5}, "hold examples out with config.eval.hold_out"),
         ({**whole, "train__format": "megatrom"}, "format is 'megatrom'; it must be one of arrow"),
+        ({**whole, "train__files": ""}, "config.train.files is ''; with a format, it must name"),
         ({**whole, "train__options__skip": 3}, r"megatron\(\) has no option 'skip'"),
     ):
         changed = fields | {"tokenizer__kind": "sentencepiece"} | changes
