@@ -7,6 +7,7 @@ is the same for any of them, and for any number of workers of `mp_prefetch`.
 """
 
 import copy
+import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -287,7 +288,7 @@ class _StepIterator(grain.DatasetIterator):
 
     def _set_next_index(self, index: int) -> None:
         self._end()
-        self._step = index
+        self._step = operator.index(index)
 
     def start_prefetch(self) -> None:
         self._begin().start_prefetch()

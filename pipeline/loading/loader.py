@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -116,9 +117,10 @@ class Loader(grain.DatasetIterator):
         self._begins = True  # `next` has not been called since the beginning or a `set_state`
         # Without `self`, which the thread would keep alive.
         plan, sharding, features = self.plan, self.sharding, batches.features
-        joins, built = self._joint is not None, batches.with_plans()
+        joins = self._joint is not None
+        built: Any = batches.with_plans()
 
-        def make(step: int) -> "tuple[bool, PlannedBatch, dict[str, jax.Array]]":
+        def make(step: int) -> tuple[bool, PlannedBatch, Any]:
             if step >= len(built):
                 raise Ended(f"step is {step:,}, and there are {len(built):,}")
             waits = joins and plan.may_wait(step)
@@ -212,7 +214,7 @@ class Loader(grain.DatasetIterator):
 
     def _set_next_index(self, index: int) -> None:
         with self._paused():
-            self._ahead.step = index
+            self._ahead.step = operator.index(index)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:

@@ -127,9 +127,10 @@ class Prefetch(Generic[T]):
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread, and raises an error in threads that wait for an element."""
-        self._closed = True
-        self.stop()
+        """Ends the threads, and raises an error in those that wait for an element."""
+        if not self.inherited:  # a thread of the parent may hold the lock
+            self._closed = True
+            self.stop()
 
     def _run(self, before: list[threading.Thread]) -> None:
         for thread in before:

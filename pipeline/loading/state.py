@@ -12,7 +12,10 @@ has the identity of all corpora so far. Entries of corpora that grow say where t
 slices or shuffles them: steps are then counted after that. The digest is that of the entries.
 """
 
+import contextlib
 import itertools
+import json
+import operator
 import sys
 from typing import Any, NamedTuple
 
@@ -60,6 +63,9 @@ class StateKey(NamedTuple):
             ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
                 or order; the message names each part that differs, with both values.
         """
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            # Whole numbers of NumPy are whole numbers.
+            state = json.loads(json.dumps(state, default=operator.index))
         if not _is_state(state):
             raise InvalidValue(
                 f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "

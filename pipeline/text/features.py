@@ -198,9 +198,9 @@ class Feature:
         with np.errstate(over="ignore"):
             cast = array.astype(self.dtype, copy=False)
         if _kind(self.dtype) == "f" and (over := np.isinf(cast) & np.isfinite(array)).any():
-            most = float(finfo(self.dtype).max)
+            limit = float(finfo(self.dtype).max)
             raise InvalidValue(
-                f"{what} holds {array[over][0]:g}; {self.dtype} holds numbers up to {most:.3g}"
+                f"{what} holds {array[over][0]:g}; {self.dtype} holds numbers up to {limit:.3g}"
             )
         return cast
 

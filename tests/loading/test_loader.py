@@ -542,6 +542,22 @@ def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change)
         StateKey(plan, corpus).resume({**state, **change})
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets, kind):
+    plan = Plan(corpus, buckets)
+    state = StateKey(plan, corpus).state(kind(3))
+    assert json.loads(json.dumps(state)) == state
+    state["step"] = kind(3)
+    state["plans"][0]["from"] = kind(0)
+    for iterator in (Loader(Batches(corpus, plan)), iter(Batches(corpus, plan).to_iter_dataset())):
+        iterator.set_state(state)
+        assert json.loads(json.dumps(iterator.get_state()))["step"] == 3
+        grain.experimental.set_next_index(iterator, kind(4))
+        assert json.loads(json.dumps(iterator.get_state()))["step"] == 4
+        require_same(next(iterator), Batches(corpus, plan)[4])
+        iterator.close()
+
+
 def test_a_state_says_which_corpus_it_belongs_to(corpus, examples, buckets):
     plan = Plan(corpus, buckets)
     state = StateKey(plan).state(3)
