@@ -325,7 +325,7 @@ class Corpus(Handles, SingleCorpus):
     def _show(self, entries: list[Entry]) -> None:
         """Makes these entries readable; reads what is not in memory yet."""
         before, parts = self._section, [entry.part for entry in entries]
-        known = [before and before.lengths_of(entry.number) for entry in entries]
+        known = [None if before is None else before.lengths_of(each.number) for each in entries]
         new = [part for part, lengths in zip(parts, known, strict=True) if lengths is None]
         self.log.require_files(new)
         read = iter(self.log.read_lengths(new))

@@ -211,9 +211,11 @@ def score(
 
 def _finished(corpus: Any) -> Any:
     """The corpus; for one that grows, the finished corpus."""
-    if isinstance(corpus, Corpora) and corpus.grows:
+    if not corpus.grows:
+        return corpus
+    if isinstance(corpus, Corpora):
         return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
-    return Corpus.open(corpus.directory) if corpus.grows else corpus
+    return Corpus.open(corpus.directory)
 
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:
