@@ -89,7 +89,7 @@ class Coverage:
             # Rows of earlier chapters have all been taken.
             legs = self._plan.last_stage(self._step - 1).schedule.taken(self._step).legs
             chapter = stream.chapter(legs[which])
-            whole = 0 if chapter.has_rest else chapter.begin.example
+            whole = 0 if chapter.has_rest else chapter.place.example
         return due, lost, whole
 
     def _check(self, epoch: int, which: int) -> None:

@@ -342,12 +342,13 @@ class Plan:
             return {}
         stage, found = self.stage_at(step), dict.fromkeys(self.parts, range(0))
         for stream, leg in zip(stage.streams, stage.schedule.taken(step + 1).legs, strict=True):
-            chapter = stream.chapter(leg)
-            if stream.parts is not None and not chapter.finished:
-                begin = chapter.begin.part
+            chapter, known = stream.chapter(leg), stream.legs[leg : leg + 1]
+            if stream.parts is not None and not (known and known[0].repeats):
+                begin = chapter.place.part
                 if chapter.has_rest:
                     begin = stage.past[0]["places"][stream.name]["part"]
-                found[stream.name] = range(begin, chapter.end.part)
+                end = known[0].places[1] if known else chapter.place
+                found[stream.name] = range(begin, end.part)
         return found
 
     def may_wait(self, step: int) -> bool:

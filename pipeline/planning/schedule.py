@@ -197,7 +197,7 @@ class Schedule:
         self._weights = [Fraction(1) if weights is None else weights[each.name] for each in streams]
         # A corpus that grows and has no weight has no rows, and so is owed none.
         each = zip(self._weights, streams, strict=True)
-        owes = [bool(weight) or one.parts is None or one.epoch > 1 for weight, one in each]
+        owes = [bool(weight) or one.parts is None for weight, one in each]
         owed = [[due * n for due, n in zip(each, owes, strict=True)] for each in taken.owed]
         self.marks: tuple[Taken, ...] = (taken._replace(owed=owed),)
         self._one = weights is None

@@ -215,8 +215,9 @@ class Stage(Handles):
         found = dict[str, Place]()
         for number, (stream, leg) in enumerate(zip(self.streams, legs, strict=True)):
             chapter, weight = stream.chapter(leg), self.weights is None or self.weights[stream.name]
-            begun = leg > chapter.number or (rows[:, number] > chapter.rows).any()
-            found[stream.name] = chapter.end if begun or weight else chapter.begin
+            begun = leg > chapter.number or (rows[:, number] > chapter.start).any()
+            known = stream.legs[leg : leg + 1] if begun or weight else ()
+            found[stream.name] = known[0].places[1] if known else chapter.place
         return found
 
     def entries_after(
@@ -230,13 +231,13 @@ class Stage(Handles):
         rows, legs, places = taken.rows.copy(), [*taken.legs], dict[str, Any]()
         for number, stream in enumerate(self.streams):
             chapter = stream.chapter(legs[number])
-            rows[:, number] -= chapter.rows
+            rows[:, number] -= chapter.start
             place: dict[str, Any] = {"rest": True} if chapter.has_rest else {}
             grew = grows(self.members[stream.name])
             place |= {"epoch": stream.epoch} if stream.epoch > grew else {}
             if grew:
-                end = ends.get(stream.name, chapter.begin)
-                place |= dataclasses.asdict(chapter.begin) | {"last": [end.part, end.digest]}
+                end = ends.get(stream.name, chapter.place)
+                place |= dataclasses.asdict(chapter.place) | {"last": [end.part, end.digest]}
             legs[number] -= chapter.number
             places[stream.name] = place
         entry = dict(self.entry)
@@ -282,6 +283,8 @@ class Stage(Handles):
                 continue
             begin = Place.of(place) if grows(corpus) else None
             epoch = place.get("epoch", int(grows(corpus)))
+            if grows(corpus) and epoch > 1:
+                corpus = Lengths.of(corpus.whole())
             more: Any = {"name": name, "first": self.firsts[number], "number": self.number}
             streams.append(Stream(corpus, own, cache, epoch=epoch, begin=begin, **more))
         rows = np.array(entry["rows"], np.int64)
