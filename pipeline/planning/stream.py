@@ -579,7 +579,7 @@ class Stream(Handles):
         for number, each in enumerate(self.legs):
             used = np.maximum(rows - each.start, 0)
             if each.repeats:
-                over, begun = self._count_times(used)
+                over, begun = self.count_times(used)
                 for times in range(over, begun):
                     of_epoch = np.clip(used - times * each.rows, 0, each.rows)
                     spans.append(self.whole.rest(each.epoch + times, of_epoch))
@@ -591,7 +591,7 @@ class Stream(Handles):
                 place = each.places[1]
         return merge_spans(np.concatenate(spans)), epoch, place
 
-    def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
+    def count_times(self, rows: np.ndarray) -> tuple[int, int]:
         """The number of whole epochs that are over after some rows of them, and that have begun."""
         used = self.whole.rows > 0
         rows, each = rows[used], self.whole.rows[used]
@@ -645,7 +645,7 @@ class Stream(Handles):
         for leg in self.legs:
             used = np.maximum(rows - leg.start, 0)
             if leg.repeats:
-                over, _ = self._count_times(used)
+                over, _ = self.count_times(used)
                 found += self.whole.files_from(leg.epoch + over, used - over * leg.rows)
                 found += self.whole.files_from(leg.epoch + over + 1, 0 * used)
             elif leg.planned:
