@@ -56,8 +56,8 @@ class Assembly:
             block = self._block = schedule.block_around(step, self._options.tiers)
         return block
 
-    def batch(self, step: int, last_epoch: float) -> PlannedBatch:
-        """The batch of a step; prepares no window of an epoch after `last_epoch`."""
+    def batch(self, step: int) -> PlannedBatch:
+        """The batch of a step."""
         steps = self.block(step)
         if self._streams[0].name and self._options.tiers == 1:
             if 0 <= step - self._asked <= TOGETHER // 2:
@@ -65,9 +65,9 @@ class Assembly:
             self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
-            rows = self._gather(bucket, taken, last_epoch)
+            rows = self._gather(bucket, taken)
             return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
-        batches = self._blocks.get(steps, 1, self._assemble, steps, last_epoch)
+        batches = self._blocks.get(steps, 1, self._assemble, steps)
         planned = batches[step - steps.start]
         return dataclasses.replace(
             planned,
@@ -76,7 +76,7 @@ class Assembly:
             sources={**planned.sources},
         )
 
-    def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
+    def _assemble(self, steps: range) -> list[PlannedBatch]:
         """The batches of some steps; the rows of each bucket are gathered at once."""
         wanted = [self._schedule.at(step) for step in steps]
         epochs = self._schedule.epochs_of(steps)
@@ -91,7 +91,7 @@ class Assembly:
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows = self._gather(bucket, joined.values(), last_epoch)
+            rows = self._gather(bucket, joined.values())
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
@@ -101,16 +101,14 @@ class Assembly:
                 found[place] = self._make_batch(rows, bucket, mine, epochs[place])
         return [found[place] for place in range(len(steps))]
 
-    def _gather(
-        self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
-    ) -> "_Gathered":
+    def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
         """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
         length = self._length_of[bucket]
         return _Gathered(
             [
                 (number, rows)
                 for number, first, count in taken
-                for rows in self._streams[number].take(length, first, count, last_epoch)
+                for rows in self._streams[number].take(length, first, count)
             ]
         )
 

@@ -1,7 +1,6 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
 import functools
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -151,8 +150,8 @@ class Plan:
         first = Stage.begin(lengths, checked, shares, exclude)
         self._set(_add_phases([first], later, lengths))
 
-    def _set(self, stages: Iterable[Stage], first: int = 0, last: int | None = None) -> None:
-        self.stages, self._first, self._last = tuple(stages), first, last
+    def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
+        self.stages, self._first = tuple(stages), first
         self._starts = [stage.start for stage in self.stages]
         if self.stages[-1].end == 0:
             raise InvalidValue(
@@ -161,11 +160,9 @@ class Plan:
             )
 
     @classmethod
-    def _from_stages(
-        cls, stages: Iterable[Stage], first: int = 0, last: int | None = None
-    ) -> "Plan":
+    def _from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
         plan = cls.__new__(cls)
-        plan._set(stages, first, last)
+        plan._set(stages, first)
         return plan
 
     def batch(self, step: int) -> PlannedBatch:
@@ -173,10 +170,9 @@ class Plan:
 
         Raises:
             TypeError: `step` is not a whole number.
-            IndexError: `step` is negative, not among the steps of `between`, or the plan has ended.
+            IndexError: `step` is negative, before those of `onward`, or the plan has ended.
         """
-        stage = self.stage_at(step := require_index(step))
-        return stage.assembly.batch(step, self._last_epoch)
+        return self.stage_at(step := require_index(step)).assembly.batch(step)
 
     def after(
         self,
@@ -237,7 +233,7 @@ class Plan:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
         stages = _add_phases([*past, following], phases, self.stages[-1].given)
-        return self._from_stages(stages, self._first, self._last)
+        return self._from_stages(stages, self._first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -281,16 +277,9 @@ class Plan:
         block = self.last_stage(step).block(step)
         return step if block.start == step else block.stop
 
-    def between(self, first: int, last: int | None = None) -> "Plan":
-        """The same plan with only the steps from `first` to `last`, and their buckets.
-
-        A plan of a corpus that grows is returned as it is, since its last step is not known.
-        """
-        if self.follows:
-            return self
-        first = max(require_index(first), self._first)
-        last = _earliest(self._last, last, self.stages[-1].end)
-        return self._from_stages(self.stages, first, last)
+    def onward(self, step: int) -> "Plan":
+        """The same plan with only the steps from `step` on, and their buckets."""
+        return self._from_stages(self.stages, max(require_index(step), self._first))
 
     # ---- stages
 
@@ -302,8 +291,8 @@ class Plan:
         """The stage of a step; an error if the plan does not have it."""
         check_first(step, self._first)
         stage = self.last_stage(step)
-        if (end := _earliest(stage.end, self._last)) is not None and step >= end:
-            raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
+        if stage.end is not None and step >= stage.end:
+            raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
         return stage
 
     def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
@@ -366,7 +355,7 @@ class Plan:
 
     def become(self, plan: "Plan") -> None:
         """Takes over the stages of another plan, and the steps that it has."""
-        self._set(plan.stages, plan._first, plan._last)
+        self._set(plan.stages, plan._first)
 
     def resumed(self, entries: Sequence[Mapping[str, Any]]) -> "Plan":
         """A plan of corpora that grow, from entries on, as `entries_at` returns them.
@@ -400,7 +389,7 @@ class Plan:
         stages = [*self.stages[:number], stage]
         for later in self.stages[number + 1 :]:
             stages.append(later.follow(stages[-1]))
-        return self._from_stages(stages, entries[-1]["from"], self._last)
+        return self._from_stages(stages, entries[-1]["from"])
 
     def match(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Stage]]:
         """The stage of each of the entries that `entries_at` returns, of corpora that grow."""
@@ -449,7 +438,7 @@ class Plan:
             return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
         check_first(step, self._first)
         stage = self.stage_at(max(step - 1, self._first))
-        if step == self._first:
+        if step <= stage.schedule.start:
             return stage.entries_after(stage.schedule.marks[0], {})
         return stage.entries_after(stage.schedule.mark(step - 1), stage.ends_at(step - 1))
 
@@ -491,17 +480,6 @@ class Plan:
     def finite(self) -> bool:
         """Whether the plan has a last step; it then has one epoch."""
         return self.stages[-1].end is not None
-
-    @functools.cached_property
-    def _last_epoch(self) -> float:
-        """The last epoch whose batches are used; infinity if it is not known.
-
-        Also for several corpora, which have epochs of their own, many more than the plan.
-        """
-        if self._last is None or self.stages[-1].weights is not None:
-            return math.inf
-        step = max(self._last - 1, 0)
-        return self.last_stage(step).schedule.epoch_of(step)
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch. If the plan ends, epoch 1 begins after its last step.
@@ -586,9 +564,8 @@ class Plan:
         found: set[Bucket] = set()
         for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
             begin = max(self._first, stage.start)
-            end = _earliest(following, self._last)
-            if end is None or begin < end:
-                used = np.flatnonzero(stage.schedule.used(begin, end))
+            if following is None or begin < following:
+                used = np.flatnonzero(stage.schedule.used(begin, following))
                 found |= {stage.options.buckets[number] for number in used}
         return found
 
@@ -597,14 +574,14 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. After `between` with an end: in its steps. If
-        a corpus grows, 1 for each bucket, as the number is not known.
+        and 1 for a bucket that only later steps have. If a corpus grows, 1 for each bucket, as the
+        number is not known.
         """
         if self.follows:
             return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self._first, end if self._last is None else self._last)
+        counts = self.batches(self._first, end)
         return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
 
     @property
@@ -614,9 +591,7 @@ class Plan:
         Of equal lengths, those with more rows come first.
         """
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
-        if self.follows:
-            pass
-        elif self._first or self._last is not None or len(self.stages) > 1:
+        if not self.follows and (self._first or len(self.stages) > 1):
             every = self._used
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
@@ -706,8 +681,3 @@ def check_first(step: int, first: int) -> None:
             f"step is {step:,}; steps count from 0 over all epochs"
             + f", and this plan has only steps from {first:,} on" * (first > 0)
         )
-
-
-def _earliest(*ends: int | None) -> int | None:
-    """The least of `ends` that is not None; None if there is none."""
-    return min([end for end in ends if end is not None], default=None)

@@ -560,10 +560,8 @@ class Schedule:
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
 
-        If a corpus grows, all buckets, as later steps are not known.
+        No corpus grows, as later steps would not be known.
         """
-        if any(stream.parts is not None for stream in self._streams):
-            return np.ones(len(self._rows), bool)
         last = self.end if last is None else last
         if last is not None:
             return self.taken(max(last, first)).batches > self.taken(first).batches

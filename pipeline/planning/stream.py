@@ -166,11 +166,10 @@ class Pass:
                 self._orders.pop(oldest, None)
         return found
 
-    def take(self, epoch: int, length: int, first: int, count: int, last_epoch: float) -> Rows:
+    def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
-        Once half of a window is taken, the next one is filled in the background, unless it is of an
-        epoch after `last_epoch`.
+        Once half of a window is taken, the next one is filled in the background.
         """
         windows, edges = self.order(epoch)
         place = int(edges[length].searchsorted(first, side="right")) - 1
@@ -179,7 +178,7 @@ class Pass:
         filled = self._window(self._cache.get, epoch, place)[length]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
-            if not more or (self.repeats and epoch < last_epoch):
+            if not more or self.repeats:
                 self._window(self._cache.prepare, epoch + more, following)
         return Rows(self, epoch, filled, first - begin, last - begin)
 
@@ -555,13 +554,11 @@ class Stream(Handles):
         epochs, row = divmod(row, int(leg.rows[length]))
         return self.whole, leg.epoch + epochs, row
 
-    def take(
-        self, length: int, first: int, count: int, last_epoch: float = float("inf")
-    ) -> Iterator[Rows]:
+    def take(self, length: int, first: int, count: int) -> Iterator[Rows]:
         """Rows `first` to `first + count` of a length, divided by window."""
         while count:
             found, epoch, row = self.locate(length, first)
-            rows = found.take(epoch, length, row, count, last_epoch)
+            rows = found.take(epoch, length, row, count)
             yield rows
             first, count = first + len(rows), count - len(rows)
 

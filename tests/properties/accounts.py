@@ -217,7 +217,7 @@ def assert_random_access(plan, lengths, batches):
     assert (again.entries, again.changes) == (plan.entries, plan.changes)
     first_step, num_batches = cache(plan.first_step), cache(plan.num_batches)
     for step in np.random.default_rng(0).permutation(len(batches)).tolist():
-        batch, onward = batches[step], plan.between(step)
+        batch, onward = batches[step], plan.onward(step)
         for other in (again, copy, onward):
             assert other.batch(step).digest == batch.digest
         assert batch.bucket in onward.buckets
