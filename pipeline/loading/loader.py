@@ -38,6 +38,7 @@ from pipeline.planning.options import (
 )
 from pipeline.planning.plan import PLANNING, Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.resuming import may_wait
 
 if TYPE_CHECKING:
     import jax
@@ -134,7 +135,7 @@ class Loader(grain.DatasetIterator):
 
         # The thread that transfers batches also builds them.
         noted = batches.with_plans().map_with_index(
-            lambda step, built: (joins and plan.may_wait(step), *built)
+            lambda step, built: (joins and may_wait(plan, step), *built)
         )
         ahead = noted.to_iter_dataset(AT_ONCE).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)

@@ -2,7 +2,7 @@
 
 import functools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -19,7 +19,7 @@ from pipeline.errors import (
 )
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.growing import grows, require_past
+from pipeline.planning.growing import grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     AnyLengths,
@@ -119,6 +119,7 @@ class Plan:
 
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
+        first: the first step that it has: 0, or that of `onward`.
         parts: the sealed parts of each corpus that grows or has grown, by name.
         identity: everything that the batches depend on, as JSON; if the plan changes, a list with
             an entry for each stage.
@@ -151,7 +152,7 @@ class Plan:
         self._set(_add_phases([first], later, lengths))
 
     def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
-        self.stages, self._first = tuple(stages), first
+        self.stages, self.first = tuple(stages), first
         self._starts = [stage.start for stage in self.stages]
         if self.stages[-1].end == 0:
             raise InvalidValue(
@@ -160,7 +161,8 @@ class Plan:
             )
 
     @classmethod
-    def _from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
+    def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
+        """The plan with these stages, of the steps from `first` on."""
         plan = cls.__new__(cls)
         plan._set(stages, first)
         return plan
@@ -217,7 +219,7 @@ class Plan:
                 it.
         """
         step = require_whole("step", step, 0)
-        check_first(step, self._first)
+        check_first(step, self.first)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
         if fixed := [each for each in later if not each.is_phase]:
@@ -233,7 +235,7 @@ class Plan:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
         stages = _add_phases([*past, following], phases, self.stages[-1].given)
-        return self._from_stages(stages, self._first)
+        return self.from_stages(stages, self.first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -279,7 +281,7 @@ class Plan:
 
     def onward(self, step: int) -> "Plan":
         """The same plan with only the steps from `step` on, and their buckets."""
-        return self._from_stages(self.stages, max(require_index(step), self._first))
+        return self.from_stages(self.stages, max(require_index(step), self.first))
 
     # ---- stages
 
@@ -289,7 +291,7 @@ class Plan:
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
-        check_first(step, self._first)
+        check_first(step, self.first)
         stage = self.last_stage(step)
         if stage.end is not None and step >= stage.end:
             raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
@@ -321,91 +323,9 @@ class Plan:
         """Whether some of the plan's corpora grow."""
         return bool(self.parts)
 
-    def parts_of(self, step: int) -> dict[str, range]:
-        """The parts of each corpus that grows of which a step, or one before it, may have rows.
-
-        By name; parts are numbered from 0, from the beginning of the step's chapter. An empty range
-        stands for all parts of a finished corpus.
-        """
-        if not self.follows:
-            return {}
-        stage, found = self.stage_at(step), dict.fromkeys(self.parts, range(0))
-        for stream, leg in zip(stage.streams, stage.schedule.taken(step + 1).legs, strict=True):
-            chapter, known = stream.chapter(leg), stream.legs[leg : leg + 1]
-            if stream.parts is not None and not (known and known[0].repeats):
-                begin = chapter.place.part
-                if chapter.has_rest:
-                    begin = stage.past[0]["places"][stream.name]["part"]
-                end = known[0].places[1] if known else chapter.place
-                found[stream.name] = range(begin, end.part)
-        return found
-
-    def may_wait(self, step: int) -> bool:
-        """Whether a step may wait for parts that the step before it did not need."""
-        if not self.follows:
-            return False
-        schedule = self.stage_at(step).schedule
-        return step in (schedule.start, schedule.mark(step).step) or (
-            schedule.grows(step) and step == schedule.interval_around(step).start
-        )
-
-    def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on as `resumed` does, in place: whoever has the plan continues with it."""
-        self.become(self.resumed(entries))
-
     def become(self, plan: "Plan") -> None:
-        """Takes over the stages of another plan, and the steps that it has."""
-        self._set(plan.stages, plan._first)
-
-    def resumed(self, entries: Sequence[Mapping[str, Any]]) -> "Plan":
-        """A plan of corpora that grow, from entries on, as `entries_at` returns them.
-
-        It has only the steps from the last entry on; no earlier step is planned again.
-
-        Raises:
-            ValueError: a corpus is not the one of the state, or is shorter, or the plan has other
-                options, or has not changed as that of the state.
-        """
-        for entry in entries:
-            for name, place in entry["places"].items():
-                if name in self.parts:
-                    require_past(self.parts[name], place["part"], place["digest"])
-                    require_past(self.parts[name], *place["last"])
-        stage: Stage | None = None
-        past: list[Mapping[str, Any]] = []
-        matched = self.match(entries)
-        if self._first <= entries[-1]["from"] and matched[-1][1].has_mark(entries[-1]["from"]):
-            return self
-        for entry, declared in matched:
-            if entry["identity"] != declared.identity:
-                raise InvalidValue(
-                    f"the state is of a plan with other options from step {entry['from']:,} on; "
-                    "restore it with the same options, or begin another run"
-                )
-            stage = declared.resume(entry, past, stage)
-            past.append(entry)
-        assert stage is not None, "there is an entry"
-        number = self.stages.index(matched[-1][1])
-        stages = [*self.stages[:number], stage]
-        for later in self.stages[number + 1 :]:
-            stages.append(later.follow(stages[-1]))
-        return self._from_stages(stages, entries[-1]["from"])
-
-    def match(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Stage]]:
-        """The stage of each of the entries that `entries_at` returns, of corpora that grow."""
-        number = self.stages.index(self.last_stage(entries[-1]["from"]))
-        found: list[tuple[Mapping[str, Any], Stage]] = []
-        for entry in reversed(entries):
-            if number < 0:
-                raise InvalidValue(
-                    "the plan of the state has changed more often than this one; make the same "
-                    "changes before you restore it"
-                )
-            found.append((entry, self.stages[number]))
-            while not self.stages[number].replans:
-                number -= 1
-            number -= 1
-        return found[::-1]
+        """Takes over the stages and steps of another plan: whoever has this one goes on with it."""
+        self._set(plan.stages, plan.first)
 
     # ---- the data state and the history of a run
 
@@ -425,22 +345,6 @@ class Plan:
         and "fingerprint" a digest of it.
         """
         return tuple(stage.entry for stage in self.stages)
-
-    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
-        """The entries of a data state after `step` batches: of stages that begin before `step`.
-
-        If corpora grow: of the stages from whose rest the rows of `step` are planned, and of the
-        stage of `step`, from the last mark on. For each corpus, "places" has the beginning of its
-        chapter and the end of the last window that began. "rows", "owed" and "legs" are what was
-        taken since, as in `schedule.Taken`.
-        """
-        if not self.follows:
-            return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
-        check_first(step, self._first)
-        stage = self.stage_at(max(step - 1, self._first))
-        if step <= stage.schedule.start:
-            return stage.entries_after(stage.schedule.marks[0], {})
-        return stage.entries_after(stage.schedule.mark(step - 1), stage.ends_at(step - 1))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -563,7 +467,7 @@ class Plan:
         """The buckets of all steps from the first on."""
         found: set[Bucket] = set()
         for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
-            begin = max(self._first, stage.start)
+            begin = max(self.first, stage.start)
             if following is None or begin < following:
                 used = np.flatnonzero(stage.schedule.used(begin, following))
                 found |= {stage.options.buckets[number] for number in used}
@@ -581,7 +485,7 @@ class Plan:
             return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self._first, end)
+        counts = self.batches(self.first, end)
         return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
 
     @property
@@ -591,7 +495,7 @@ class Plan:
         Of equal lengths, those with more rows come first.
         """
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
-        if not self.follows and (self._first or len(self.stages) > 1):
+        if not self.follows and (self.first or len(self.stages) > 1):
             every = self._used
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 

@@ -526,6 +526,11 @@ class Stream(Handles):
         legs = self.legs  # other threads may add some
         return legs[number].chapter if number < len(legs) else self._chapter_after(legs)
 
+    def place_after(self, number: int) -> Place:
+        """The place after the parts of a leg; if that is not known yet, the place before them."""
+        legs = self.legs[: number + 1]
+        return legs[number].places[1] if number < len(legs) else self._chapter_after(legs).place
+
     def _chapter_after(self, legs: Sequence[Leg], *, has_rest: bool = False) -> Chapter:
         """The chapter that begins after some legs, the first ones."""
         if legs:
