@@ -17,8 +17,8 @@ from pipeline.errors import (
     require_whole,
     suggest_option,
 )
-from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.figures import Counts, count_steps
 from pipeline.planning.growing import grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
@@ -419,7 +419,28 @@ class Plan:
         """
         return self.first_step(epoch + 1) - self.first_step(epoch)
 
+    @property
+    def epoch_steps(self) -> tuple[int, int]:
+        """The first step of the epoch of `num_tokens`, and one past its last step."""
+        last, epoch = self.stages[-1], self.first_whole_epoch
+        if last.weights is not None:
+            epoch = last.schedule.epoch_of(last.start)
+        return self.first_step(epoch), self.first_step(epoch + 1)
+
+    def whole_epochs(self, step: int) -> dict[str, int]:
+        """The number of epochs of each corpus that end before `step`, by name."""
+        found = dict.fromkeys(self.names, 0)
+        stage = self.last_stage(step - 1)
+        # Within a block, epochs that end in it are not over. No step after `step` is looked up.
+        block = stage.assembly.block(max(step - 1, 0))
+        epochs = stage.schedule.epochs(block.start if step < block.stop else step)
+        return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
+
     # ---- figures
+
+    def count(self, first: int, last: int) -> Counts:
+        """The numbers of batches, rows and tokens in the steps `first` to `last`."""
+        return count_steps(self.stages_between(first, last), self.stages[-1])
 
     @property
     def options(self) -> Options:
@@ -534,12 +555,12 @@ class Plan:
         With several corpora, they are estimated from the mean fill of the rows, for the epoch in
         which the last stage begins, including the earlier stages of that epoch.
         """
-        return figures.count_epoch(self).num_tokens
+        return self.count(*self.epoch_steps).num_tokens
 
     @property
     def padding(self) -> float:
         """The share of padding in the epoch of `num_tokens`, from 0 to 1, including empty rows."""
-        return figures.count_epoch(self).padding
+        return self.count(*self.epoch_steps).padding
 
     @property
     def cuts(self) -> int:
@@ -553,13 +574,19 @@ class Plan:
         >>> Plan([6, 6, 3], [Bucket(rows=2, length=9)], packing="fill").cuts
         0
         """
-        return int(sum(stream.whole.layout.cuts.sum() for stream in self.stages[-1].streams))
+        return self.stages[-1].cuts
 
     def __repr__(self) -> str:
         return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
-        return describe(self)
+        if self.follows:
+            buckets = ", ".join(map(str, self.buckets))
+            return (
+                f"a plan of a corpus that grows, in windows of up to {self.options.window:,} "
+                f"pieces; buckets {buckets}"
+            )
+        return describe(self.stages, self.count(*self.epoch_steps))
 
 
 def _add_phases(

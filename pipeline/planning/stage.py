@@ -158,6 +158,11 @@ class Stage(Handles):
         return max(max(bucket.lengths) for bucket in self.options.buckets) - 1
 
     @property
+    def cuts(self) -> int:
+        """The number of pieces that an epoch of each corpus cuts to fill rows."""
+        return int(sum(stream.whole.layout.cuts.sum() for stream in self.streams))
+
+    @property
     def is_phase(self) -> bool:
         """Whether it has other weights than the stage before, and perhaps more corpora."""
         return {"weights"} <= {*self.changes} <= {"weights", "examples"}
