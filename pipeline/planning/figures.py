@@ -47,7 +47,8 @@ def count_steps(steps: Iterable[tuple[Stage, int, int]], last: Stage) -> Counts:
 
     `last` is the last stage of the plan, whose corpora and buckets are there in any case.
     """
-    found = Counts({}, dict.fromkeys(last.members, 0.0), dict.fromkeys(last.members, 0.0))
+    buckets = {bucket: np.zeros(3) for bucket in last.options.buckets}
+    tokens, passes = (dict.fromkeys(last.members, 0.0) for _ in range(2))
     for stage, begin, end in steps:
         begun, over = map(stage.schedule.taken, (begin, end))
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
@@ -58,22 +59,21 @@ def count_steps(steps: Iterable[tuple[Stage, int, int]], last: Stage) -> Counts:
                 before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
                 taken, layout = after - before, stream.plan_of(leg).layout
                 real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))
-                found.tokens[stream.name] += float(real.sum())
-                found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
+                tokens[stream.name] += float(real.sum())
+                passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
                 of_length += np.stack([taken, real], axis=1)
         number_of = dict(zip(stage.options.buckets, counts, strict=True))
         for bucket, number in number_of.items():
             if number:
-                found.buckets.setdefault(bucket, np.zeros(3))[0] += number
+                buckets.setdefault(bucket, np.zeros(3))[0] += number
         for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
             fill, left = real / max(taken, 1), taken
             for bucket in group:  # only the last batch, which has the fewest rows, has empty rows
                 if filled := min(number_of[bucket] * bucket.rows, left):
-                    found.buckets[bucket][1:] += filled, fill * filled
+                    buckets[bucket][1:] += filled, fill * filled
                 left -= filled
-    for bucket in last.options.buckets:
-        found.buckets.setdefault(bucket, np.zeros(3))
-    return found
+    in_order = sorted(buckets.items(), key=lambda item: item[0].order)
+    return Counts(dict(in_order), tokens, passes)
 
 
 def count_losses(stage: Stage) -> dict[str, int]:
