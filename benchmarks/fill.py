@@ -9,7 +9,6 @@ from benchmarks import lengths
 from benchmarks.histograms import lengths_of
 from benchmarks.results import Section
 from configs.python_data import Functions
-from pipeline.planning import figures
 from pipeline.text.tokenizers import Bytes
 
 # Documents of a corpus without short ones.
@@ -47,7 +46,7 @@ def _line(name: str, sizes: np.ndarray, row: int) -> tuple[str, ...]:
     paddings, sizes = [], sizes.astype(np.int64)
     for packing in ("best_fit", "fill"):
         plan = pipeline.Plan(sizes, [pipeline.Bucket(4096, row)], packing=packing)
-        ((_, rows, tokens),) = figures.count_epoch(plan).buckets.values()
+        ((_, rows, tokens),) = plan.count(*plan.epoch_steps).buckets.values()
         paddings.append(1 - tokens / (rows * row))
     batches = [plan.batch(step).segments for step in range(plan.num_batches())]
     assert all(np.bincount(batch[:, 0], batch[:, 3]).max() <= row for batch in batches)

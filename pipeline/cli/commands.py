@@ -15,7 +15,6 @@ from typing import Any
 from pipeline.cli.arguments import PLANNING, parse
 from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError, counted
 from pipeline.fs.atomic import as_path
-from pipeline.planning.figures import count_epoch
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
@@ -119,7 +118,7 @@ def buckets(arguments: argparse.Namespace) -> None:
         print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
-    found = count_epoch(plan)
+    found = plan.count(*plan.epoch_steps)
     counts = {bucket: int(found.buckets[bucket][0]) for bucket in plan.options.buckets}
     print(f"# {counted(sum(counts.values()), 'batch')} an epoch, {found.padding:.3%} padding.")
     print("buckets = (")

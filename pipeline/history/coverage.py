@@ -7,7 +7,6 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, counted
 from pipeline.history.plans import find_corpora
-from pipeline.planning import figures
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stream import expected_positions
@@ -65,7 +64,7 @@ class Coverage:
         """Checks the epochs that are over before the next step, and drops their pieces."""
         if not self._step:
             return
-        before, over = self._over, figures.whole_epochs(self._plan, self._step).values()
+        before, over = self._over, self._plan.whole_epochs(self._step).values()
         self._over = [*map(max, before, over)]
         for which, (first, last) in enumerate(zip(before, self._over, strict=True)):
             for epoch in range(first, last):
@@ -89,7 +88,7 @@ class Coverage:
             # Rows of earlier chapters have all been taken.
             legs = self._plan.last_stage(self._step - 1).schedule.taken(self._step).legs
             chapter = stream.chapter(legs[which])
-            whole = 0 if chapter.has_rest else chapter.begin.example
+            whole = 0 if chapter.has_rest else chapter.place.example
         return due, lost, whole
 
     def _check(self, epoch: int, which: int) -> None:

@@ -12,6 +12,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles
 from pipeline.planning.plan import Plan
+from pipeline.planning.resuming import parts_of
 
 
 class ReadAhead(Handles):
@@ -34,7 +35,7 @@ class ReadAhead(Handles):
     def begin(self, step: int) -> None:
         """Notes that batches are built from `step` on; any thread may call it, for every batch."""
         self._step = step
-        for name, needed in self._plan.parts_of(step).items():
+        for name, needed in parts_of(self._plan, step).items():
             self._corpora[name].hold(needed)
         if self._run is not None or not self._corpus.caches:
             return

@@ -1,7 +1,6 @@
 """Batches: the batches of a plan as a Grain data set."""
 
 import contextlib
-import functools
 import inspect
 import operator
 import sys
@@ -280,24 +279,12 @@ class Batches(StepDataset):
         if isinstance(step, slice):
             return self.slice(step)
         with phase("plan"):
-            ends = self._epochs is not None and 0 <= step < self._steps
-            planned = (self._limited if ends else self.plan).batch(step)
+            planned = self.plan.batch(step)
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
         batch = never_ends(step, self._build, planned)
         return (planned, batch) if self._planned else batch
-
-    @functools.cached_property
-    def _steps(self) -> int:
-        return len(self)
-
-    @functools.cached_property
-    def _limited(self) -> Plan:
-        """The plan of only these epochs, which prepares nothing for others."""
-        if self.plan.follows:
-            return self.plan
-        return self.plan.between(0, self._steps)
 
     def with_plans(self) -> "Batches":
         """The same batches, each with its plan: `(PlannedBatch, batch)`."""
@@ -306,8 +293,6 @@ class Batches(StepDataset):
     def _copy(self, **changes: Any) -> "Batches":
         batches: Any = object.__new__(Batches)
         batches.__dict__.update(self.__dict__, **changes)
-        for name in ("_limited", "_steps"):  # of other epochs
-            batches.__dict__.pop(name, None)
         return batches
 
     __copy__ = _copy  # keeps `sharding`, which a pickled copy does not have

@@ -38,6 +38,7 @@ from pipeline.planning.options import (
 )
 from pipeline.planning.plan import PLANNING, Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.resuming import may_wait
 
 if TYPE_CHECKING:
     import jax
@@ -123,7 +124,7 @@ class Loader(grain.DatasetIterator):
         def make(step: int) -> tuple[bool, PlannedBatch, Any]:
             if step >= len(built):
                 raise Ended(f"step is {step:,}, and there are {len(built):,}")
-            waits = joins and plan.may_wait(step)
+            waits = joins and may_wait(plan, step)
             planned, batch = built[step]
             with phase("transfer"):
                 arrays = place(batch, sharding, bucket=planned.bucket, features=features)

@@ -24,6 +24,7 @@ from pipeline.errors import InvalidValue
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
+from pipeline.planning.resuming import entries_at, match, resumed
 
 DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
 
@@ -44,7 +45,7 @@ class StateKey(NamedTuple):
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
         follows = self.plan.follows
-        entries = [dict(each) for each in self.plan.entries_at(self._reach(int(step)))]
+        entries = [dict(each) for each in entries_at(self.plan, self._reach(int(step)))]
         if follows and self.corpus is not None:
             entries[0]["corpus"] = self.corpus.identity
         counts = () if follows else self.plan.counts
@@ -81,7 +82,7 @@ class StateKey(NamedTuple):
                 "plan alone, StateKey(plan).resume(state)"
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
-        changes, resumed = differences(saved, dict(self._options)), self
+        changes, plan = differences(saved, dict(self._options)), self.plan
         if self.plan.follows and not changes:
             if [*then[0].get("places", ())] != [*self.plan.names]:
                 raise InvalidValue(
@@ -91,20 +92,24 @@ class StateKey(NamedTuple):
                 )
             changes = [
                 change
-                for entry, stage in self.plan.match(then)
+                for entry, stage in match(self.plan, then)
                 for change in differences(entry["identity"], stage.identity)
             ]
             if not changes:
-                resumed = self._replace(plan=self.plan.resumed(then))
-        if changes := changes or _changes(self._reach(step), then, resumed.state(step)["plans"]):
+                plan = resumed(self.plan, then)
+                if self.corpus is not None:
+                    changes = differences(then[0]["corpus"], self.corpus.identity)
+        elif not changes:
+            changes = _changes(self._reach(step), then, self.state(step)["plans"])
+        if changes:
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
                 f"{'; '.join(changes)}. Restore it with the plan, corpus and options that it was "
                 "saved with, change that plan from a later step on (plan.after), or start a new "
                 "run in another directory"
             )
-        if resumed.plan is not self.plan:
-            self.plan.become(resumed.plan)
+        if plan is not self.plan:
+            self.plan.become(plan)
         return step
 
     @property

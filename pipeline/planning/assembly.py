@@ -19,10 +19,11 @@ from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.schedule import Schedule
+from pipeline.planning.schedule import Schedule, block_within
 from pipeline.planning.stream import Rows, Stream
 
-# With several streams, steps that are read in order are assembled this many at a time.
+# In a mixture, steps that are read in order are assembled this many at a time. Each step alone
+# would take about four times as long; where steps are read at random, so would all of a block.
 TOGETHER = 32
 
 # The assembled blocks that are kept: readers are in a few at a time.
@@ -41,6 +42,7 @@ class Assembly:
         # The number of each bucket's length.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step of the last call of `batch`
+        self._block = range(0)  # what `block` returned last
         self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
@@ -50,20 +52,22 @@ class Assembly:
             return range(step, step)
         if self._options.tiers == 1:
             return range(step, step + 1)
-        return _block_within(schedule.epoch_around(step), step, self._options.tiers)
+        if step not in (block := self._block):
+            block = self._block = schedule.block_around(step, self._options.tiers)
+        return block
 
-    def batch(self, step: int, last_epoch: float) -> PlannedBatch:
-        """The batch of a step; prepares no window of an epoch after `last_epoch`."""
+    def batch(self, step: int) -> PlannedBatch:
+        """The batch of a step."""
         steps = self.block(step)
-        together = self._options.tiers == 1 and len(self._streams) > 1
-        if together and 0 <= step - self._asked <= TOGETHER // 2:
-            steps = _block_within(self._schedule.interval_around(step), step, TOGETHER)
-        self._asked = step
+        if self._streams[0].name and self._options.tiers == 1:
+            if 0 <= step - self._asked <= TOGETHER // 2:
+                steps = block_within(self._schedule.interval_around(step), step, TOGETHER)
+            self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
-            rows = self._gather(bucket, taken, last_epoch)
-            return self._make_batch(rows, bucket, None, step)
-        batches = self._blocks.get(steps, 1, self._assemble, steps, last_epoch)
+            rows = self._gather(bucket, taken)
+            return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
+        batches = self._blocks.get(steps, 1, self._assemble, steps)
         planned = batches[step - steps.start]
         return dataclasses.replace(
             planned,
@@ -72,9 +76,10 @@ class Assembly:
             sources={**planned.sources},
         )
 
-    def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
+    def _assemble(self, steps: range) -> list[PlannedBatch]:
         """The batches of some steps; the rows of each bucket are gathered at once."""
         wanted = [self._schedule.at(step) for step in steps]
+        epochs = self._schedule.epochs_of(steps)
         found: dict[int, PlannedBatch] = {}
         for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
@@ -86,26 +91,24 @@ class Assembly:
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows = self._gather(bucket, joined.values(), last_epoch)
+            rows = self._gather(bucket, joined.values())
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
             each = np.split(owners.argsort(kind="stable"), edges)
             for place, mine in zip(places, each, strict=True):
-                found[place] = self._make_batch(rows, bucket, mine, steps[place])
+                found[place] = self._make_batch(rows, bucket, mine, epochs[place])
         return [found[place] for place in range(len(steps))]
 
-    def _gather(
-        self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
-    ) -> "_Gathered":
+    def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
         """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
         length = self._length_of[bucket]
         return _Gathered(
             [
                 (number, rows)
                 for number, first, count in taken
-                for rows in self._streams[number].take(length, first, count, last_epoch)
+                for rows in self._streams[number].take(length, first, count)
             ]
         )
 
@@ -126,15 +129,15 @@ class Assembly:
         return owners
 
     def _make_batch(
-        self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
+        self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, epoch: int
     ) -> PlannedBatch:
-        """The batch of a step, from all of `rows` or from those with the numbers `mine`."""
+        """A batch of all of `rows` or of those with the numbers `mine`."""
         costs = rows.costs if mine is None else rows.costs[mine]
         shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.spans(order)
-        epoch, epochs = self._schedule.epoch_of(step), None
+        epochs = None
         if self._streams[0].name:
             epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
@@ -181,9 +184,3 @@ class _Gathered:
         each = zip(*(rows.spans() for _, rows in self._parts), strict=True)
         times, spans = map(np.concatenate, each)
         return times, times.cumsum() - times, spans
-
-
-def _block_within(steps: range, step: int, size: int) -> range:
-    """The part of `steps` in the block of a step; blocks of `size` steps begin at step 0."""
-    first = step // size * size
-    return range(max(first, steps.start), min(first + size, steps.stop))

@@ -1,13 +1,12 @@
 """Figures of a plan: batches, tokens, epochs and losses, computed from counts of rows."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-
-if TYPE_CHECKING:
-    from pipeline.planning.plan import Plan
+from pipeline.planning.stage import Stage
 
 
 class Counts(NamedTuple):
@@ -43,16 +42,14 @@ class Counts(NamedTuple):
         return {name: count / total for name, count in self.tokens.items()}
 
 
-def count_steps(plan: "Plan", first: int, last: int) -> Counts:
-    """The numbers of the steps `first` to `last`."""
-    own = plan.options.buckets
-    batches = {bucket: n for bucket, n in plan.batches(first, last).items() if n or bucket in own}
-    found = Counts(
-        {bucket: np.array([number, 0.0, 0.0]) for bucket, number in batches.items()},
-        dict.fromkeys(plan.names, 0.0),
-        dict.fromkeys(plan.names, 0.0),
-    )
-    for stage, begin, end in plan.stages_between(first, last):
+def count_steps(steps: Iterable[tuple[Stage, int, int]], last: Stage) -> Counts:
+    """The numbers of some steps: those of each stage from one to another, as `stages_between` says.
+
+    `last` is the last stage of the plan, whose corpora and buckets are there in any case.
+    """
+    buckets = {bucket: np.zeros(3) for bucket in last.options.buckets}
+    tokens, passes = (dict.fromkeys(last.members, 0.0) for _ in range(2))
+    for stage, begin, end in steps:
         begun, over = map(stage.schedule.taken, (begin, end))
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
         of_length = np.zeros((len(stage.options.groups), 2))  # rows and real positions
@@ -62,54 +59,32 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
                 before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
                 taken, layout = after - before, stream.plan_of(leg).layout
                 real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))
-                found.tokens[stream.name] += float(real.sum())
-                found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
+                tokens[stream.name] += float(real.sum())
+                passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
                 of_length += np.stack([taken, real], axis=1)
         number_of = dict(zip(stage.options.buckets, counts, strict=True))
+        for bucket, number in number_of.items():
+            if number:
+                buckets.setdefault(bucket, np.zeros(3))[0] += number
         for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
             fill, left = real / max(taken, 1), taken
             for bucket in group:  # only the last batch, which has the fewest rows, has empty rows
                 if filled := min(number_of[bucket] * bucket.rows, left):
-                    found.buckets[bucket][1:] += filled, fill * filled
+                    buckets[bucket][1:] += filled, fill * filled
                 left -= filled
-    return found
+    in_order = sorted(buckets.items(), key=lambda item: item[0].order)
+    return Counts(dict(in_order), tokens, passes)
 
 
-def epoch_steps(plan: "Plan") -> tuple[int, int]:
-    """The first step of the epoch to which the figures apply, and one past its last step.
-
-    With one corpus, this is the first whole epoch of the last stage. With several, it is the epoch
-    in which the last stage begins, including the earlier stages of that epoch.
-    """
-    last = plan.stages[-1]
-    epoch = plan.first_whole_epoch if last.weights is None else last.schedule.epoch_of(last.start)
-    return plan.first_step(epoch), plan.first_step(epoch + 1)
-
-
-def count_epoch(plan: "Plan") -> Counts:
-    """The numbers of the epoch of `epoch_steps`."""
-    return count_steps(plan, *epoch_steps(plan))
-
-
-def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
-    """The number of epochs of each corpus that end before `step`, by name."""
-    found = dict.fromkeys(plan.names, 0)
-    stage = plan.last_stage(step - 1)
-    # Within a block, epochs that end in it are not over. No step after `step` is looked up.
-    block = stage.assembly.block(max(step - 1, 0))
-    epochs = stage.schedule.epochs(block.start if step < block.stop else step)
-    return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
-
-
-def losses(plan: "Plan") -> dict[str, int]:
-    """Numbers of examples that whole epochs of the last stage leave out or cut, by reason.
+def count_losses(stage: Stage) -> dict[str, int]:
+    """Numbers of examples that whole epochs of a stage leave out or cut, by reason.
 
     `exclude` leaves out the "excluded"; "silent" ones have no loss, "empty" ones no position to
     train on, and "overlong" ones are longer than the longest bucket. "lost" is the number of
     positions that these lose, "lost_loss" of those of them with loss, if the corpus has weights,
     and "silent_pieces" are pieces of these that are left out, since they have no loss.
     """
-    stage, found = plan.stages[-1], np.zeros(7, np.int64)
+    found = np.zeros(7, np.int64)
     for stream in stage.streams:
         layout, silent = stream.whole.layout, stream.lengths.num_silent
         pieces, left_out = layout.pieces, stream.lengths.num_left_out

@@ -61,13 +61,19 @@ class Layout:
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        chapter: tuple[np.ndarray, bool] | None = None,
+        rows_before: np.ndarray | None = None,
+        ends: bool = True,
     ):
-        """`chapter`, for a window of one: the rows before it, and whether the chapter ends."""
+        """`rows_before`, for one window of a chapter; `ends` is whether the chapter ends with it.
+
+        None: they are all the windows of a pass.
+        """
         self.pieces, self._pack = pieces, pack
         none: tuple[int, ...] = (0,) * len(groups)
-        self.rows_before, ends = chapter or (np.zeros(len(groups), np.int64), True)
-        window = len(pieces) if chapter else window
+        if of_chapter := rows_before is not None:
+            self.rows_before, window = rows_before, len(pieces)
+        else:
+            self.rows_before = np.zeros(len(groups), np.int64)
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -83,7 +89,7 @@ class Layout:
         most_in_row = np.zeros((2, len(groups)), np.int64)  # segments and continuations
         self.cuts = np.zeros(len(self), np.int64)
         # For a single window, `pack` finds the surplus.
-        single = chapter is None and len(self) == 1
+        single = len(self) == 1 and not of_chapter
         self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
         self._packed: dict[int, Packed] = {}
 

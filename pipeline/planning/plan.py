@@ -1,9 +1,8 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
 import functools
-import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -18,9 +17,9 @@ from pipeline.errors import (
     require_whole,
     suggest_option,
 )
-from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.growing import grows, require_past
+from pipeline.planning.figures import Counts, count_steps
+from pipeline.planning.growing import grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     AnyLengths,
@@ -120,6 +119,7 @@ class Plan:
 
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
+        first: the first step that it has: 0, or that of `onward`.
         parts: the sealed parts of each corpus that grows or has grown, by name.
         identity: everything that the batches depend on, as JSON; if the plan changes, a list with
             an entry for each stage.
@@ -151,8 +151,8 @@ class Plan:
         first = Stage.begin(lengths, checked, shares, exclude)
         self._set(_add_phases([first], later, lengths))
 
-    def _set(self, stages: Iterable[Stage], first: int = 0, last: int | None = None) -> None:
-        self.stages, self._first, self._last = tuple(stages), first, last
+    def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
+        self.stages, self.first = tuple(stages), first
         self._starts = [stage.start for stage in self.stages]
         if self.stages[-1].end == 0:
             raise InvalidValue(
@@ -161,11 +161,10 @@ class Plan:
             )
 
     @classmethod
-    def _from_stages(
-        cls, stages: Iterable[Stage], first: int = 0, last: int | None = None
-    ) -> "Plan":
+    def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
+        """The plan with these stages, of the steps from `first` on."""
         plan = cls.__new__(cls)
-        plan._set(stages, first, last)
+        plan._set(stages, first)
         return plan
 
     def batch(self, step: int) -> PlannedBatch:
@@ -173,10 +172,9 @@ class Plan:
 
         Raises:
             TypeError: `step` is not a whole number.
-            IndexError: `step` is negative, not among the steps of `between`, or the plan has ended.
+            IndexError: `step` is negative, before those of `onward`, or the plan has ended.
         """
-        stage = self.stage_at(step := require_index(step))
-        return stage.assembly.batch(step, self._last_epoch)
+        return self.stage_at(step := require_index(step)).assembly.batch(step)
 
     def after(
         self,
@@ -221,7 +219,7 @@ class Plan:
                 it.
         """
         step = require_whole("step", step, 0)
-        check_first(step, self._first)
+        check_first(step, self.first)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
         if fixed := [each for each in later if not each.is_phase]:
@@ -237,7 +235,7 @@ class Plan:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
         stages = _add_phases([*past, following], phases, self.stages[-1].given)
-        return self._from_stages(stages, self._first, self._last)
+        return self.from_stages(stages, self.first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -281,16 +279,9 @@ class Plan:
         block = self.last_stage(step).block(step)
         return step if block.start == step else block.stop
 
-    def between(self, first: int, last: int | None = None) -> "Plan":
-        """The same plan with only the steps from `first` to `last`, and their buckets.
-
-        A plan of a corpus that grows is returned as it is, since its last step is not known.
-        """
-        if self.follows:
-            return self
-        first = max(require_index(first), self._first)
-        last = _earliest(self._last, last, self.stages[-1].end)
-        return self._from_stages(self.stages, first, last)
+    def onward(self, step: int) -> "Plan":
+        """The same plan with only the steps from `step` on, and their buckets."""
+        return self.from_stages(self.stages, max(require_index(step), self.first))
 
     # ---- stages
 
@@ -300,10 +291,10 @@ class Plan:
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
-        check_first(step, self._first)
+        check_first(step, self.first)
         stage = self.last_stage(step)
-        if (end := _earliest(stage.end, self._last)) is not None and step >= end:
-            raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
+        if stage.end is not None and step >= stage.end:
+            raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
         return stage
 
     def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
@@ -332,90 +323,9 @@ class Plan:
         """Whether some of the plan's corpora grow."""
         return bool(self.parts)
 
-    def parts_of(self, step: int) -> dict[str, range]:
-        """The parts of each corpus that grows of which a step, or one before it, may have rows.
-
-        By name; parts are numbered from 0, from the beginning of the step's chapter. An empty range
-        stands for all parts of a finished corpus.
-        """
-        if not self.follows:
-            return {}
-        stage, found = self.stage_at(step), dict.fromkeys(self.parts, range(0))
-        for stream, leg in zip(stage.streams, stage.schedule.taken(step + 1).legs, strict=True):
-            chapter = stream.chapter(leg)
-            if stream.parts is not None and not chapter.finished:
-                begin = chapter.begin.part
-                if chapter.has_rest:
-                    begin = stage.past[0]["places"][stream.name]["part"]
-                found[stream.name] = range(begin, chapter.end.part)
-        return found
-
-    def may_wait(self, step: int) -> bool:
-        """Whether a step may wait for parts that the step before it did not need."""
-        if not self.follows:
-            return False
-        schedule = self.stage_at(step).schedule
-        return step in (schedule.start, schedule.mark(step).step) or (
-            schedule.grows(step) and step == schedule.interval_around(step).start
-        )
-
-    def resume(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on as `resumed` does, in place: whoever has the plan continues with it."""
-        self.become(self.resumed(entries))
-
     def become(self, plan: "Plan") -> None:
-        """Takes over the stages of another plan, and the steps that it has."""
-        self._set(plan.stages, plan._first, plan._last)
-
-    def resumed(self, entries: Sequence[Mapping[str, Any]]) -> "Plan":
-        """A plan of corpora that grow, from entries on, as `entries_at` returns them.
-
-        It has only the steps from the last entry on; no earlier step is planned again.
-
-        Raises:
-            ValueError: a corpus is not the one of the state, or is shorter, or the plan has other
-                options, or has not changed as that of the state.
-        """
-        for entry in entries:
-            for name, place in entry["places"].items():
-                if name in self.parts:
-                    require_past(self.parts[name], place["part"], place["digest"])
-                    require_past(self.parts[name], *place["last"])
-        stage: Stage | None = None
-        past: list[Mapping[str, Any]] = []
-        matched = self.match(entries)
-        if self._first <= entries[-1]["from"] and matched[-1][1].has_mark(entries[-1]["from"]):
-            return self
-        for entry, declared in matched:
-            if entry["identity"] != declared.identity:
-                raise InvalidValue(
-                    f"the state is of a plan with other options from step {entry['from']:,} on; "
-                    "restore it with the same options, or begin another run"
-                )
-            stage = declared.resume(entry, past, stage)
-            past.append(entry)
-        assert stage is not None, "there is an entry"
-        number = self.stages.index(matched[-1][1])
-        stages = [*self.stages[:number], stage]
-        for later in self.stages[number + 1 :]:
-            stages.append(later.follow(stages[-1]))
-        return self._from_stages(stages, entries[-1]["from"], self._last)
-
-    def match(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Stage]]:
-        """The stage of each of the entries that `entries_at` returns, of corpora that grow."""
-        number = self.stages.index(self.last_stage(entries[-1]["from"]))
-        found: list[tuple[Mapping[str, Any], Stage]] = []
-        for entry in reversed(entries):
-            if number < 0:
-                raise InvalidValue(
-                    "the plan of the state has changed more often than this one; make the same "
-                    "changes before you restore it"
-                )
-            found.append((entry, self.stages[number]))
-            while not self.stages[number].replans:
-                number -= 1
-            number -= 1
-        return found[::-1]
+        """Takes over the stages and steps of another plan: whoever has this one goes on with it."""
+        self._set(plan.stages, plan.first)
 
     # ---- the data state and the history of a run
 
@@ -435,22 +345,6 @@ class Plan:
         and "fingerprint" a digest of it.
         """
         return tuple(stage.entry for stage in self.stages)
-
-    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
-        """The entries of a data state after `step` batches: of stages that begin before `step`.
-
-        If corpora grow: of the stages from whose rest the rows of `step` are planned, and of the
-        stage of `step`, from the last mark on. For each corpus, "places" has the beginning of its
-        chapter and the end of the last window that began. "rows", "owed" and "legs" are what was
-        taken since, as in `schedule.Taken`.
-        """
-        if not self.follows:
-            return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
-        check_first(step, self._first)
-        stage = self.stage_at(max(step - 1, self._first))
-        if step == self._first:
-            return stage.entries_after(stage.schedule.marks[0], {})
-        return stage.entries_after(stage.schedule.mark(step - 1), stage.ends_at(step - 1))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -491,17 +385,6 @@ class Plan:
         """Whether the plan has a last step; it then has one epoch."""
         return self.stages[-1].end is not None
 
-    @functools.cached_property
-    def _last_epoch(self) -> float:
-        """The last epoch whose batches are used; infinity if it is not known.
-
-        Also for several corpora, which have epochs of their own, many more than the plan.
-        """
-        if self._last is None or self.stages[-1].weights is not None:
-            return math.inf
-        step = max(self._last - 1, 0)
-        return self.last_stage(step).schedule.epoch_of(step)
-
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch. If the plan ends, epoch 1 begins after its last step.
 
@@ -536,7 +419,28 @@ class Plan:
         """
         return self.first_step(epoch + 1) - self.first_step(epoch)
 
+    @property
+    def epoch_steps(self) -> tuple[int, int]:
+        """The first step of the epoch of `num_tokens`, and one past its last step."""
+        last, epoch = self.stages[-1], self.first_whole_epoch
+        if last.weights is not None:
+            epoch = last.schedule.epoch_of(last.start)
+        return self.first_step(epoch), self.first_step(epoch + 1)
+
+    def whole_epochs(self, step: int) -> dict[str, int]:
+        """The number of epochs of each corpus that end before `step`, by name."""
+        found = dict.fromkeys(self.names, 0)
+        stage = self.last_stage(step - 1)
+        # Within a block, epochs that end in it are not over. No step after `step` is looked up.
+        block = stage.assembly.block(max(step - 1, 0))
+        epochs = stage.schedule.epochs(block.start if step < block.stop else step)
+        return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
+
     # ---- figures
+
+    def count(self, first: int, last: int) -> Counts:
+        """The numbers of batches, rows and tokens in the steps `first` to `last`."""
+        return count_steps(self.stages_between(first, last), self.stages[-1])
 
     @property
     def options(self) -> Options:
@@ -584,10 +488,9 @@ class Plan:
         """The buckets of all steps from the first on."""
         found: set[Bucket] = set()
         for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
-            begin = max(self._first, stage.start)
-            end = _earliest(following, self._last)
-            if end is None or begin < end:
-                used = np.flatnonzero(stage.schedule.used(begin, end))
+            begin = max(self.first, stage.start)
+            if following is None or begin < following:
+                used = np.flatnonzero(stage.schedule.used(begin, following))
                 found |= {stage.options.buckets[number] for number in used}
         return found
 
@@ -596,14 +499,14 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. After `between` with an end: in its steps. If
-        a corpus grows, 1 for each bucket, as the number is not known.
+        and 1 for a bucket that only later steps have. If a corpus grows, 1 for each bucket, as the
+        number is not known.
         """
         if self.follows:
             return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self._first, end if self._last is None else self._last)
+        counts = self.batches(self.first, end)
         return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
 
     @property
@@ -613,9 +516,7 @@ class Plan:
         Of equal lengths, those with more rows come first.
         """
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
-        if self.follows:
-            pass
-        elif self._first or self._last is not None or len(self.stages) > 1:
+        if not self.follows and (self.first or len(self.stages) > 1):
             every = self._used
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
@@ -654,12 +555,12 @@ class Plan:
         With several corpora, they are estimated from the mean fill of the rows, for the epoch in
         which the last stage begins, including the earlier stages of that epoch.
         """
-        return figures.count_epoch(self).num_tokens
+        return self.count(*self.epoch_steps).num_tokens
 
     @property
     def padding(self) -> float:
         """The share of padding in the epoch of `num_tokens`, from 0 to 1, including empty rows."""
-        return figures.count_epoch(self).padding
+        return self.count(*self.epoch_steps).padding
 
     @property
     def cuts(self) -> int:
@@ -673,13 +574,19 @@ class Plan:
         >>> Plan([6, 6, 3], [Bucket(rows=2, length=9)], packing="fill").cuts
         0
         """
-        return int(sum(stream.whole.layout.cuts.sum() for stream in self.stages[-1].streams))
+        return self.stages[-1].cuts
 
     def __repr__(self) -> str:
         return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
-        return describe(self)
+        if self.follows:
+            buckets = ", ".join(map(str, self.buckets))
+            return (
+                f"a plan of a corpus that grows, in windows of up to {self.options.window:,} "
+                f"pieces; buckets {buckets}"
+            )
+        return describe(self.stages, self.count(*self.epoch_steps))
 
 
 def _add_phases(
@@ -705,8 +612,3 @@ def check_first(step: int, first: int) -> None:
             f"step is {step:,}; steps count from 0 over all epochs"
             + f", and this plan has only steps from {first:,} on" * (first > 0)
         )
-
-
-def _earliest(*ends: int | None) -> int | None:
-    """The least of `ends` that is not None; None if there is none."""
-    return min([end for end in ends if end is not None], default=None)

@@ -7,7 +7,8 @@ streams, an interval ends where one of them ends the rest of an epoch. If a corp
 interval ends before the first step that needs a further window.
 
 A mark is what was taken where a chapter of a stream ends. The intervals from a mark on depend on
-nothing before it, so a run resumes from a mark, and only intervals after a few marks are kept.
+nothing before it; so do those of each whole epoch of a single stream. These are a
+section. A run resumes from a mark, and only a few sections are kept.
 
 An interval is a pure function of the rows taken before it, so any number of threads may make it.
 """
@@ -29,18 +30,14 @@ from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Stream
 from pipeline.planning.tails import count_batches
 
-# The epoch of a step is kept for this many steps, if the last of them has the same epoch.
-KEEPS = 64
-
 # What streams are owed is counted in units of 1 / UNIT row; their pace, in units of 1 / PACE pass.
 UNIT, PACE = 1 << 64, 1 << 160
 
 # More rows than are ever taken.
 NEVER = 1 << 62
 
-# A run is the intervals from a mark to the next one. This many are kept: readers are in a few
-# chapters at a time.
-RUNS = 8
+# The sections that are kept: readers are in a few chapters or epochs at a time.
+SECTIONS = 8
 
 
 class Taken(NamedTuple):
@@ -99,10 +96,6 @@ class Interval:
     def _rotated(self) -> list[int]:
         return self.length_quota.before(self.rotation)
 
-    def has(self, step: int) -> bool:
-        """Whether it has a step."""
-        return self.start <= step and (self.end is None or step < self.end)
-
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """`batches` and `rows` of `taken(step)`."""
         places = self.length_quota.before(self.rotation + step - self.start)
@@ -141,6 +134,61 @@ class Interval:
         return Taken(step, batches, rows, owed, self.begin.legs)
 
 
+class Epochs(NamedTuple):
+    """The epochs of streams from a mark on: of one that grows, as far as they are known there.
+
+    Attributes:
+        rest: int64 [lengths, streams], the rows before whole epochs, or `NEVER`.
+        whole: int64 [lengths, streams], the rows of a whole epoch; 0 if there is none.
+        first: int64 [streams], the epoch of the first row.
+        later: int64 [streams], the first whole epoch.
+    """
+
+    rest: np.ndarray
+    whole: np.ndarray
+    first: np.ndarray
+    later: np.ndarray
+
+    def after(self, rows: np.ndarray) -> list[int]:
+        """The least epoch of each stream that is not over after some rows [lengths, streams]."""
+        times = (rows - self.rest) // np.maximum(self.whole, 1)
+        times = times.min(axis=0, initial=NEVER, where=self.whole > 0)
+        return np.where((rows >= self.rest).all(axis=0), self.later + times, self.first).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Intervals from a mark to the next one; with one stream, also those of one whole epoch.
+
+    Attributes:
+        begin: what was taken before it.
+        epochs: the epochs of the streams.
+        intervals: those that are known by now.
+    """
+
+    begin: Taken
+    epochs: Epochs
+    intervals: tuple[Interval, ...] = ()
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """The first step of each of its intervals."""
+        return [interval.start for interval in self.intervals]
+
+    @functools.cached_property
+    def end(self) -> float:
+        """One past the last step of its intervals; infinity if they never end."""
+        if not self.intervals:
+            return self.begin.step
+        return math.inf if (end := self.intervals[-1].end) is None else end
+
+    @functools.cached_property
+    def epoch(self) -> int:
+        """With one stream, the epoch of all its steps."""
+        (epoch,) = self.epochs.after(self.begin.rows)
+        return epoch
+
+
 class Schedule:
     """Steps from `start` on; with several streams, each has its share of the rows of any few steps.
 
@@ -177,13 +225,8 @@ class Schedule:
         self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
         self._bucket_of = np.cumsum([0, *map(len, self._groups[:-1])])  # the first of each length
         self._unit = PACE * math.lcm(*self._rows.tolist())
-        self._runs: dict[int, tuple[Interval, ...]] = {}
-        self._latest: tuple[int, Interval] | None = None  # what `_reach` returned
-        self._intervals_of_epoch: list[Interval] = []  # of the latest whole epoch of one stream
+        self._sections: tuple[Section, ...] = ()  # those made last
         self.end: int | None = None
-        self._latest_epoch = 0, range(0)  # and some steps in it
-        self._around = range(0)
-        self._latest_edges: tuple[int, Any] = (-1, None)
         self.offsets: tuple[int | None, ...] = (0,)
         number = len(streams)
         if taken is None:
@@ -197,7 +240,7 @@ class Schedule:
         self._weights = [Fraction(1) if weights is None else weights[each.name] for each in streams]
         # A corpus that grows and has no weight has no rows, and so is owed none.
         each = zip(self._weights, streams, strict=True)
-        owes = [bool(weight) or one.parts is None or one.epoch > 1 for weight, one in each]
+        owes = [bool(weight) or one.parts is None for weight, one in each]
         owed = [[due * n for due, n in zip(each, owes, strict=True)] for each in taken.owed]
         self.marks: tuple[Taken, ...] = (taken._replace(owed=owed),)
         self._one = weights is None
@@ -217,7 +260,7 @@ class Schedule:
         """`offsets`, where streams that had a weight before keep theirs."""
         if before is None:
             return [0 if weight else None for weight in self._weights]
-        begun = self._epochs_after(0, self.marks[0].rows)
+        begun = self._find_epochs(self.marks[0]).after(self.marks[0].rows)
         epoch, offsets = before.epoch_of(self.start), before.offsets
         each = itertools.zip_longest(self._weights, begun, offsets)
         return [
@@ -282,30 +325,28 @@ class Schedule:
 
     # ---- one stream
 
-    def _interval_of_epoch(self, mark: Taken, step: int) -> Interval:
-        """The interval of a step of the only stream, whose whole epochs begin at a mark."""
-        latest = self._intervals_of_epoch
-        if not latest or not latest[0].start <= step < (latest[-1].end or 0):
-            leg = self._streams[0].legs[mark.legs[0]]
-            counts, rows = self._count_batches(leg.rows), leg.rows[:, None]
-            steps = int(counts.sum())
-            times = (step - mark.step) // steps  # epochs that are over
-            begin = mark._replace(
-                step=mark.step + times * steps,
-                batches=mark.batches + times * counts,
-                rows=mark.rows + times * rows,
-            )
-            epoch = leg.epoch + times
-            latest = [*self._cut(counts, begin, begin.rows + rows, True, epoch)]
-            self._intervals_of_epoch = latest
-        return _at(latest, step)
+    def _skip_epochs(self, mark: Taken, step: int) -> Taken:
+        """What was taken before the whole epoch of a step; if none follow the mark, the mark."""
+        leg = self._streams[0].leg(mark.legs[0])
+        if not leg.repeats:
+            return mark
+        counts = self._count_batches(leg.rows)
+        steps = int(counts.sum())
+        times = (step - mark.step) // steps
+        return mark._replace(
+            step=mark.step + times * steps,
+            batches=mark.batches + times * counts,
+            rows=mark.rows + times * leg.rows[:, None],
+        )
 
     def _continue_one(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
         """The next intervals of the only stream; if there are none, a mark."""
         (stream,), (number,) = self._streams, taken.legs
         while True:
-            leg = stream.leg(number)
-            left = leg.end - taken.rows[:, 0]
+            leg, rows = stream.leg(number), taken.rows[:, 0]
+            times = stream.count_times(rows - leg.start)[0] if leg.repeats else 0
+            end, names = leg.end + times * leg.rows, (leg.repeats, leg.epoch + times)
+            left = end - rows
             counts = self._count_batches(left)
             if not leg.ends:
                 full = 0 * counts
@@ -314,9 +355,10 @@ class Schedule:
                 if full.any() or not stream.leg(number + 1).repeats:
                     counts = full
             if counts.any():
-                names = (False, leg.epoch) if stream.parts is None else ("windows", taken.step)
+                if stream.parts is not None and not leg.repeats:
+                    names = "windows", taken.step
                 begin = taken._replace(legs=[number])
-                return tuple(self._cut(counts, begin, leg.end[:, None], *names)), taken
+                return tuple(self._cut(counts, begin, end[:, None], *names)), taken
             number += 1
             if leg.ends or stream.leg(number).repeats:
                 return (), taken._replace(legs=[number])
@@ -463,46 +505,49 @@ class Schedule:
 
     # ---- all steps
 
-    def _reach(self, step: int) -> tuple[int, Interval]:
-        """The interval of a step, and the number of the last mark before it."""
-        if (found := self._latest) is None or not found[1].has(step):
-            found = self._latest = self._extend(step)
-        return found
+    def _reach(self, step: int) -> tuple[Section, Interval]:
+        """The section and the interval of a step."""
+        for section in self._sections:
+            if section.begin.step <= step < section.end:
+                break
+        else:
+            section = self._make_section(step)
+        return section, section.intervals[bisect.bisect_right(section.starts, step) - 1]
 
-    def _extend(self, step: int) -> tuple[int, Interval]:
-        """As `_reach`, by making intervals up to that of the step."""
-        number = bisect.bisect_right(self.marks, step, key=lambda mark: mark.step) - 1
+    def _make_section(self, step: int) -> Section:
+        """The section of a step, with intervals up to that step."""
         extend = self._continue_one if self._one else self._continue_several
         while True:
-            mark = self.marks[number]
-            if self._one and self._streams[0].leg(mark.legs[0]).repeats:
-                return number, self._interval_of_epoch(mark, step)
-            run, following = self._runs.pop(number, ()), mark
-            while (end := run[-1].end if run else mark.step) is not None and step >= end:
-                more, following = extend(run[-1].taken(end) if run else mark)
+            mark = begin = self._mark_before(step)
+            if self._one:
+                begin = self._skip_epochs(mark, step)
+            section = next((each for each in self._sections if each.begin is begin), None)
+            section, following = section or Section(begin, self._find_epochs(begin)), begin
+            while step >= section.end:
+                last = section.intervals[-1:]
+                more, following = extend(last[0].taken(last[0].end) if last else begin)
                 if not more:
                     break
-                run += more
-            self._runs[number] = run  # the latest one
-            for oldest in list(self._runs)[:-RUNS]:
-                self._runs.pop(oldest, None)
-            if end is None or step < end:
-                return number, _at(run, step)
-            number += 1
-            if number == len(marks := self.marks):
+                section = dataclasses.replace(section, intervals=section.intervals + more)
+            others = [each for each in self._sections if each.begin is not begin]
+            self._sections = (section, *others[: SECTIONS - 1])
+            if step < section.end:
+                return section
+            if (marks := self.marks)[-1] is mark:
                 self.marks = (*marks, following)
 
-    def _interval(self, step: int) -> Interval:
-        return self._reach(step)[1]
+    def _mark_before(self, step: int) -> Taken:
+        """The last of the marks known by now that is not after a step."""
+        return self.marks[bisect.bisect_right(self.marks, step, key=lambda each: each.step) - 1]
 
     def mark(self, step: int) -> Taken:
         """The last mark before a step, which has been taken."""
-        number, _ = self._reach(step)  # which may add marks
-        return self.marks[number]
+        self._reach(step)  # this may add marks
+        return self._mark_before(step)
 
     def taken(self, step: int) -> Taken:
         """The batches and rows taken before a step."""
-        return self.marks[0] if step == self.start else self._interval(step - 1).taken(step)
+        return self.marks[0] if step == self.start else self._reach(step - 1)[1].taken(step)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
@@ -510,15 +555,13 @@ class Schedule:
         Rows are numbered by length, over all buckets of it. If a batch has fewer rows than its
         bucket, the others are empty.
         """
-        return self._interval(step).at(step)
+        return self._reach(step)[1].at(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
 
-        If a corpus grows, all buckets, as later steps are not known.
+        No corpus grows, as later steps would not be known.
         """
-        if any(stream.parts is not None for stream in self._streams):
-            return np.ones(len(self._rows), bool)
         last = self.end if last is None else last
         if last is not None:
             return self.taken(max(last, first)).batches > self.taken(first).batches
@@ -535,18 +578,19 @@ class Schedule:
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
-        epoch, steps = self._latest_epoch
-        if step in steps:
-            return epoch
-        epoch, interval = self._epoch_at(step), self._interval(step)
-        end = step + 1
-        if interval.end is not None and not interval.shares:
-            step, end = interval.start, interval.end
-        else:
-            later = min(step + KEEPS, interval.end or step + KEEPS)
-            end = later if epoch == self._epoch_at(later, step) else end
-        self._latest_epoch = epoch, range(step, end)
-        return epoch
+        if self.end is not None:  # there is only one epoch
+            return 0
+        section, interval = self._reach(step)
+        if self._one:
+            return section.epoch
+        _, rows = interval.before(step)  # faster than `taken`
+        epochs = zip(section.epochs.after(rows), self.offsets, strict=True)
+        return min(epoch + offset for epoch, offset in epochs if offset is not None)
+
+    def epochs_of(self, steps: range) -> list[int]:
+        """The epoch of each of some steps in a row."""
+        first, last = self.epoch_of(steps[0]), self.epoch_of(steps[-1])
+        return [first if first == last else self.epoch_of(step) for step in steps]
 
     def grows(self, step: int) -> bool:
         """Whether a step has rows of a corpus that still grows."""
@@ -559,52 +603,33 @@ class Schedule:
 
     def interval_around(self, step: int) -> range:
         """The steps of the interval of a step, within the schedule."""
-        interval = self._interval(step)
+        _, interval = self._reach(step)
         ends = [end for end in (interval.end, self.end) if end is not None]
         return range(interval.start, min(ends, default=sys.maxsize))
 
-    def epoch_around(self, step: int) -> range:
-        """The steps of the epoch of a step, within the schedule and from the last mark on.
+    def block_around(self, step: int, size: int) -> range:
+        """The steps of the block of a step, within its epoch and from the last mark on.
 
         While a corpus grows, those of the interval: rows of later steps may not be sealed yet.
         """
-        if self.grows(step):
-            return self.interval_around(step)
-        around = self._around
-        if step not in around:
-            epoch, begin = self.epoch_of(step), self.mark(step).step
-            begin = max(begin, self.first_step(epoch))
-            around = self._around = range(begin, self.first_step(epoch + 1))
-        return around
+        around = self.interval_around(step)
+        if not self.grows(step):
+            around = range(self.mark(step).step, sys.maxsize if self.end is None else self.end)
+        steps = block_within(around, step, size)
+        epochs = self.epochs_of(steps)
+        own = epochs[step - steps.start]
+        return steps[bisect.bisect_left(epochs, own) : bisect.bisect_right(epochs, own)]
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
-        return self._epochs_at(step, max(step - 1, self.start))
+        section, interval = self._reach(max(step - 1, self.start))
+        return section.epochs.after(interval.before(step)[1])
 
-    def _epochs_at(self, step: int, known: int) -> list[int]:
-        """The least epoch of each stream that is not over before a step, known from `known`."""
-        mark, interval = self._reach(known)
-        _, rows = interval.before(step)  # faster than `taken`
-        return self._epochs_after(mark, rows)
-
-    def _epochs_after(self, mark: int, rows: np.ndarray) -> list[int]:
-        """The least epoch of each stream that is not over after some rows, which follow a mark."""
-        if self._latest_edges[0] != mark:
-            self._latest_edges = mark, self._find_edges(mark)
-        rest, whole, first_epoch, whole_epoch = self._latest_edges[1]
-        times = (rows - rest) // np.maximum(whole, 1)
-        times = times.min(axis=0, initial=NEVER, where=whole > 0)
-        return np.where((rows >= rest).all(axis=0), whole_epoch + times, first_epoch).tolist()
-
-    def _find_edges(self, mark: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """For each stream, its rows before whole epochs and in one, from a mark on: [lengths, …].
-
-        Also the epoch of its first row, and its first whole epoch. Of a stream that grows, whole
-        epochs do not begin before another mark.
-        """
-        rest = np.full_like(self.marks[0].rows, NEVER)
+    def _find_epochs(self, begin: Taken) -> Epochs:
+        """The epochs of the streams from a mark on."""
+        rest = np.full_like(begin.rows, NEVER)
         whole, epochs = 0 * rest, np.zeros((2, rest.shape[1]), np.int64)
-        each = zip(self._streams, self._weights, self.marks[mark].legs, strict=True)
+        each = zip(self._streams, self._weights, begin.legs, strict=True)
         for number, (stream, weight, leg) in enumerate(each):
             if stream.parts is not None and not weight:
                 continue
@@ -612,21 +637,13 @@ class Schedule:
             if (last := stream.leg(leg) if stream.parts is not None else stream.legs[-1]).repeats:
                 rest[:, number], whole[:, number] = last.start, last.rows
                 epochs[1, number] = last.epoch
-        return rest, whole, epochs[0], epochs[1]
-
-    def _epoch_at(self, step: int, known: int | None = None) -> int:
-        """The epoch of a step, as far as is known from the interval of the step `known`."""
-        if self.end is not None:  # there is only one epoch
-            return 0
-        epochs = self._epochs_at(step, step if known is None else known)
-        pairs = zip(epochs, self.offsets, strict=True)
-        return min(epoch + offset for epoch, offset in pairs if offset is not None)
+        return Epochs(rest, whole, *epochs)
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch: at least `start`, and at most `end`."""
-        if self.end is not None and self._epoch_at(self.end) < epoch:
+        if self.end is not None and epoch > 0:
             return self.end
-        return find_first(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
+        return find_first(lambda step: self.epoch_of(step) >= epoch, self.start - 1)
 
 
 def _share_out(due: Sequence[int], places: int) -> list[int]:
@@ -646,9 +663,10 @@ def _share_out(due: Sequence[int], places: int) -> list[int]:
     return found
 
 
-def _at(intervals: Sequence[Interval], step: int) -> Interval:
-    """The interval of a step."""
-    return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
+def block_within(steps: range, step: int, size: int) -> range:
+    """The part of `steps` in the block of a step; blocks of `size` steps begin at step 0."""
+    first = step // size * size
+    return range(max(first, steps.start), min(first + size, steps.stop))
 
 
 def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:

@@ -79,7 +79,7 @@ class Stage(Handles):
         self.grows = any(map(grows, members.values()))
         self.firsts = [n * APART if self.grows else sum(sizes[:n]) for n in range(len(sizes))]
         self._before, self.replans = before, replan
-        self._past: tuple[Mapping[str, Any], ...] | None = None
+        self._origin: Origin | None = None
         self.number: int = 0 if before is None else before.number + replan
         self._made: tuple[tuple[Stream, ...], Schedule] | None = None
         self._assembly: Assembly | None = None
@@ -100,7 +100,7 @@ class Stage(Handles):
         before = self._before
         if before is not None:
             taken, earlier = before.schedule.taken(self.start), before.streams
-        streams = _make_streams(self, earlier, taken if self.replans else None)
+        streams = make_streams(self, earlier, taken if self.replans else None)
         schedule = Schedule(
             self.start,
             streams,
@@ -157,9 +157,10 @@ class Stage(Handles):
             return (1 << 31) - 1
         return max(max(bucket.lengths) for bucket in self.options.buckets) - 1
 
-    def has_mark(self, step: int) -> bool:
-        """Whether a step is known to be one at which a state may begin; it does not wait."""
-        return self._made is not None and step in [mark.step for mark in self.schedule.marks]
+    @property
+    def cuts(self) -> int:
+        """The number of pieces that an epoch of each corpus cuts to fill rows."""
+        return int(sum(stream.whole.layout.cuts.sum() for stream in self.streams))
 
     @property
     def is_phase(self) -> bool:
@@ -204,103 +205,31 @@ class Stage(Handles):
         fingerprint = fingerprint_of(self.identity)
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
-    # ---- the data state, while corpora grow
-
-    def ends_at(self, step: int) -> dict[str, Place]:
-        """The end of the last window that a step may have rows of, of each corpus that grows.
-
-        A corpus without a weight has none: whether its window is known depends on earlier stages.
-        """
-        _, _, rows, _, legs = self.schedule.taken(step + 1)
-        found = dict[str, Place]()
-        for number, (stream, leg) in enumerate(zip(self.streams, legs, strict=True)):
-            chapter, weight = stream.chapter(leg), self.weights is None or self.weights[stream.name]
-            begun = leg > chapter.number or (rows[:, number] > chapter.rows).any()
-            found[stream.name] = chapter.end if begun or weight else chapter.begin
-        return found
-
-    def entries_after(
-        self, taken: Taken, ends: Mapping[str, Place]
-    ) -> tuple[Mapping[str, Any], ...]:
-        """Entries of a data state, from which the streams and what was taken can be made again.
-
-        `taken` is a mark, or what was taken before the next stage; `ends` is as of `ends_at`. A
-        stream whose chapter begins with the rest of an earlier stage needs the entry of that one.
-        """
-        rows, legs, places = taken.rows.copy(), [*taken.legs], dict[str, Any]()
-        for number, stream in enumerate(self.streams):
-            chapter = stream.chapter(legs[number])
-            rows[:, number] -= chapter.rows
-            place: dict[str, Any] = {"rest": True} if chapter.has_rest else {}
-            grew = grows(self.members[stream.name])
-            place |= {"epoch": stream.epoch} if stream.epoch > grew else {}
-            if grew:
-                end = ends.get(stream.name, chapter.begin)
-                place |= dataclasses.asdict(chapter.begin) | {"last": [end.part, end.digest]}
-            legs[number] -= chapter.number
-            places[stream.name] = place
-        entry = dict(self.entry)
-        entry |= {"from": taken.step, "places": places, "rows": rows.tolist()}
-        entry |= {"owed": [[*each] for each in taken.owed], "legs": legs}
-        if any(self.schedule.offsets):
-            entry["offsets"] = [*self.schedule.offsets]
-        rests = any("rest" in place for place in places.values())
-        return (*(self.past if rests else ()), entry)
+    # ---- while corpora grow
 
     @property
-    def past(self) -> tuple[Mapping[str, Any], ...]:
-        """The entries of the earlier stages whose rest its streams begin with."""
-        if self._past is None:
+    def origin(self) -> "Origin":
+        """The stage whose rest its streams may begin with, and what was taken of its streams."""
+        if self._origin is None:
             before = self._before
             assert before is not None, "the first stage has no rest"
-            if self.replans:
-                ends = before.ends_at(self.start - 1) if self.start > before.schedule.start else {}
-                *others, last = before.entries_after(before.schedule.taken(self.start), ends)
-                # It holds from the stage's start on; what was taken then is that at its end.
-                self._past = (*others, {**last, "from": before.start})
-            else:
-                self._past = before.past
-        return self._past
+            replans = (before, before.schedule.taken(self.start)) if self.replans else None
+            self._origin = replans or before.origin
+        return self._origin
 
-    def resume(
-        self, entry: Mapping[str, Any], past: "Sequence[Mapping[str, Any]]", before: "Stage | None"
+    def remake(
+        self,
+        *,
+        before: "Stage | None" = None,
+        origin: "Origin | None" = None,
+        made: tuple[tuple[Stream, ...], Schedule] | None = None,
     ) -> "Stage":
-        """The stage as it was when `entry` was made of it, with the entries before it.
-
-        `before` is the earlier stage that the last of these entries is resumed to, if there is one.
-        """
-        resumed = copy.copy(self)
-        resumed._before, resumed._past, resumed._assembly = None, tuple(past), None
-        own, streams = options_of_streams(self.options, self.members), list[Stream]()
-        cache = before.streams[0].cache if before else WindowCache(HELD)
-        for number, (name, place) in enumerate(entry["places"].items()):
-            corpus = self.members[name]
-            if place.get("rest"):
-                assert before is not None, "an entry with a rest has another before it"
-                rows, leg = np.array(past[-1]["rows"], np.int64), past[-1]["legs"][number]
-                streams.append(before.streams[number].after(rows[:, number], leg, corpus, own))
-                continue
-            begin = Place.of(place) if grows(corpus) else None
-            epoch = place.get("epoch", int(grows(corpus)))
-            more: Any = {"name": name, "first": self.firsts[number], "number": self.number}
-            streams.append(Stream(corpus, own, cache, epoch=epoch, begin=begin, **more))
-        rows = np.array(entry["rows"], np.int64)
-        for stream, leg, taken_of in zip(streams, entry["legs"], rows.T, strict=True):
-            if leg or taken_of.any():
-                stream.leg(leg)  # its parts are sealed
-        taken = Taken(entry["from"], rows[:0, 0], rows, entry["owed"], entry["legs"])
-        made: Any = {"taken": taken, "offsets": entry.get("offsets")}
-        schedule = Schedule(entry["from"], streams, self.options, self.weights, **made)
-        resumed._made = tuple(streams), schedule
-        self._reserve(streams)
-        return resumed
-
-    def follow(self, before: "Stage") -> "Stage":
-        """The same stage after another one, whose steps are the same."""
-        later = copy.copy(self)
-        later._before, later._past = before, None
-        later._made, later._assembly = None, None
-        return later
+        """The same stage after another one; or with the streams and the schedule `made`."""
+        stage = copy.copy(self)
+        stage._before, stage._origin, stage._made, stage._assembly = before, origin, made, None
+        if made is not None:
+            self._reserve(made[0])
+        return stage
 
     @classmethod
     def begin(
@@ -411,9 +340,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+# A stage, and what was taken of its streams.
+Origin = tuple[Stage, Taken]
+
+
 @_no_garbage_collection()
-def _make_streams(
-    stage: Stage, before: Sequence[Stream], taken: Taken | None
+def make_streams(
+    stage: Stage,
+    before: Sequence[Stream],
+    taken: Taken | None,
+    places: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Stream, ...]:
     """The stream of each corpus of a stage.
 
@@ -422,15 +358,18 @@ def _make_streams(
         before: the streams of the first corpora, which continue.
         taken: what was taken from `before`, to plan the rest of their epochs again; None: these
             streams do not change.
+        places: where streams begin that do not continue, if the stage goes on from an entry of a
+            data state; see `resuming`.
     """
     own = options_of_streams(stage.options, stage.members)
     cache = before[0].cache if before else WindowCache(HELD if stage.grows else CACHED)
     streams: list[Stream] = []
     for number, (name, corpus) in enumerate(stage.members.items()):
+        place = {} if places is None else places[name]
+        continues = number < len(before) if places is None else "rest" in place
         try:
-            if number >= len(before):
-                epoch, first = int(grows(corpus)), stage.firsts[number]
-                stream = Stream(corpus, own, cache, name=name, first=first, epoch=epoch)
+            if not continues:
+                stream = _begin_stream(stage, number, place, own, cache)
             elif taken is None:
                 stream = before[number]
             else:
@@ -439,14 +378,41 @@ def _make_streams(
         except ValueError as error:
             raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         except MemoryError as error:
-            positions = int(corpus.array.sum(dtype=np.int64))
+            what = "the rest of a corpus that grows"
+            if not grows(corpus):
+                positions = int(corpus.array.sum(dtype=np.int64))
+                what = f"{counted(len(corpus), 'example')} of {positions:,} positions"
             raise DoesNotFit(
-                f"planning {counted(len(corpus), 'example')} of {positions:,} positions takes "
-                "more memory than there is; give longer buckets, so that fewer pieces are made of "
-                "long examples, or overflow='truncate' or 'drop'"
+                f"planning {what} takes more memory than there is; give longer buckets, so that "
+                "fewer pieces are made of long examples, or overflow='truncate' or 'drop'"
             ) from error
         streams.append(stream)
     return tuple(streams)
+
+
+def _begin_stream(
+    stage: Stage, number: int, place: Mapping[str, Any], options: Options, cache: WindowCache
+) -> Stream:
+    """The stream of a corpus, by its number, that begins at a place in an entry, if one is given.
+
+    If whole epochs of a corpus that grew have begun, it is finished, like any other.
+    """
+    (name, corpus), begin = [*stage.members.items()][number], None
+    epoch = place.get("epoch", int(grows(corpus)))
+    if grows(corpus) and place:
+        begin = Place.of(place)
+        corpus = Lengths.of(corpus.whole()) if epoch > 1 else corpus
+    # No corpus joins those that grow, so that their streams are as many as the stage's number.
+    return Stream(
+        corpus,
+        options,
+        cache,
+        name=name,
+        first=stage.firsts[number],
+        number=stage.number if stage.grows else 0,
+        epoch=epoch,
+        begin=begin,
+    )
 
 
 def options_of_streams(options: Options, names: Collection[str]) -> Options:

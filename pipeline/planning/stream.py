@@ -98,12 +98,13 @@ class Pass:
         first: int = 0,
         buckets: tuple[Bucket, ...] = (),
         spans: np.ndarray | None = None,
-        chapter: tuple[np.ndarray, bool] | None = None,
+        rows_before: np.ndarray | None = None,
+        ends: bool = True,
     ):
         """`names` select its random bits; `first` is its first example in the corpus.
 
-        `buckets` are those that may have rows, by default all; `chapter` is as for `Layout`. The
-        pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
+        `buckets` are those that may have rows, by default all; `rows_before` and `ends` are as for
+        `Layout`. The pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
@@ -117,12 +118,13 @@ class Pass:
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
-            chapter=chapter,
+            rows_before=rows_before,
+            ends=ends,
         )
         self.first, self.of_plan = first, stream.first
         # The epoch, example and first position of each span; None: pieces are of whole examples.
         self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
-        self.repeats = spans is None and chapter is None
+        self.repeats = spans is None and rows_before is None
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
@@ -164,11 +166,10 @@ class Pass:
                 self._orders.pop(oldest, None)
         return found
 
-    def take(self, epoch: int, length: int, first: int, count: int, last_epoch: float) -> Rows:
+    def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
-        Once half of a window is taken, the next one is filled in the background, unless it is of an
-        epoch after `last_epoch`.
+        Once half of a window is taken, the next one is filled in the background.
         """
         windows, edges = self.order(epoch)
         place = int(edges[length].searchsorted(first, side="right")) - 1
@@ -177,7 +178,7 @@ class Pass:
         filled = self._window(self._cache.get, epoch, place)[length]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
-            if not more or (self.repeats and epoch < last_epoch):
+            if not more or self.repeats:
                 self._window(self._cache.prepare, epoch + more, following)
         return Rows(self, epoch, filled, first - begin, last - begin)
 
@@ -260,6 +261,22 @@ class Pass:
         return [None if files is None else files[window] for window in windows[place:].tolist()]
 
 
+class Chapter(NamedTuple):
+    """Some legs of a stream in a row: a run that is resumed in one of them plans all of them anew.
+
+    Attributes:
+        number: the number of its first leg.
+        start: int64 [lengths], the rows of the stream before it.
+        place: for a corpus that grows, the place before its first window.
+        has_rest: whether it begins with the rest of epochs in progress.
+    """
+
+    number: int
+    start: np.ndarray
+    place: Place
+    has_rest: bool = False
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leg:
     """A pass as the schedule sees it: rows of a stream that are taken once, or again and again.
@@ -269,10 +286,11 @@ class Leg:
         rows: int64 [lengths], its rows; if it repeats, those of each time.
         size: what these rows count in the unit of weights, at least 1.
         epoch: the epoch of its first row.
+        chapter: the chapter that it belongs to.
+        places: for a corpus that grows, the places before and after the parts of its window; the
+            same place twice if it is no window.
         repeats: whether it is repeated for ever, for whole epochs; the stream's last leg is.
         ends: whether its last batches are short. Otherwise, rows of the next leg fill them.
-        chapter: the number of the first leg of its chapter.
-        window: for parts of a corpus that grows, the places before the first and after the last.
         planned: its pass; None for a window, whose pass is made when it is needed.
     """
 
@@ -280,10 +298,10 @@ class Leg:
     rows: np.ndarray
     size: int
     epoch: int
+    chapter: Chapter
+    places: tuple[Place, Place]
     repeats: bool = False
     ends: bool = False
-    chapter: int = 0
-    window: tuple[Place, Place] | None = None
     planned: Pass | None = None
 
     @property
@@ -292,23 +310,10 @@ class Leg:
         return self.start + self.rows
 
 
-class Chapter(NamedTuple):
-    """The part of a stream up to a leg from which that leg can be made again.
-
-    Attributes:
-        number: the number of its first leg.
-        rows: int64 [lengths], the rows of the stream before it.
-        begin, end: for a corpus that grows, the places before its first window, and after the leg.
-        has_rest: whether it begins with the rest of epochs in progress.
-        finished: whether all parts are sealed, and whole epochs have begun.
-    """
-
-    number: int
-    rows: np.ndarray
-    begin: Place
-    end: Place
-    has_rest: bool
-    finished: bool
+def _leg_of(planned: Pass, chapter: Chapter, epoch: int, **options: bool) -> Leg:
+    """The leg of a pass that is no window, with which a chapter begins."""
+    rows, size, places = planned.rows, planned.size, (chapter.place, chapter.place)
+    return Leg(chapter.start, rows, size, epoch, chapter, places, **options, planned=planned)
 
 
 class Stream(Handles):
@@ -385,10 +390,8 @@ class Stream(Handles):
 
     def _repeat_whole(self) -> Leg:
         """The last leg: whole epochs."""
-        whole, last = self.whole, self.legs[-1] if self.legs else None
-        start = last.end if last else 0 * whole.rows
-        ends, number = not self.name, len(self.legs)
-        return Leg(start, whole.rows, whole.size, self.epoch, True, ends, number, planned=whole)
+        chapter = self._chapter_after(self.legs)
+        return _leg_of(self.whole, chapter, self.epoch, repeats=True, ends=not self.name)
 
     def _plan_rest(self, spans: np.ndarray) -> None:
         """Puts a leg for the rest of open epochs first, if the rest has a position."""
@@ -407,14 +410,19 @@ class Stream(Handles):
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         if len(pieces.table) == 1:
             return
-        start = np.zeros(len(self.options.groups), np.int64)
-        # Windows follow in the chapter, and fill its last batches.
-        chapter = None if self.parts is None else (start, False)
+        chapter, grows = self._chapter_after((), has_rest=True), self.parts is not None
         planned = Pass(
-            self, pieces, self._number, False, buckets=buckets, spans=spans, chapter=chapter
+            self,
+            pieces,
+            self._number,
+            False,
+            buckets=buckets,
+            spans=spans,
+            rows_before=chapter.start if grows else None,
+            ends=not grows,  # else windows follow in the chapter, and fill its last batches
         )
-        epoch, ends = int(spans[:, 0].min()), not self.name and self.parts is None
-        self.legs = (Leg(start, planned.rows, planned.size, epoch, ends=ends, planned=planned),)
+        epoch, ends = int(spans[:, 0].min()), not self.name and not grows
+        self.legs = (_leg_of(planned, chapter, epoch, ends=ends),)
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
@@ -483,62 +491,58 @@ class Stream(Handles):
     def _plan_leg(self) -> Leg:
         """The leg after those that are known: a window or, once the parts end, whole epochs."""
         assert self.parts is not None, "other streams have all their legs"
-        number, last = len(self.legs), self.legs[-1] if self.legs else None
-        begin = last.window[1] if last and last.window else self.begin
+        number, start, begin, _ = chapter = self._chapter_after(self.legs)
         end, over = find_window(self.parts, begin, self.options)
         if end == begin:
             self.lengths = Lengths.of(self.parts.whole())
             self._plan_whole()
             return self._repeat_whole()
-        start = last.end if last else np.zeros(len(self.options.groups), np.int64)
-        chapter = number if last is None or last.ends else last.chapter
-        ends = over or number - chapter == growing.CHAPTER - 1
-        found = Leg(start, 0 * start, 1, 0, False, ends, chapter, (begin, end))
-        planned = self._plan_window(found)
-        found = dataclasses.replace(found, rows=planned.rows, size=max(planned.size, 1))
+        if number and not self.legs[-1].ends:
+            chapter = self.legs[-1].chapter
+        ends = over or number - chapter.number == growing.CHAPTER - 1
+        planned = self._plan_window((begin, end), start - chapter.start, ends)
+        size = max(planned.size, 1)
+        found = Leg(start, planned.rows, size, 0, chapter, (begin, end), ends=ends)
         self._get_window(found, lambda: planned)
         return found
 
-    def _plan_window(self, leg: Leg) -> Pass:
-        assert leg.window is not None, "the leg is a window"
+    def _plan_window(self, places: tuple[Place, Place], before: np.ndarray, ends: bool) -> Pass:
+        """The pass of the parts between two places, which follows some rows of its chapter."""
         assert self.parts is not None, "the corpus grows"
-        begin, end = leg.window
+        begin, end = places
         pieces = cut_parts(self.parts, range(begin.part, end.part), self.options)
-        first = self.legs[leg.chapter] if leg.chapter < len(self.legs) else leg
-        chapter = leg.start - first.start, leg.ends
-        return Pass(self, pieces, "part", begin.part, first=begin.example, chapter=chapter)
+        names, first = ("part", begin.part), begin.example
+        return Pass(self, pieces, *names, first=first, rows_before=before, ends=ends)
 
     def _get_window(self, leg: Leg, make: Callable[[], Pass]) -> Pass:
         """The pass of a window from the cache, made if missing."""
-        assert leg.window is not None, "the leg is a window"
-        pieces = leg.window[1].pieces - leg.window[0].pieces
+        pieces = leg.places[1].pieces - leg.places[0].pieces
         # Room for the two windows from which batches take rows, the next one, and their passes.
         self.cache.capacity = max(self.cache.capacity, 6 * pieces)
         return self.cache.get(leg, pieces, make)
 
     def chapter(self, number: int) -> Chapter:
-        """The chapter of a leg, which need not be known."""
-        leg = self.legs[number] if number < len(self.legs) else None
-        first = number if leg is None else leg.chapter
-        begins = self.legs[first] if leg else None
-        return Chapter(
-            first,
-            self.legs[first - 1].end if first else np.zeros(len(self.options.groups), np.int64),
-            begin=self._place_after(first),
-            end=self._place_after(number + 1),
-            has_rest=begins is not None and not begins.repeats and begins.window is None,
-            finished=self.epoch > 1 or (leg is not None and leg.repeats),
-        )
+        """The chapter of a leg; if that is not known yet, the chapter that begins with it."""
+        legs = self.legs  # other threads may add some
+        return legs[number].chapter if number < len(legs) else self._chapter_after(legs)
 
-    def _place_after(self, legs: int) -> Place:
-        """The end of the last window among the first legs; `begin` if there is none."""
-        # Of two legs in a row, one is a window, unless there is none before them.
-        windows = (leg.window for leg in reversed(self.legs[max(legs - 2, 0) : legs]))
-        return next((window[1] for window in windows if window), self.begin)
+    def place_after(self, number: int) -> Place:
+        """The place after the parts of a leg; if that is not known yet, the place before them."""
+        legs = self.legs[: number + 1]
+        return legs[number].places[1] if number < len(legs) else self._chapter_after(legs).place
+
+    def _chapter_after(self, legs: Sequence[Leg], *, has_rest: bool = False) -> Chapter:
+        """The chapter that begins after some legs, the first ones."""
+        if legs:
+            return Chapter(len(legs), legs[-1].end, legs[-1].places[1])
+        return Chapter(0, np.zeros(len(self.options.groups), np.int64), self.begin, has_rest)
 
     def plan_of(self, leg: Leg) -> Pass:
         """The pass of a leg."""
-        return leg.planned or self._get_window(leg, lambda: self._plan_window(leg))
+        if leg.planned:
+            return leg.planned
+        before = leg.start - leg.chapter.start
+        return self._get_window(leg, lambda: self._plan_window(leg.places, before, leg.ends))
 
     # ---- rows
 
@@ -555,13 +559,11 @@ class Stream(Handles):
         epochs, row = divmod(row, int(leg.rows[length]))
         return self.whole, leg.epoch + epochs, row
 
-    def take(
-        self, length: int, first: int, count: int, last_epoch: float = float("inf")
-    ) -> Iterator[Rows]:
+    def take(self, length: int, first: int, count: int) -> Iterator[Rows]:
         """Rows `first` to `first + count` of a length, divided by window."""
         while count:
             found, epoch, row = self.locate(length, first)
-            rows = found.take(epoch, length, row, count, last_epoch)
+            rows = found.take(epoch, length, row, count)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
@@ -579,19 +581,19 @@ class Stream(Handles):
         for number, each in enumerate(self.legs):
             used = np.maximum(rows - each.start, 0)
             if each.repeats:
-                over, begun = self._count_times(used)
+                over, begun = self.count_times(used)
                 for times in range(over, begun):
                     of_epoch = np.clip(used - times * each.rows, 0, each.rows)
                     spans.append(self.whole.rest(each.epoch + times, of_epoch))
                 epoch = each.epoch + begun
-            elif each.window is None or number <= last:
+            elif each.planned or number <= last:
                 used = np.minimum(used, each.rows)
                 if (used < each.rows).any():
                     spans.append(self.plan_of(each).rest(each.epoch, used))
-                place = each.window[1] if each.window else place
+                place = each.places[1]
         return merge_spans(np.concatenate(spans)), epoch, place
 
-    def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
+    def count_times(self, rows: np.ndarray) -> tuple[int, int]:
         """The number of whole epochs that are over after some rows of them, and that have begun."""
         used = self.whole.rows > 0
         rows, each = rows[used], self.whole.rows[used]
@@ -629,7 +631,7 @@ class Stream(Handles):
 
     def window_positions(self, end: Place | None) -> list[np.ndarray]:
         """The positions of each example in the known windows before `end`, as in their rows."""
-        windows = [leg.window for leg in self.legs if leg.window]
+        windows = [leg.places for leg in self.legs if not leg.planned]
         return [
             cut_parts(
                 self.parts, range(first.part, last.part), self.options
@@ -645,7 +647,7 @@ class Stream(Handles):
         for leg in self.legs:
             used = np.maximum(rows - leg.start, 0)
             if leg.repeats:
-                over, _ = self._count_times(used)
+                over, _ = self.count_times(used)
                 found += self.whole.files_from(leg.epoch + over, used - over * leg.rows)
                 found += self.whole.files_from(leg.epoch + over + 1, 0 * used)
             elif leg.planned:

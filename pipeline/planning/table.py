@@ -1,31 +1,22 @@
 """The text of `print(plan)`: where the plan changes, and the table of one epoch."""
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline.errors import counted
-from pipeline.planning import figures
+from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
-
-if TYPE_CHECKING:
-    from pipeline.planning.plan import Plan
 
 OVERFLOW = {"split": "split", "truncate": "truncated", "drop": "dropped"}
 
 
-def describe(plan: "Plan") -> str:
-    """The text of `print(plan)`. The epoch is one of the last stage."""
-    if plan.follows:
-        buckets = ", ".join(map(str, plan.buckets))
-        return (
-            f"a plan of a corpus that grows, in windows of up to {plan.options.window:,} pieces; "
-            f"buckets {buckets}"
-        )
-    changes = [_describe_change(*stages) for stages in itertools.pairwise(plan.stages)]
-    return "\n".join([*changes, *_tabulate(plan)])
+def describe(stages: Sequence[Stage], counts: Counts) -> str:
+    """The text of `print(plan)`, from the numbers of an epoch of the last stage."""
+    changes = [_describe_change(*pair) for pair in itertools.pairwise(stages)]
+    return "\n".join([*changes, *_tabulate(stages[-1], counts)])
 
 
 def _describe_change(before: Stage, stage: Stage) -> str:
@@ -39,9 +30,9 @@ def _describe_change(before: Stage, stage: Stage) -> str:
     return f"from step {stage.start:,} on: {', '.join(changed) or 'the same options'}"
 
 
-def _tabulate(plan: "Plan") -> list[str]:
-    """An epoch of the last stage: its buckets, its corpora if there are several, and losses."""
-    counts, found = figures.count_epoch(plan), {}
+def _tabulate(stage: Stage, counts: Counts) -> list[str]:
+    """An epoch of a stage: its buckets, its corpora if there are several, and losses."""
+    found, options = {}, stage.options
     for bucket, each in counts.buckets.items():
         found[str(bucket)] = np.append(each.round().astype(int), int(each[0]) * bucket.positions)
     found["epoch"] = np.sum([*found.values()], axis=0)
@@ -50,13 +41,13 @@ def _tabulate(plan: "Plan") -> list[str]:
         fill = f"{tokens / positions:.2%}" if positions else "–"
         rows.append([name, f"{batches:,}", f"{filled:,}", fill, f"{tokens:,}"])
     lines = [*text_table(rows), f"padding {counts.padding:.3%}"]
-    stream, losses = plan.stages[-1].streams[0], figures.losses(plan)
-    if plan.stages[-1].weights is not None:
-        lines += _tabulate_corpora(plan, counts)
+    stream, losses = stage.streams[0], count_losses(stage)
+    if stage.weights is not None:
+        lines += _tabulate_corpora(stage, counts)
     elif stream.solution is not None:
         lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
-    if plan.options.packing == "fill":
-        lines.append(f"cut to fill rows: {counted(plan.cuts, 'example')}")
+    if options.packing == "fill":
+        lines.append(f"cut to fill rows: {counted(stage.cuts, 'example')}")
     if losses["excluded"]:
         lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
     if losses["silent"]:
@@ -64,9 +55,9 @@ def _tabulate(plan: "Plan") -> list[str]:
     if losses["empty"]:
         lines.append(f"left out: {counted(losses['empty'], 'example')} with nothing to train on")
     if losses["overlong"]:
-        longest = " and ".join(f"{length:,}" for length in plan.options.buckets[-1].lengths)
+        longest = " and ".join(f"{length:,}" for length in options.buckets[-1].lengths)
         lines.append(
-            f"{OVERFLOW[str(plan.options.overflow)]}: {counted(losses['overlong'], 'example')} "
+            f"{OVERFLOW[str(options.overflow)]}: {counted(losses['overlong'], 'example')} "
             f"longer than {longest}, {counted(losses['lost'], 'position')} lost"
             + f", {losses['lost_loss']:,} of them with loss"
             * bool(losses["lost_loss"])
@@ -83,9 +74,8 @@ def _tabulate(plan: "Plan") -> list[str]:
     return lines
 
 
-def _tabulate_corpora(plan: "Plan", counts: figures.Counts) -> list[str]:
-    stage = plan.stages[-1]
-    share = "share" if plan.options.by == "tokens" else "of tokens"
+def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
+    share = "share" if stage.options.by == "tokens" else "of tokens"
     rows = [["corpus", "weight", share, "epochs", "tokens of one", "examples"]]
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}
@@ -94,5 +84,5 @@ def _tabulate_corpora(plan: "Plan", counts: figures.Counts) -> list[str]:
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)
-    how = "all its steps" if plan.finite else "steps until each has been through"
+    how = "all its steps" if stage.end is not None else "steps until each has been through"
     return [*lines, f"an epoch is {how}"]

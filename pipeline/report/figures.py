@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.history.plans import find_corpora
-from pipeline.planning import figures as planned
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -55,7 +55,7 @@ class Epoch:
     batches: int
     tokens: int  # real positions
     padding: float  # the share of positions that hold no token
-    losses: dict[str, int]  # see `planning.figures.losses`
+    losses: dict[str, int]  # see `planning.figures.count_losses`
     buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
     used: dict[str, float]  # of pairs, the share of the positions of each side that hold tokens
     walked: int  # the number of first batches from which the following fields are computed
@@ -165,8 +165,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
 
 def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
     """The figures of an epoch of a plan, for a model of this width."""
-    first, last = planned.epoch_steps(plan)
-    counts, buckets = planned.count_steps(plan, first, last), []
+    first, last = plan.epoch_steps
+    counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
         number, _, tokens = counts.buckets[bucket]
         fill = float(tokens / (number * bucket.positions)) if number else None
@@ -182,7 +182,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         batches=last - first,
         tokens=counts.num_tokens,
         padding=counts.padding,
-        losses=planned.losses(plan),
+        losses=count_losses(plan.stages[-1]),
         buckets=buckets,
         used=_count_used(plan, counts) if plan.options.pairs else {},
         walked=len(steps),
@@ -191,7 +191,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
     )
 
 
-def _count_used(plan: Plan, counts: planned.Counts) -> dict[str, float]:
+def _count_used(plan: Plan, counts: Counts) -> dict[str, float]:
     """The share of the positions of each side of pairs that hold tokens."""
     tokens, positions = np.zeros(2), np.zeros(2)
     for stream in plan.stages[-1].streams:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.figures import losses
+from pipeline.planning.figures import count_losses
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.patterns import Packed, count_segments
@@ -246,7 +246,8 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
         # An upper bound: a part of a document that is longer than a row may be cut again.
-        cut=plan.cuts + losses(plan)["overlong"] * (plan.options.overflow == "split"),
+        cut=plan.cuts
+        + count_losses(plan.stages[-1])["overlong"] * (plan.options.overflow == "split"),
         **others,
     )
 

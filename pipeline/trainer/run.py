@@ -174,7 +174,9 @@ class Run(contextlib.ExitStack):
                     f"{self._plan.num_batches():,}; give fewer steps, or repeat sources with "
                     "--config.mixture.ending=repeat"
                 )
-            plan = self._plan.between(self.first_step)
+            plan = self._plan
+            if not plan.follows:  # else any bucket may be needed
+                plan = plan.onward(self.first_step)
         logger.info(f"{plan}")
         return plan
 

@@ -10,7 +10,7 @@ import pipeline
 from pipeline import Bucket, Plan
 from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
-from pipeline.planning import figures, growing
+from pipeline.planning import growing
 from pipeline.planning.stream import Rows
 from tests.history.documents import write_documents
 
@@ -202,7 +202,7 @@ def mixed(tmp_path_factory):
 def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, passes, audited):
     workdir, plan = mixed
     lines, said = lines_of(plan, 120), []
-    for name, times in figures.count_steps(plan, 0, 120).passes.items():
+    for name, times in plan.count(0, 120).passes.items():
         said += [f"epoch {epoch} of {name}: " for epoch in range(int(times))]
         said += [f"epoch {int(times)} of {name}, not over"]
     passes(workdir, lines, "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}", *said)
@@ -236,7 +236,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, au
     plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
     plan = plan.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
     plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
-    assert figures.whole_epochs(plan, 200)["chat"] > 2
+    assert plan.whole_epochs(200)["chat"] > 2
     write_history(epath.Path(tmp_path), joined, plan)
     passes(
         tmp_path,

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.history.coverage import Coverage, NotAsPlanned
-from pipeline.planning import figures, growing
+from pipeline.planning import growing
 from tests.planning.corpora import SealedInMemory, draw_parts, lognormal
 
 SHORT, LONG = (Bucket(8, 16), Bucket(4, 32)), (Bucket(4, 64),)
@@ -63,7 +63,7 @@ def batches(request):
 
 
 def count_over(plan, found):
-    return figures.whole_epochs(plan, len(found)).values()
+    return plan.whole_epochs(len(found)).values()
 
 
 def check(plan, found):

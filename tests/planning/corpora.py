@@ -7,6 +7,8 @@ import threading
 import numpy as np
 from hypothesis import strategies as st
 
+from pipeline.planning.resuming import entries_at, resumed
+
 
 def lognormal(count, mean=2.5, sigma=0.8, *, least=1, most=64, seed=0):
     """Lengths of examples, most of them short."""
@@ -79,13 +81,12 @@ def assert_resumes_anywhere(make, steps, most, rng):
     order = rng.permutation(steps).tolist()
     assert digests(plan, order) == [expected[step] for step in order]
     for at in rng.integers(0, steps + 1, 3).tolist():
-        state = json.loads(json.dumps(plan.entries_at(at)))
+        state = json.loads(json.dumps(entries_at(plan, at)))
         assert len(json.dumps(state)) < most
-        again = make()
-        again.resume(state)
+        again = resumed(make(), state)
         assert digests(again, range(at, steps)) == expected[at:]
         assert again.batch(steps).epoch == plan.batch(steps).epoch
-        assert json.loads(json.dumps(again.entries_at(at))) == state
+        assert json.loads(json.dumps(entries_at(again, at))) == state
 
 
 def histograms(most):

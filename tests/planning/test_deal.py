@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from benchmarks.balance import spread_of_means
 from pipeline import Bucket, Plan
-from pipeline.planning.figures import epoch_steps
 from pipeline.planning.order import GROUP, Purpose, deal, random_bits
 
 # Like word problems of grade-school maths: a few hundred different lengths around 150.
@@ -100,7 +99,7 @@ def test_any_few_consecutive_rows_are_alike_where_a_plan_takes_single_rows():
 def test_mean_lengths_of_batches_vary_less_than_by_chance(lengths, buckets, options):
     plan = Plan(lengths, buckets, **options)
     tiers, by_bucket = plan.options.tiers, {}
-    first, last = epoch_steps(plan)
+    first, last = plan.epoch_steps
     # With tiers, batches of one cost differ, but not the blocks.
     for step in range(first, last - tiers, tiers):
         block = [plan.batch(each) for each in range(step, step + tiers)]

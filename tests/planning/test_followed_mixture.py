@@ -15,6 +15,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning import growing
 from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
+from pipeline.planning.resuming import entries_at, may_wait, resumed
 from tests.planning.corpora import (
     SealedInMemory,
     assert_resumes_anywhere,
@@ -80,14 +81,14 @@ def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, weigh
 @drawn
 def test_steps_that_ask_for_more_than_those_before_may_wait(seed, weights, options):
     plan = mix(draw(seed), weights, **options)
-    asked, may_wait = [], []
+    asked, waits = [], []
     for step in range(450):
         plan.batch(step)
         asked.append([sealed.asked for sealed in plan.parts.values()])
-        may_wait.append(plan.may_wait(step))
+        waits.append(may_wait(plan, step))
     assert asked[-1] == [51, 31]  # to the end of both
-    assert all(may_wait[step] for step in range(1, 450) if asked[step] != asked[step - 1])
-    assert sum(may_wait) < 100
+    assert all(waits[step] for step in range(1, 450) if asked[step] != asked[step - 1])
+    assert sum(waits) < 100
 
 
 @few
@@ -161,11 +162,10 @@ def test_changed_mixtures_have_each_position_once_and_resume_at_every_step(seed,
             covered = np.bincount(spans[:, 1], spans[:, 3], len(every))
             assert (covered == every).all() if over else (covered <= every).all()
     for at in range(last + 12):
-        state = json.loads(json.dumps(changed.entries_at(at)))
-        again = change(mix(corpora, weights), changes)[0]
-        again.resume(state)
+        state = json.loads(json.dumps(entries_at(changed, at)))
+        again = resumed(change(mix(corpora, weights), changes)[0], state)
         assert digests(again, range(at, at + 6)) == digests(changed, range(at, at + 6))
-        later = [json.dumps(each.entries_at(at + 3)) for each in (again, changed)]
+        later = [json.dumps(entries_at(each, at + 3)) for each in (again, changed)]
         assert later[0] == later[1]
     assert digests(again, [last + 400]) == digests(changed, [last + 400])
     assert [again.batch(last + 400).epoch] == [changed.batch(last + 400).epoch]
@@ -197,8 +197,7 @@ def test_a_corpus_that_grew_and_lost_its_weight_is_owed_the_same_after_resuming(
 
     plan = make()
     for at in range(70, 112, 3):
-        again = make()
-        again.resume(plan.entries_at(at))
+        again = resumed(make(), entries_at(plan, at))
         assert digests(again, range(at, at + 20)) == digests(plan, range(at, at + 20))
 
 
@@ -209,8 +208,8 @@ def test_a_plan_that_is_resumed_knows_its_first_step(monkeypatch):
     with pytest.raises(ValueError, match=r"has changed more often|belongs to another plan"):
         StateKey(again).resume(state)
     assert again.batch(0).digest == plan.batch(0).digest  # as it was
-    again.resume(plan.entries_at(90))
-    first = again.entries_at(90)[0]["from"]
+    again = resumed(again, entries_at(plan, 90))
+    first = entries_at(again, 90)[0]["from"]
     assert first
     for fails in (lambda: again.after(first - 1, seed=4), lambda: StateKey(again).state(first - 1)):
         with pytest.raises(IndexError, match="this plan has only steps from"):
@@ -293,9 +292,9 @@ def test_a_corpus_that_was_replaced_is_refused_also_if_it_ended(step):
     parts = [rng.integers(0, 40, 8) for _ in range(80)]
     corpora = {"a": parts[:20], "b": parts[20:], "c": np.full(50, 9)}
     plan = mix(corpora)
-    state = plan.entries_at(step)
+    state = entries_at(plan, step)
     assert (step == 30) == (plan.parts["a"].asked <= 20)
-    mix(corpora).resume(state)
+    resumed(mix(corpora), state)
     for name in "ab":
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
-            mix({**corpora, name: [*corpora[name][:5], *[[3] * 9] * 60]}).resume(state)
+            resumed(mix({**corpora, name: [*corpora[name][:5], *[[3] * 9] * 60]}), state)

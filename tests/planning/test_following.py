@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
+from pipeline.errors import DoesNotFit
+from pipeline.loading.state import StateKey
 from pipeline.planning import growing
+from pipeline.planning.resuming import entries_at, may_wait, resumed
+from pipeline.planning.stream import Pass
 from tests.planning.corpora import (
     SealedInMemory,
     assert_resumes_anywhere,
@@ -94,8 +98,8 @@ def test_a_step_needs_no_part_of_a_later_window(seed, options):
     for step, batch in enumerate(first_epoch(follow(parts, **options))):
         before = sealed.asked
         assert plan.batch(step).digest == batch.digest
-        assert sealed.asked == before or plan.may_wait(step)
-        (entry,) = plan.entries_at(step + 1)
+        assert sealed.asked == before or may_wait(plan, step)
+        (entry,) = entries_at(plan, step + 1)
         # Of a window that ends with the corpus, the next part was waited for.
         assert sealed.asked <= min(last_part(entry), len(parts)) + (sealed.asked > len(parts))
 
@@ -104,7 +108,11 @@ def test_the_first_steps_of_windows_and_of_short_batches_may_wait():
     plan = follow([[5, 9, 20, 16]] * 400, window=200)
     assert len(first_epoch(plan)) == 168
     chapters = [0, 20, 41, 62], [84, 104, 125, 146]
-    assert [step for step in range(500) if plan.may_wait(step)] == [*chapters[0], *chapters[1], 168]
+    assert [step for step in range(500) if may_wait(plan, step)] == [
+        *chapters[0],
+        *chapters[1],
+        168,
+    ]
 
 
 @few
@@ -154,8 +162,7 @@ def test_resuming_plans_the_windows_of_one_chapter():
     sealed = SealedInMemory(parts)
     asked, lengths = set(), sealed.lengths
     sealed.lengths = lambda number: asked.add(number) or lengths(number)
-    again = follow(sealed, window=15)
-    again.resume(plan.entries_at(at))
+    again = resumed(follow(sealed, window=15), entries_at(plan, at))
     assert again.batch(at).digest == plan.batch(at).digest
     assert min(asked) >= 400 - 4 * 5
 
@@ -181,23 +188,23 @@ def test_a_length_that_dies_out_holds_nothing_back_beyond_its_chapter():
 def test_windows_grow_with_the_corpus(monkeypatch):
     monkeypatch.setattr(growing, "LEAST_WINDOW", 10)
     plan = follow([[8]] * 400, [Bucket(1, 8)], window=60)
-    ends = dict.fromkeys(last_part(plan.entries_at(step)[0]) for step in range(1, 401))
+    ends = dict.fromkeys(last_part(entries_at(plan, step)[0]) for step in range(1, 401))
     assert np.diff([0, *ends]).tolist()[:12] == [10, 10, 10, 10, 10, 12, 15, 19, 24, 30, 37, 46]
     assert max(np.diff([*ends])) == 60
 
 
 def test_a_corpus_that_is_shorter_or_another_is_refused():
     parts = draw_parts(5)
-    state = follow(parts).entries_at(40)
+    state = entries_at(follow(parts), 40)
     assert state[0]["places"][""]["part"] < last_part(state[0]) - 1  # its chapter is not over
     with pytest.raises(ValueError, match=r"parts or more, and this one has fewer"):
-        follow(parts[: last_part(state[0]) - 1]).resume(state)
+        resumed(follow(parts[: last_part(state[0]) - 1]), state)
     for number in (0, last_part(state[0]) - 1):
         other = [*parts]
         other[number] = [*parts[number], 7]
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
-            follow(other).resume(state)
-    follow([*parts[: last_part(state[0])], [3, 3, 3]]).resume(state)  # the future may differ
+            resumed(follow(other), state)
+    resumed(follow([*parts[: last_part(state[0])], [3, 3, 3]]), state)  # the future may differ
 
 
 CHANGES = st.lists(
@@ -248,16 +255,15 @@ def test_options_change_exactly_at_a_step_and_nothing_is_lost_or_repeated(seed, 
         return change(follow(parts, **options), changes)[0]
 
     for at in range(last + 12):
-        state = json.loads(json.dumps(changed.entries_at(at)))
-        again = make()
-        again.resume(state)
+        state = json.loads(json.dumps(entries_at(changed, at)))
+        again = resumed(make(), state)
         assert digests(again, range(at, at + 9)) == digests(changed, range(at, at + 9))
-        assert json.loads(json.dumps(again.entries_at(at + 3))) == json.loads(
-            json.dumps(changed.entries_at(at + 3))
+        assert json.loads(json.dumps(entries_at(again, at + 3))) == json.loads(
+            json.dumps(entries_at(changed, at + 3))
         )
-        if again.entries_at(at)[-1]["from"]:
+        if entries_at(again, at)[-1]["from"]:
             with pytest.raises(IndexError, match="this plan has only steps from"):
-                again.batch(again.entries_at(at)[-1]["from"] - 1)
+                again.batch(entries_at(again, at)[-1]["from"] - 1)
     assert digests(again, [step + 40]) == digests(changed, [step + 40])
 
 
@@ -354,7 +360,19 @@ def test_followed_batches_stay_what_they_are():
 
 
 def test_a_state_of_other_options_is_refused():
-    state = follow(draw_parts(2)).after(30, seed=2).entries_at(40)
+    state = StateKey(follow(draw_parts(2)).after(30, seed=2)).state(40)
     for other in (follow(draw_parts(2)).after(30, seed=3), follow(draw_parts(2), align=4)):
-        with pytest.raises(ValueError, match=r"with other options|has changed more often"):
-            other.resume(state)
+        with pytest.raises(ValueError, match=r"seed was 2 and is now 3|has changed more often"):
+            StateKey(other).resume(state)
+
+
+def test_where_the_rest_of_a_growing_corpus_does_not_fit_a_sentence_says_so(monkeypatch):
+    plan = follow([[5, 9, 20]] * 40)
+    plan.batch(0)
+
+    def fail(*_, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(Pass, "__init__", fail)
+    with pytest.raises(DoesNotFit, match="planning the rest of a corpus that grows takes more"):
+        plan.after(1, seed=1).batch(1)

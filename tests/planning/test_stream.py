@@ -10,8 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import pipeline
-from pipeline import Batches, Bucket, Plan
+from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning import assembly, stage
 from pipeline.planning.assembly import Assembly
@@ -86,14 +85,6 @@ def test_the_next_window_is_filled_in_the_background(fills):
     assert {(0, place) for place in range(10)} <= {each[1:] for each in fills}
 
 
-def test_nothing_is_prepared_for_an_epoch_that_nobody_asks_for(fills):
-    corpus = pipeline.Examples([np.arange(n + 1) for n in ANY])
-    batches = Batches(corpus, Plan(corpus, [Bucket(8, 32)], window=100))
-    for step in range(len(batches)):
-        batches[step]
-    assert {epoch for _, epoch, _ in fills} == {0}
-
-
 def test_threads_sort_a_block_of_tiers_once(monkeypatch):
     blocks, assemble = [], Assembly._assemble
 
@@ -159,7 +150,7 @@ def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
     plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
     plan = plan.after(10, buckets=[Bucket(6, 32)], seed=5)
     with pytest.raises(IndexError, match="this plan ends after"):
-        plan.between(0, 10**6).batch(plan.num_batches())
+        plan.batch(plan.num_batches())
 
 
 def test_an_interrupted_thread_leaves_its_window_to_those_that_wait():
@@ -216,10 +207,11 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     assert after != before  # batches are compared by their digests
 
 
-def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector():
+def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector(monkeypatch):
+    start = mock.Mock(side_effect=RuntimeError)  # so that no thread makes a window of it
+    monkeypatch.setattr(threading.Thread, "start", start)
     plan = Plan(ANY, [Bucket(4, 32)])
     assert gc.isenabled()
-    plan = plan.between(0, plan.num_batches())  # so that no thread makes a window of it
     assert [plan.batch(step).epoch for step in (0, 1)] == [0, 0]
     layout = weakref.ref(plan.stages[0].streams[0].whole.layout)
     gc.disable()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.report import measure_epoch
 from tests.planning.corpora import digests, lognormal
@@ -117,7 +116,7 @@ def test_weights_by_loss_count_what_carries_loss():
     }
     options = {"weights": {"text": 1, "answers": 1}, "by": "loss"}
     mixture = Plan(corpora, [Bucket(8, 128)], **options)
-    tokens = figures.count_steps(mixture, 0, 1000).tokens
+    tokens = mixture.count(0, 1000).tokens
     assert tokens["text"] == pytest.approx(tokens["answers"] * 4000 / answers.sum(), rel=0.02)
     assert mixture.identity["corpora"]["text"]["loss"] == "1"
     buckets = pipeline.fit_buckets(corpora, tokens_per_batch=1024, max_buckets=1, **options)
@@ -139,7 +138,7 @@ def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     steps = mixture.num_batches()
-    assert 0.85 < max(figures.count_steps(mixture, 0, steps).passes.values()) <= 1
+    assert 0.85 < max(mixture.count(0, steps).passes.values()) <= 1
     endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     assert digests(mixture, range(steps)) == digests(endless, range(steps))
 
@@ -150,9 +149,9 @@ def test_stop_ends_before_a_source_would_repeat():
 def test_weights_change_at_their_step():
     phases = [(0, WEIGHTS), (40, {"code": 1, "prose": 1, "chat": 0}), (300, WEIGHTS)]
     mixture = Plan(SOURCES, BUCKETS, weights=phases)
-    shares = figures.count_steps(mixture, 40, 300).shares
+    shares = mixture.count(40, 300).shares
     assert shares == pytest.approx({"code": 0.5, "prose": 0.5, "chat": 0}, abs=0.01)
-    assert figures.count_steps(mixture, 300, 2000).shares == pytest.approx(WEIGHTS, abs=0.01)
+    assert mixture.count(300, 2000).shares == pytest.approx(WEIGHTS, abs=0.01)
     # So do they in a plan that changes, whose later phases are gone, and under other options.
     other = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (70, {**WEIGHTS, "chat": 1})])
     changed = other.after(40, weights=phases[1][1]).after(300, weights=WEIGHTS)
@@ -163,14 +162,14 @@ def test_weights_change_at_their_step():
     for step in (0, 40, 45, 60, 111):
         assert shares_of(later, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
     tokens = sum(later.batch(step).num_tokens for step in range(40, 240))
-    assert figures.count_steps(later, 40, 240).num_tokens == pytest.approx(tokens, rel=0.02)
+    assert later.count(40, 240).num_tokens == pytest.approx(tokens, rel=0.02)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
 def test_a_small_share_is_had_over_phases_of_any_length(steps):
     weights = {"code": 96, "prose": 4, "chat": 10}, {"code": 66, "prose": 4, "chat": 0}
     phases = [(step, weights[step // steps % 2]) for step in range(0, 600, steps)]
-    shares = figures.count_steps(Plan(SOURCES, BUCKETS, weights=phases), 0, 600).shares
+    shares = Plan(SOURCES, BUCKETS, weights=phases).count(0, 600).shares
     assert shares == pytest.approx({"code": 0.908, "prose": 0.0467, "chat": 0.0455}, abs=0.003)
 
 
@@ -178,7 +177,7 @@ def test_another_corpus_joins_at_its_step():
     two = {name: SOURCES[name] for name in FEW}
     grown = Plan(two, BUCKETS, weights=FEW).after(60, weights=WEIGHTS, lengths=SOURCES)
     assert grown.counts == (210, 300)
-    assert figures.count_steps(grown, 60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
+    assert grown.count(60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
     phases = [(0, FEW), (60, WEIGHTS)]
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
@@ -230,7 +229,7 @@ def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
     for epoch in range(1, 4):
         end = mixture.first_step(epoch)
         for step, times in ((end - 1, epoch - 1), (end, epoch)):
-            over = figures.whole_epochs(mixture, step)
+            over = mixture.whole_epochs(step)
             assert over.pop("chat") == 0
             assert min(over.values()) == times
         seen = [mixture.batch(step).epoch for step in (end - 1, end, end - 1)]
@@ -245,7 +244,7 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
         for change in ({"weights": dict.fromkeys(WEIGHTS, 1)}, {"seed": 1}):
             later = mixture.after(step, **change)
             assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
-        whole = figures.whole_epochs(later, later.first_step(2))
+        whole = later.whole_epochs(later.first_step(2))
         assert min(whole.values()) == 2
     later = mixture.after(third, seed=1)
     assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
@@ -253,7 +252,7 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     # One that has a weight again has an epoch of its own from there on.
     gone = mixture.after(third, weights={**WEIGHTS, "chat": 0})
     back = gone.after(third + 40, weights={**WEIGHTS, "chat": 0.01})
-    assert figures.count_steps(back, third + 40, back.first_step(4)).passes["chat"] >= 1
+    assert back.count(third + 40, back.first_step(4)).passes["chat"] >= 1
 
 
 # ---- as a plan

@@ -10,7 +10,6 @@ import numpy as np
 
 from pipeline import Plan
 from pipeline.history.coverage import Coverage
-from pipeline.planning import figures
 from pipeline.planning.stream import expected_positions
 
 # ---- what is due, worked out from what was asked for
@@ -182,7 +181,7 @@ def assert_each_position_once(plan, lengths, epochs=1, exclude=()):
 
 def assert_epochs_are_those_due(plan, accounts, steps):
     """Every epoch that the plan says is over is over, and owed what the plan says was due."""
-    over, last = figures.whole_epochs(plan, steps), plan.stages[-1]
+    over, last = plan.whole_epochs(steps), plan.stages[-1]
     for number, (source, account) in enumerate(zip(last.streams, accounts, strict=True)):
         assert over[source.name] <= len(account.over)
         assert all(account.over[: over[source.name]])
@@ -217,7 +216,7 @@ def assert_random_access(plan, lengths, batches):
     assert (again.entries, again.changes) == (plan.entries, plan.changes)
     first_step, num_batches = cache(plan.first_step), cache(plan.num_batches)
     for step in np.random.default_rng(0).permutation(len(batches)).tolist():
-        batch, onward = batches[step], plan.between(step)
+        batch, onward = batches[step], plan.onward(step)
         for other in (again, copy, onward):
             assert other.batch(step).digest == batch.digest
         assert batch.bucket in onward.buckets

@@ -315,8 +315,8 @@ class History:
                     assert shown == digests[step - 1][hosts, host], (note.name, step)
                     batches += not host
             resumes += begin > 0 and len(noted) > 0 and not host
-        places = [each.items() for state in states for each in [state["plans"][0]["places"]]]
-        known = [(name, place) for each in places for name, place in each if place]
+        places = [state["plans"][-1]["places"] for state in states]
+        known = [(name, place) for each in places for name, place in each.items() if place]
         counts = {
             "batches": batches,
             "resumes": resumes,
