@@ -48,6 +48,7 @@ class Pairs(AnyCorpus):
         self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
+        self.lengths[targets.lengths == 0] = 0  # nothing to train on, so it is in no batch
         self.lengths.flags.writeable = False
         self.directory = targets.directory.parent
         self.text_bytes, self.num_learnt = targets.text_bytes, targets.num_learnt

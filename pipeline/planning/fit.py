@@ -171,14 +171,14 @@ class Fit:
         self._align = require_whole("align", align, 1)
         if packing == "fill":
             groups = getattr(lengths, "trees", None) is not None
-            check_fill(pairs=array.ndim == 2, align=align, groups=groups)
+            check_fill(vectors=array.ndim == 2, align=align, groups=groups)
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
         if max_length is not None and len(limits) != (array.shape[1] if array.ndim == 2 else 1):
             raise InvalidValue(
                 f"max_length is {max_length!r}; it must be one number for lengths of shape [n], "
                 "and (inputs, targets) for pairs"
             )
-        if not (array[:, -1] if array.ndim == 2 else array).any():
+        if not array.any():
             raise InvalidValue(
                 "none of the lengths is above 0, so there is nothing to fit buckets to"
             )

@@ -68,7 +68,7 @@ class Stock:
         else:
             sizes, counts = histogram(lengths)
             sizes, counts = sizes[sizes > 0, None], counts[sizes > 0]
-        sizes, counts = sizes[sizes[:, -1] > 0], counts[sizes[:, -1] > 0]
+        sizes, counts = sizes[sizes.any(axis=1)], counts[sizes.any(axis=1)]
         if limit is not None and len(sizes):
             room = round_up(np.array(limit, np.int64), multiple)
             sizes, counts = _cut(sizes, counts, room, overflow)

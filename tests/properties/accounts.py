@@ -26,9 +26,9 @@ class Account:
         self.owed, self.had = [], []
 
     def units(self, runs):
-        """Runs (example, first position, positions of one or two sides) in their smallest parts."""
+        """Runs (example, first position, positions of each side) in their smallest parts."""
         for example, first, *sizes in runs:
-            if len(sizes) == 2:
+            if len(sizes) > 1:
                 yield example, first, *sizes
             else:
                 yield from ((example, place, 1) for place in range(first, first + sizes[0]))
@@ -49,7 +49,7 @@ class Account:
         room, overflow = self.options["buckets"][-1].lengths, self.options["overflow"]
         for example, first, *sizes in runs:
             over = any(size > most for size, most in zip(sizes, room, strict=True))
-            if example in self.excluded or not sizes[-1] or (over and overflow == "drop"):
+            if example in self.excluded or not any(sizes) or (over and overflow == "drop"):
                 continue
             if overflow == "truncate":
                 sizes = map(min, sizes, room)
