@@ -100,6 +100,11 @@ def by_side(name: str, value: Any, names: Sequence[str], default: Any = None) ->
     return tuple(value.get(side, default) for side in names)
 
 
+def as_aligns(align: Any, names: Sequence[str]) -> tuple[int, ...]:
+    """The columns in a unit of each side, checked."""
+    return tuple(require_whole("align", each, 1) for each in by_side("align", align, names, 1))
+
+
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
@@ -144,7 +149,7 @@ class Options:
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
         names = self.buckets[-1].names
-        aligns = tuple(require_whole("align", n, 1) for n in by_side("align", self.align, names, 1))
+        aligns = as_aligns(self.align, names)
         put("align", _unify(aligns))
         put("cost", _unify(as_costs(self.cost, names)))
         if any(

@@ -76,13 +76,11 @@ class Pieces:
         self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
-        self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
+        self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
         self.lost = 0
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
-        # Later piece number `j`, of example `e`, is piece number `e + j + 1`.
-        self._later_pieces = self._later[0] + np.arange(self.num_later) + 1
         self._numbers: np.ndarray | None = None  # with several sides, the key of each example
         if lengths.ndim == 2:
             sizes = self._first_sizes(0, len(lengths)).astype(np.int64)
@@ -92,13 +90,13 @@ class Pieces:
             longest = min(int(longest), room[0])
             if len(self._left_out):
                 longest = max(int(sizes.max()) for _, sizes in self._chunks())
-            self.table = np.arange(int(self._units(np.array(longest))) + 1)[:, None]
+            self.table = np.arange(int(self._units(longest)) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._first_sizes(0, len(lengths))
             paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
             longest = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
-        last = (self._later[1] + self._later[2]).max(initial=0)
+        last = lengths[self.overlong].max() if len(self._times) else 0
         self.max_position = max(int(longest), int(last)) - 1
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
@@ -126,11 +124,23 @@ class Pieces:
             lost = (sizes - kept).reshape(len(sizes), -1).sum(axis=0)
             self.lost = round(lengths_lib.weigh(lost, self._costs))
             return
-        times = -(-sizes // room[0]) - 1
+        self._times = -(-sizes // room[0]) - 1
+
+    @functools.cached_property
+    def _later(self) -> np.ndarray:
+        """The example, first position and size of each later piece: int64 [3, later pieces]."""
+        if not len(times := self._times):
+            return np.zeros((3, 0), np.int64)
+        examples = self.overlong
         number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
-        start = number * room[0]
-        size = np.minimum(np.repeat(sizes, times) - start, room[0])
-        self._later = np.stack([np.repeat(overlong, times), start, size])
+        start = number * self._room
+        size = np.minimum(np.repeat(self._lengths[examples], times) - start, self._room)
+        return np.stack([np.repeat(examples, times), start, size])
+
+    @functools.cached_property
+    def _later_pieces(self) -> np.ndarray:
+        """The number of each later piece: that of number `j`, of example `e`, is `e + j + 1`."""
+        return self._later[0] + np.arange(self.num_later) + 1
 
     @property
     def _lengths(self) -> np.ndarray:
@@ -147,7 +157,7 @@ class Pieces:
     @property
     def num_later(self) -> int:
         """The number of later pieces of split examples."""
-        return self._later.shape[1]
+        return int(self._times.sum())
 
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
@@ -174,8 +184,8 @@ class Pieces:
             return self._numbers[begin:end]
         return self._units(self._first_sizes(begin, end))
 
-    def _units(self, sizes: np.ndarray) -> np.ndarray:
-        return sizes if self.align == 1 else -(-sizes.astype(np.int64) // np.array(self.align))
+    def _units(self, sizes: Any) -> Any:
+        return sizes if self.align == 1 else -(-np.asarray(sizes, np.int64) // np.array(self.align))
 
     def keys(self, begin: int, end: int) -> np.ndarray:
         """The keys of the pieces `begin` to `end`; may share memory with the examples' lengths."""
@@ -192,9 +202,13 @@ class Pieces:
     def count(self) -> np.ndarray:
         """The number of pieces of each key: int64 [keys]; 0 for key 0, which is never packed."""
         counts = np.zeros(len(self.table), np.int64)
-        for begin in range(0, len(self), lengths_lib.CHUNK):
-            keys = self.keys(begin, min(begin + lengths_lib.CHUNK, len(self)))
+        for keys, _ in self._chunks():
             counts += np.bincount(keys, minlength=len(counts))
+        if len(self._times):  # all later pieces but the last of each example are full
+            full = self._times - 1
+            last = self._lengths[self.overlong] - self._times * self._room
+            counts[self._units(self._room)] += full.sum()
+            np.add.at(counts, self._units(last), 1)
         counts[0] = 0
         return counts
 
