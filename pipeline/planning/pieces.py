@@ -216,7 +216,8 @@ class Pieces:
     def mean_positions(self) -> np.ndarray:
         """The mean positions of pieces of each key: float64 [keys, sides]."""
         total = np.zeros(self.table.shape)
-        np.add.at(total[:, 0], self._units(self._later[2]), self._later[2])
+        if self.num_later:
+            np.add.at(total[:, 0], self._units(self._later[2]), self._later[2])
         for keys, sizes in self._chunks():
             for side, positions in enumerate(sizes.reshape(-1, len(self._costs)).T):
                 total[:, side] += np.bincount(keys, positions, len(self.table))
