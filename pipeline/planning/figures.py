@@ -41,7 +41,7 @@ class Counts(NamedTuple):
         Positions of a side count with its cost.
         """
         positions = sum(
-            counts[0] * bucket.rows * weigh(np.array(bucket.lengths), self.costs)
+            counts[0] * bucket.rows * weigh(bucket.lengths, self.costs)
             for bucket, counts in self.buckets.items()
         )
         return float(1 - self.num_tokens / positions) if positions else 0.0

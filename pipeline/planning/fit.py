@@ -27,10 +27,9 @@ from pipeline.planning.options import (
     Options,
     PackingOptions,
     Weights,
-    as_aligns,
     as_costs,
     as_phases,
-    by_side,
+    whole_by_side,
 )
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.search import BucketSet, Price, Search, choose
@@ -99,10 +98,10 @@ def fit_buckets(
         tokens_per_batch: the most positions in a batch, those of each side times its cost. A bucket
             has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
-        max_length: the most positions in a row; for pairs `(inputs, targets)`, for other sides by
-            name. `overflow` applies to longer examples. If all examples are shorter, rows may still
-            be up to `max_length` long if that reduces padding. Default None: the longest bucket
-            holds the longest example.
+        max_length: the most positions in a row; one number for all sides, `(inputs, targets)` for
+            pairs, or numbers by name. `overflow` applies to longer examples. If all examples are
+            shorter, rows may still be up to `max_length` long if that reduces padding. Default
+            None: the longest bucket holds the longest example.
         length_multiple: bucket lengths are multiples of this; default 128. None: 128, or 64, 32 or
             16 if that saves 2% of the cost, as with short examples. One number is for all sides
             that cost something; or numbers for all sides by name.
@@ -195,7 +194,7 @@ class Fit:
                 "{'inputs': […], 'patches': […], 'images': […]}"
             )
         self.costs = as_costs(options.get("cost", 1), names)
-        self._aligns = as_aligns(options.get("align", 1), names)
+        self._aligns = whole_by_side("align", options.get("align", 1), names, 1)
         self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
         if options.get("packing") == "fill":
@@ -211,23 +210,15 @@ class Fit:
         self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)
         self._limits: np.ndarray | None = None
         if max_length is not None:
-            given = np.ravel(max_length) if not isinstance(max_length, Mapping) else max_length
-            if len(given) != len(names):
-                raise InvalidValue(
-                    f"max_length is {max_length!r}; it must be one number for lengths of shape "
-                    "[n], and (inputs, targets) for pairs; for other sides numbers by name"
-                )
-            limits = by_side("max_length", max_length, names)
-            self._limits = np.array([require_whole("max_length", each, 1) for each in limits])
+            self._limits = np.array(whole_by_side("max_length", max_length, names))
         self._stocks: dict[tuple[int, ...], Stock | None] = {}
 
     def _by_side(self, multiple: BySide) -> tuple[int, ...]:
         """The multiple of each side's lengths; one number is not for sides that cost nothing."""
-        given = by_side("length_multiple", multiple, self._names)
+        each = whole_by_side("length_multiple", multiple, self._names)
         if not isinstance(multiple, Mapping):
-            given = tuple(n if cost else 1 for n, cost in zip(given, self.costs, strict=True))
-        checked = [require_whole("length_multiple", each, 1) for each in given]
-        return tuple(map(math.lcm, checked, self._aligns))
+            each = tuple(n if cost else 1 for n, cost in zip(each, self.costs, strict=True))
+        return tuple(map(math.lcm, each, self._aligns))
 
     def multiples(self, length_multiple: BySide | None) -> list[Any]:
         """The values of `length_multiple` to try: the given one, or several."""
@@ -263,7 +254,7 @@ class Fit:
             limit=None if self._limits is None else room,
             **{"shape": self.bucket, **options},
         )
-        size = weigh(np.array(search.longest), self.costs)
+        size = weigh(search.longest, self.costs)
         if size > self._tokens / self._row_multiple:
             shown = " + ".join(f"{each:,}" for each in search.longest)
             raise InvalidValue(
@@ -288,7 +279,7 @@ class Fit:
 
         With `tile`, rows are a multiple of it, too, where a batch keeps nine tenths of its rows.
         """
-        size = weigh(np.array(lengths), self.costs)
+        size = weigh(lengths, self.costs)
         rows = int(self._tokens // (size * self._row_multiple)) * self._row_multiple
         multiple = math.lcm(tile, self._row_multiple)
         if (fewer := rows // multiple * multiple) >= 0.9 * rows:

@@ -371,4 +371,5 @@ def weigh(lengths: Any, costs: Sequence[float]) -> Any:
     >>> weigh(np.array([[4, 8, 1], [2, 0, 3]]), (1, 0.5, 0)).tolist()
     [8.0, 2.0]
     """
+    lengths = np.asarray(lengths)
     return sum(lengths[..., side] * cost for side, cost in enumerate(costs))

@@ -100,17 +100,18 @@ def by_side(name: str, value: Any, names: Sequence[str], default: Any = None) ->
     return tuple(value.get(side, default) for side in names)
 
 
-def as_aligns(align: Any, names: Sequence[str]) -> tuple[int, ...]:
-    """The columns in a unit of each side, checked."""
-    return tuple(require_whole("align", each, 1) for each in by_side("align", align, names, 1))
+def whole_by_side(
+    name: str, value: Any, names: Sequence[str], default: int | None = None
+) -> tuple[int, ...]:
+    """`by_side` of whole numbers of at least 1, checked."""
+    return tuple(require_whole(name, each, 1) for each in by_side(name, value, names, default))
 
 
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
-    if not all(
-        isinstance(c, int | float | np.number) and 0 <= c < math.inf for c in costs
-    ) or not any(costs):
+    known = all(isinstance(each, int | float | np.number) for each in costs)
+    if not known or not any(costs) or not all(0 <= each < math.inf for each in costs):
         raise InvalidValue(
             f"cost is {cost!r}; it must be a number of at least 0 for each side, and above 0 for "
             "one: 0 for a side that costs nothing, such as a number of images"
@@ -149,7 +150,7 @@ class Options:
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
         names = self.buckets[-1].names
-        aligns = as_aligns(self.align, names)
+        aligns = whole_by_side("align", self.align, names, 1)
         put("align", _unify(aligns))
         put("cost", _unify(as_costs(self.cost, names)))
         if any(

@@ -135,15 +135,11 @@ class Search:
             pairs = list(zip(batches, buckets, strict=True))
             costs = [np.multiply(n, self._price(bucket)) for n, bucket in pairs if n]
             cost, sure = np.sum(costs, axis=0).tolist()
-            positions = sum(n * each.rows * self._size(each.lengths) for n, each in pairs)
+            positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
             padding = 1 - self.stock.positions / positions
             found = BucketSet(buckets, batches, positions, padding, cost, sure)
             self._packed[key] = found
         return found
-
-    def _size(self, lengths: Lengths | np.ndarray) -> float:
-        """The positions of a row, those of a side times its cost."""
-        return float(weigh(np.asarray(lengths), self._costs))
 
     def bound(self, lengths: Sequence[Lengths]) -> float:
         """The cost of a set in full rows, which is a lower bound for one side."""
@@ -164,7 +160,7 @@ class Search:
 
     def _handicap(self, last: Lengths) -> float:
         """A factor by which longer rows are less attractive, if they are not packed to see."""
-        doublings = math.log2(self._size(last) / self._size(self.longest))
+        doublings = math.log2(weigh(last, self._costs) / weigh(self.longest, self._costs))
         return 1 + WORTH_LONGER * doublings * self._stands_in
 
     def _column(self, lengths: Lengths) -> np.ndarray:
@@ -223,7 +219,7 @@ class Search:
         return bool(
             (last >= self.longest).all()
             and (last <= self._limit).all()
-            and self._size(lengths[-1]) <= self._most
+            and weigh(lengths[-1], self._costs) <= self._most
             and self._last in (None, lengths[-1])
             and (np.array(lengths) <= last).all()
         )
@@ -322,15 +318,16 @@ class Search:
             geometric = np.geomspace(least, longest[0], GEOMETRIC)
             found = np.concatenate([quantiles, geometric])[:, None]
         every = {*map(tuple, round_up(np.ceil(found).astype(np.int64), multiple).tolist())}
-        every = set(map(self._complete, every | {self.longest}))
-        return {each for each in every if self._size(each) <= self._most} | self._make_longer()
+        every = set(map(self._complete, every | {self.longest})) | self._make_longer()
+        return {each for each in every if weigh(each, self._costs) <= self._most}
 
     def _make_longer(self) -> set[Lengths]:
         """Rows that are longer than any example, if that saves padding."""
         if self._is_unpacked:
             return set()
         base = self._balance(np.array(self.longest))
-        room = min(self._most / self._size(base), float((self._limit / np.array(base)).min()))
+        room = self._most / weigh(base, self._costs)
+        room = min(room, float((self._limit / np.array(base)).min()))
         factors = [factor for factor in LONGER if factor < room]
         factors += [room] if room <= max(LONGER) else []
         found = {base}
@@ -355,11 +352,7 @@ class Search:
     def _make_vectors(self, positions: np.ndarray) -> np.ndarray:
         """Combinations of quantiles of the sides, and lengths that hold the shorter examples."""
         number = max(round(COMBINATIONS ** (1 / self._paid.sum())), 2)
-        sizes = [
-            (size, number if paid else 1)
-            for size, paid in zip(self._sizes.T, self._paid, strict=True)
-        ]
-        every = [_quantiles(np.maximum(size, 1), positions, many) for size, many in sizes]
+        every = [_quantiles(np.maximum(side, 1), positions, number) for side in self._sizes.T]
         found = [*itertools.product(*every)]
         share = (self._sizes / np.array(self.longest))[:, self._paid].max(axis=1)
         for limit in _quantiles(share, positions, QUANTILES):
@@ -378,7 +371,7 @@ class Search:
         wanted = np.where(paid, lengths * rows / rows[paid].min() / self._multiple, 0)
         wanted = np.maximum(np.rint(wanted).astype(np.int64) * self._multiple, lengths)
         wanted = np.minimum(wanted, self._limit).astype(np.int64)
-        size, least = self._size(wanted), self._size(lengths)
+        size, least = weigh(wanted, self._costs), weigh(lengths, self._costs)
         if size > self._most:  # as far as rows may be long
             extra = (wanted - lengths) * max((self._most - least) / (size - least), 0)
             wanted = lengths + extra.astype(np.int64) // self._multiple * self._multiple
