@@ -312,8 +312,8 @@ class AnyCorpus:
 
     def _example(self, number: int) -> Fields:
         fields: Fields = {}
-        for side, size in zip(self.sides, np.reshape(self.lengths[number], -1), strict=True):
-            fields |= side.read([number], [0], [size])
+        for side in self.sides:
+            fields |= side.read([number], [0], [side.lengths[number]])
             for name, rows in side.read_examples([number]).items():
                 fields[name] = rows[0] if side.features[name].of == "example" else rows
         return fields

@@ -50,10 +50,10 @@ class Pairs(AnyCorpus):
         self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
-        if (getattr(inputs, "origin", None) or {}).get(
-            "on_error"
-        ) == "skip":  # others have at least a begin mark
+        origin = getattr(inputs, "origin", None) or {}
+        if origin.get("on_error") == "skip":  # others have at least a begin mark
             self.lengths[inputs.lengths == 0] = 0
+        self.lengths[targets.lengths == 0] = 0  # nothing to train on, so it is in no batch
         self.lengths.flags.writeable = False
         if (place := getattr(targets, "directory", None)) is not None:
             self.directory = place.parent

@@ -105,20 +105,15 @@ def collate_pairs(
         (int32) and `loss_weights` (float32), `[rows, length]` of the targets' block; and each of
         the features, of the block of its side.
     """
-    inputs, targets = (
-        collate(
-            corpus,
-            side,
-            blocks[side.bucket],
-            features=[name for name in features if name in corpus.features],
-        )
-        for corpus, side in zip(sides, planned.sides, strict=True)
-    )
-    inputs.pop("loss_weights", None)
-    for field in ("segment_ids", "positions"):
-        targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
-    targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
-    return inputs | targets
+    batch: dict[str, np.ndarray] = {}
+    for name, corpus, side in zip(planned.bucket.names, sides, planned.sides, strict=True):
+        own = [feature for feature in features if feature in corpus.features]
+        fields = collate(corpus, side, blocks[side.bucket], features=own)
+        loss = {"loss_weights": fields.pop("loss_weights")}  # that of the last side
+        places = ("segment_ids", "positions")
+        moved = {f"{name}_{field}": fields.pop(f"inputs_{field}") for field in places}
+        batch |= fields | moved
+    return batch | loss
 
 
 def collate_examples(

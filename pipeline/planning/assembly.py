@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.planning.balance import balance
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
+from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.planned import PlannedBatch
@@ -144,7 +145,7 @@ class Assembly:
         if epochs is None:
             return PlannedBatch(shape, segments, epoch, align=self._options.align)
         numbers = rows.streams[order].repeat(times)
-        tokens = np.bincount(numbers, segments[:, 3:].sum(axis=1))
+        tokens = np.bincount(numbers, weigh(segments[:, 3:], self._options.costs))
         sources = {
             self._streams[number].name: int(tokens[number])
             for number in tokens.nonzero()[0].tolist()

@@ -3,10 +3,13 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InvalidValue, suggest_keywords
+
+# The names of the sides of a pair; those of other examples are given.
+PAIR = "inputs", "targets"
 
 
 @suggest_keywords
@@ -17,10 +20,13 @@ class Bucket:
     >>> Bucket(rows=64, length=512).positions
     32768
 
-    For pairs, a bucket has a length for the rows of inputs and one for the rows of targets:
+    If examples have several sides, a row has a length for each: for pairs `(inputs, targets)`, and
+    for others by name. A plan packs a row until one of its sides is full.
 
-    >>> Bucket(rows=64, length=(512, 128)).positions
-    40960
+    >>> Bucket(rows=64, length=(512, 128)).lengths
+    (512, 128)
+    >>> Bucket(16, {"inputs": 4096, "patches": 8192, "images": 16}).lengths
+    (4096, 8192, 16)
 
     In a plan, a bucket with the same length as the bucket before it and fewer rows is a tail: only
     the last batches of an epoch use it, so that few of their rows are empty. With
@@ -28,57 +34,73 @@ class Bucket:
 
     Attributes:
         rows: rows of the global batch, over all hosts.
-        length: positions in a row, an integer; for pairs `(inputs, targets)`.
+        length: positions in a row: an integer; for pairs `(inputs, targets)`; for other sides a
+            dict of lengths by name, of which the lengths remain here, in their order.
+        names: the names of the sides; `("inputs",)` and `("inputs", "targets")` unless given.
 
     Raises:
         ValueError: `rows` or a length is not a whole number of at least 1.
     """
 
     rows: int
-    length: Any  # int; for pairs tuple[int, int]
+    length: Any  # int; with several sides tuple[int, ...]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", _require_size("rows", self.rows))
-        length: Any = self.length
-        if isinstance(length, tuple | list) and len(length) == 1:
-            length = length[0]
-        if isinstance(length, tuple | list) and len(length) == 2:
-            length = tuple(_require_size("length", each) for each in length)
-        else:
-            length = _require_size("length", length)
-        object.__setattr__(self, "length", length)
+        length, names = self.length, tuple(self.names)
+        if isinstance(length, Mapping):
+            names, length = tuple(map(str, length)), tuple(length.values())
+        several = length if isinstance(length, tuple | list) and length else (length,)
+        names = names or PAIR[: len(several)]
+        if len(names) != len(several):
+            raise InvalidValue(
+                f"Bucket.length is {length!r}; lengths of more than two sides have names, as in "
+                'Bucket(rows=16, length={"inputs": 4096, "patches": 8192, "images": 16})'
+            )
+        several = tuple(_require_size("length", each) for each in several)
+        object.__setattr__(self, "length", several[0] if len(several) == 1 else several)
+        object.__setattr__(self, "names", names)
+
+    @property
+    def _spelled(self) -> Any:
+        """The length as it is given: by name, unless the names are the usual ones."""
+        usual = self.names == PAIR[: len(self.names)]
+        return self.length if usual else dict(zip(self.names, self.lengths, strict=True))
 
     @property
     def shape(self) -> tuple[int, Any]:
-        """`(rows, length)`: the shape of every field of a batch; for pairs with two lengths."""
+        """`(rows, length)`: the shape of every field of a batch; with several lengths by side."""
         return self.rows, self.length
 
     @property
     def as_json(self) -> list[Any]:
-        """`shape` as lists, which JSON returns unchanged."""
-        return [self.rows, list(self.length) if isinstance(self.length, tuple) else self.length]
+        """`rows` and `length`, as lists and dicts, which JSON returns unchanged."""
+        length = self._spelled
+        return [self.rows, list(length) if isinstance(length, tuple) else length]
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The length as a tuple of one; for pairs, the lengths of inputs and of targets."""
+        """The length of each side, of one side too."""
         return self.length if isinstance(self.length, tuple) else (self.length,)
 
     @property
     def sides(self) -> tuple["Bucket", ...]:
-        """The bucket itself; for pairs, one bucket for the inputs and one for the targets."""
-        if len(self.lengths) == 1:
-            return (self,)
+        """One bucket for each side."""
         return tuple(Bucket(self.rows, length) for length in self.lengths)
 
     @property
     def positions(self) -> int:
-        """Positions in one batch, padding included; for pairs, on both sides."""
+        """Positions in one batch of text or pairs, padding included; for pairs, on both sides."""
         return self.rows * sum(self.lengths)
 
     @property
     def order(self) -> tuple[int, ...]:
         """The sort key of the buckets of a plan: by length, and among equal lengths tails last."""
         return (sum(self.lengths), *self.lengths, -self.rows)
+
+    def __repr__(self) -> str:
+        return f"Bucket(rows={self.rows}, length={self._spelled})"
 
     def __str__(self) -> str:
         return f"{self.rows}x{'/'.join(map(str, self.lengths))}"
@@ -100,7 +122,7 @@ def _require_size(name: str, value: Any) -> int:
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """`buckets` as a tuple, after checking that they ascend by length.
 
-    Buckets of pairs ascend by the sum of both lengths, and the last is the longest on both sides.
+    Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     Among buckets of equal length, those after the first are its tails; they descend by rows.
     """
     found = tuple(buckets) if isinstance(buckets, Iterable) else (buckets,)
@@ -111,23 +133,21 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         )
     if not found:
         raise InvalidValue("buckets is empty; give at least one, or let fit_buckets choose them")
-    lengths = [bucket.length for bucket in found]
-    if len({len(bucket.lengths) for bucket in found}) > 1:
+    if len({bucket.names for bucket in found}) > 1:
         raise InvalidValue(
-            f"bucket lengths are {lengths}; they must all be whole numbers, or for pairs all be "
-            "(inputs, targets)"
+            f"buckets are {', '.join(map(repr, found))}; they must all have the same sides"
         )
     order = [bucket.order for bucket in found]
     ascending = all(earlier < later for earlier, later in itertools.pairwise(order))
     longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
     if not ascending or found[-1].lengths != longest:
-        pairs = (
-            "; those of pairs ascend by their sum, and the last must hold all others, so end with "
-            f"one of {longest}"
+        sides = (
+            "; those of several sides ascend by their sum, and the last must hold all others, so "
+            f"end with one of {longest}"
         ) * (len(longest) > 1)
         shapes = ", ".join(map(str, found))
         raise InvalidValue(
             f"buckets are {shapes}; they must ascend by length, and those of equal length must "
-            f"descend by rows (all but the first of these are tails){pairs}"
+            f"descend by rows (all but the first of these are tails){sides}"
         )
     return found

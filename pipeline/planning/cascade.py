@@ -1,16 +1,17 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.gaps import Cuts, fill_rows, remove_rows
-from pipeline.planning.pair_packing import best_fit_pairs
+from pipeline.planning.lengths import weigh
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
 from pipeline.planning.tails import count_surplus, group_tails
+from pipeline.planning.vectors import best_fit_vectors
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
 Packing = Literal["best_fit", "fill", "optimal", "none"]
@@ -23,12 +24,17 @@ ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 # Rows less full than this share are packed again into longer ones, if that costs less.
 FULL_ENOUGH = 0.9
 
+# Vectors are tried for lengths if rows that reach `max_segments` leave this share of all positions
+# empty: they take a hundred times as long.
+WORTH_VECTORS = 0.01
+
 
 def pack(
     counts: np.ndarray,
     buckets: Sequence[Bucket],
     *,
     sizes: np.ndarray | None = None,
+    costs: Sequence[float] | None = None,
     max_segments: int | None = None,
     surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
@@ -42,11 +48,14 @@ def pack(
     bucket: rows with much room, if that costs less, and surplus rows (too few for another batch, or
     for tails). So at most one batch, of the longest bucket, is not full.
 
+    For vectors, a limit on segments is one more side. So it is for lengths, if rows that best fit
+    ends at the limit have much room, and vectors cost less.
+
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
         buckets: ascending by length, with their tails; the last holds every segment.
-        sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
-            size is a length.
+        sizes: the positions of each size, int64 [sizes, sides]; by default, a size is a length.
+        costs: what a position of each side costs; 1 by default.
         max_segments: the most segments in one row.
         surplus: for each length, the number of surplus rows, if later rows continue the batches.
             None: the number of rows that fill no batch.
@@ -54,38 +63,59 @@ def pack(
         fill: whether segments are cut to fill the rows of each length; see `fill_rows`.
     """
     groups = group_tails(buckets)
-    buckets = [bucket for bucket, *_ in groups]
+    rooms = np.array([bucket.lengths for bucket, *_ in groups])
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
+    costs = (1,) * positions.shape[1] if costs is None else costs
+    fills, room_fills = weigh(positions, costs), weigh(rooms, costs)
+    prices = [row_cost(*room) for room in (rooms * costs).tolist()]
 
-    def search(left: np.ndarray, bucket: Bucket, opens: np.ndarray) -> list[Pattern]:
-        if positions.shape[1] == 1:
-            return best_fit(left, bucket.length, opens, max_segments)
-        return best_fit_pairs(left, bucket.lengths, positions, opens, max_segments)
+    def by_length(left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
+        return best_fit(left, int(rooms[index, 0]), opens, max_segments)
 
-    placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
-    remaining = counts - count_segments([p for each in placed for p in each], len(counts))
-    remaining[0] = 0
-    holds = np.stack([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
-    for index in reversed(range(len(buckets))):
-        opens = ~np.logical_or.reduce(holds[:index])
-        placed[index] += search(remaining, buckets[index], opens)
-    assert not remaining.any(), "the last bucket holds every segment"
+    def by_vector(left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
+        if max_segments is None:
+            return best_fit_vectors(left, rooms[index], positions, opens, fills)
+        room, ones = np.append(rooms[index], max_segments), np.ones(len(positions), np.int64)
+        columns = np.column_stack([positions, ones])
+        return best_fit_vectors(left, room, columns, opens, fills)
+
+    def place(search: Callable[..., list[Pattern]]) -> tuple[list[list[Pattern]], float]:
+        """The rows of each length, and their cost."""
+        placed = [list(of_length) for of_length in patterns or [()] * len(rooms)]
+        left = counts - count_segments([p for each in placed for p in each], len(counts))
+        left[0] = 0
+        holds = np.stack([(positions <= room).all(axis=1) for room in rooms])
+        for index in reversed(range(len(rooms))):
+            opens = ~np.logical_or.reduce(holds[:index])
+            placed[index] += search(left, index, opens)
+        assert not left.any(), "the last bucket holds every segment"
+        costs = zip(map(count_rows, placed), prices, strict=True)
+        return placed, sum(rows * price for rows, price in costs)
+
+    search = by_length if len(costs) == 1 else by_vector
+    placed, cost = place(search)
     if fill:
         return _fill(placed, groups, len(counts), max_segments, surplus)
-    for index, bucket in enumerate(buckets[:-1]):
-        room, rest = np.array(bucket.lengths), range(index + 1, len(buckets))
-        to = next((each for each in rest if np.all(room <= buckets[each].lengths)), None)
+    if search is by_length and max_segments not in (None, 1):
+        each = [(room, p) for room, ps in zip(room_fills, placed, strict=True) for p in ps]
+        empty = sum([(room - p.fill) * p.rows for room, p in each if p.segments == max_segments])
+        if empty > WORTH_VECTORS * sum([room * p.rows for room, p in each]):
+            other, less = place(by_vector)
+            placed, search = (other, by_vector) if less < cost else (placed, search)
+    for index, room in enumerate(rooms[:-1]):
+        rest = range(index + 1, len(rooms))
+        to = next((each for each in rest if np.all(room <= rooms[each])), None)
         if to is None:  # only where a plan takes single rows, of which none is surplus
             continue
 
         def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
             moved = count_segments(rows, len(counts))
-            return search(moved, buckets[to], moved > 0)
+            return search(moved, to, moved > 0)
 
-        enough = FULL_ENOUGH * room.sum()
+        enough = FULL_ENOUGH * room_fills[index]
         empty = [p for p in placed[index] if p.fill < enough and p.segments != max_segments]
         spare = count_rows(empty)
-        if count_rows(repack(empty)) * row_cost(*buckets[to].lengths) >= spare * row_cost(*room):
+        if count_rows(repack(empty)) * prices[to] >= spare * prices[index]:
             spare = 0
         rows = count_rows(placed[index]) - spare
         spare += surplus[index] if surplus else count_surplus(rows, groups[index])
@@ -138,8 +168,8 @@ def _split_surplus(
 def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
     """The cost of a row of some length in a Transformer of width `width`, in positions.
 
-    `fit_buckets` explains the formula. For pairs, `lengths` are those of inputs and targets, and
-    targets attend to inputs too.
+    `fit_buckets` explains the formula. With several sides, each attends to itself and to those
+    before it: for pairs, targets attend to inputs. Lengths are times the cost of their side.
 
     >>> row_cost(6144)
     12288.0

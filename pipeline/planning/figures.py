@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.lengths import weigh
 from pipeline.planning.stage import Stage
 
 
@@ -15,24 +16,33 @@ class Counts(NamedTuple):
     Exact for whole epochs; otherwise, tokens are computed from the mean fill of the rows.
 
     Attributes:
-        buckets: for each bucket, batches, rows that are not empty, and real positions: float64 [3].
-        tokens: the real positions of each corpus, by name.
+        buckets: for each bucket, batches, rows that are not empty, and the real positions of each
+            side: float64 [2 + sides].
+        tokens: the real positions of each corpus, by name; those of a side count with its cost.
         passes: epochs of each corpus, with fractions, by name.
+        costs: what a position of each side costs.
     """
 
     buckets: dict[Bucket, np.ndarray]
     tokens: dict[str, float]
     passes: dict[str, float]
+    costs: tuple[float, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Real positions."""
+        """Real positions; those of a side count with its cost."""
         return round(sum(self.tokens.values()))
 
     @property
     def padding(self) -> float:
-        """The share of the positions that are padding, with empty rows; 0 without batches."""
-        positions = sum(counts[0] * bucket.positions for bucket, counts in self.buckets.items())
+        """The share of the positions that are padding, with empty rows; 0 without batches.
+
+        Positions of a side count with its cost.
+        """
+        positions = sum(
+            counts[0] * bucket.rows * weigh(bucket.lengths, self.costs)
+            for bucket, counts in self.buckets.items()
+        )
         return float(1 - self.num_tokens / positions) if positions else 0.0
 
     @property
@@ -47,33 +57,34 @@ def count_steps(steps: Iterable[tuple[Stage, int, int]], last: Stage) -> Counts:
 
     `last` is the last stage of the plan, whose corpora and buckets are there in any case.
     """
-    buckets = {bucket: np.zeros(3) for bucket in last.options.buckets}
+    costs = last.options.costs
+    buckets = {bucket: np.zeros(2 + len(costs)) for bucket in last.options.buckets}
     tokens, passes = (dict.fromkeys(last.members, 0.0) for _ in range(2))
     for stage, begin, end in steps:
         begun, over = map(stage.schedule.taken, (begin, end))
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
-        of_length = np.zeros((len(stage.options.groups), 2))  # rows and real positions
+        of_length = np.zeros((len(stage.options.groups), 1 + len(costs)))  # rows, real positions
         for number, stream in enumerate(stage.streams):
             for leg in stream.legs:
                 most = None if leg.repeats else leg.rows
                 before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
                 taken, layout = after - before, stream.plan_of(leg).layout
-                real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))
-                tokens[stream.name] += float(real.sum())
+                real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))[:, None]
+                tokens[stream.name] += float(weigh(real.sum(axis=0), costs))
                 passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
-                of_length += np.stack([taken, real], axis=1)
+                of_length += np.column_stack([taken, real])
         number_of = dict(zip(stage.options.buckets, counts, strict=True))
         for bucket, number in number_of.items():
             if number:
-                buckets.setdefault(bucket, np.zeros(3))[0] += number
-        for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
-            fill, left = real / max(taken, 1), taken
+                buckets.setdefault(bucket, np.zeros(2 + len(costs)))[0] += number
+        for group, (taken, *real) in zip(stage.options.groups, of_length, strict=True):
+            fill, left = np.array(real) / max(taken, 1), taken
             for bucket in group:  # only the last batch, which has the fewest rows, has empty rows
                 if filled := min(number_of[bucket] * bucket.rows, left):
-                    buckets[bucket][1:] += filled, fill * filled
+                    buckets[bucket][1:] += np.append(1, fill) * filled
                 left -= filled
     in_order = sorted(buckets.items(), key=lambda item: item[0].order)
-    return Counts(dict(in_order), tokens, passes)
+    return Counts(dict(in_order), tokens, passes, costs)
 
 
 def count_losses(stage: Stage) -> dict[str, int]:

@@ -2,18 +2,36 @@
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, row_cost
+from pipeline.planning.bucket import PAIR, Bucket
+from pipeline.planning.cascade import ATTENTIONS, Attention, Packing, row_cost
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.lengths import AnyLengths, Exclude, Lengths, as_corpora, exclude_from, select
-from pipeline.planning.options import By, Weights, as_phases
-from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.lengths import (
+    AnyLengths,
+    Exclude,
+    Lengths,
+    as_corpora,
+    exclude_from,
+    select,
+    weigh,
+)
+from pipeline.planning.options import (
+    By,
+    BySide,
+    Options,
+    PackingOptions,
+    Weights,
+    as_costs,
+    as_phases,
+    whole_by_side,
+)
+from pipeline.planning.pieces import Overflow
 from pipeline.planning.search import BucketSet, Price, Search, choose
 from pipeline.planning.stock import Stock, round_up
 
@@ -30,6 +48,8 @@ MULTIPLES, WORTH_FINER = (128, 64, 32, 16), 0.02
 # The number of examples in a sample of several corpora, to which buckets are fitted.
 TYPICAL = 1 << 20
 
+MaxLength = int | tuple[int, ...] | Mapping[str, int] | None
+
 
 @suggest_keywords
 def fit_buckets(
@@ -37,10 +57,11 @@ def fit_buckets(
     *,
     tokens_per_batch: int,
     max_buckets: int,
-    max_length: int | tuple[int, int] | None = None,
-    length_multiple: int | None = 128,
+    max_length: MaxLength = None,
+    length_multiple: BySide | None = 128,
     row_multiple: int = 1,
-    align: int = 1,
+    align: BySide = 1,
+    cost: BySide = 1,
     packing: Packing = "best_fit",
     overflow: Overflow | None = None,
     max_segments: int | None = None,
@@ -64,28 +85,32 @@ def fit_buckets(
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=64, length=128), Bucket(rows=4, length=2048))
 
-    For pairs, both lengths count, and cross-attention too. Rows of packed pairs may be longer than
-    the longest pair, so that both sides can be full:
+    With several sides, all lengths count, and for pairs cross-attention too. Rows of packed
+    examples may be longer than the longest example, so that all sides can be full:
 
     >>> fit_buckets(np.array([[120, 40]] * 96), tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
-        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]`, or a corpus.
-            With `weights`, several of these by name, or `Corpora`.
-        tokens_per_batch: the most positions in a batch, for pairs on both sides together. A bucket
+        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]`, for other
+            sides a dict of arrays `[n]` by name, or a corpus. With `weights`, several of these by
+            name, or `Corpora`.
+        tokens_per_batch: the most positions in a batch, those of each side times its cost. A bucket
             has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
-        max_length: the most positions in a row; for pairs `(inputs, targets)`. `overflow` applies
-            to longer examples. If all examples are shorter, rows may still be up to `max_length`
-            long if that reduces padding. Default None: the longest bucket holds the longest
-            example.
+        max_length: the most positions in a row; one number for all sides, `(inputs, targets)` for
+            pairs, or numbers by name. `overflow` applies to longer examples. If all examples are
+            shorter, rows may still be up to `max_length` long if that reduces padding. Default
+            None: the longest bucket holds the longest example.
         length_multiple: bucket lengths are multiples of this; default 128. None: 128, or 64, 32 or
-            16 if that saves 2% of the cost, as with short examples.
+            16 if that saves 2% of the cost, as with short examples. One number is for all sides
+            that cost something; or numbers for all sides by name.
         row_multiple: numbers of rows are multiples of this; give the number of devices that share
             the rows of a batch; default 1.
         align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
             of it; default 1.
+        cost: what a position of each side costs, as for `Plan`; default 1. A side that costs
+            nothing gets a quarter more room than full rows of the other sides need.
         packing: "best_fit" (default), "fill", "optimal" or "none", as for `Plan`. With
             "optimal", sets are compared by best fit.
         overflow: as for `Plan`; default None.
@@ -103,27 +128,27 @@ def fit_buckets(
     require_one_of("attention", attention, ATTENTIONS)
     width = require_whole("width", width, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
-    dense = attention == "dense" and packing != "none"
-
-    def price(bucket: Bucket) -> tuple[float, float]:
-        kind: Attention = "dense" if dense else "segment"
-        cost = bucket.rows * row_cost(*bucket.lengths, attention=kind, width=width)
-        return cost, bucket.positions + SURE * (cost - bucket.positions)
-
-    worth = WORTH_UNPACKED if packing == "none" else WORTH
+    kind: Attention = "segment" if packing == "none" else attention
     fit = Fit(
         lengths,
         tokens_per_batch=tokens_per_batch,
         max_length=max_length,
         row_multiple=row_multiple,
-        align=align,
+        members=(exclude, weights, by),
         packing=packing,
         overflow=overflow,
         max_segments=max_segments,
-        exclude=exclude,
-        weights=weights,
-        by=by,
+        align=align,
+        cost=cost,
     )
+
+    def price(bucket: Bucket) -> tuple[float, float]:
+        lengths = np.multiply(bucket.lengths, fit.costs).tolist()
+        cost = bucket.rows * row_cost(*lengths, attention=kind, width=width)
+        positions = bucket.rows * sum(lengths)
+        return cost, positions + SURE * (cost - positions)
+
+    worth = WORTH_UNPACKED if packing == "none" else WORTH
     found: list[tuple[BucketSet, dict[int, BucketSet]]] = []
     for multiple in fit.multiples(length_multiple):
         sets = fit.search(multiple, price, worth=worth * SURE).find(max_buckets)
@@ -141,106 +166,125 @@ def fit_buckets(
 
 
 class Fit:
-    """Lengths, and the checked arguments of `fit_buckets` that limit the buckets for them."""
+    """Lengths, and the checked arguments of `fit_buckets` that limit the buckets for them.
+
+    `members` are its `exclude`, `weights` and `by`; `options` are those of `Plan` that it has, too.
+
+    Attributes:
+        costs: what a position of each side costs.
+    """
 
     def __init__(
         self,
         lengths: AnyLengths,
         *,
         tokens_per_batch: int,
-        max_length: int | tuple[int, int] | None = None,
+        max_length: MaxLength = None,
         row_multiple: int = 1,
-        align: int = 1,
-        packing: Packing = "best_fit",
-        overflow: Overflow | None = None,
-        max_segments: int | None = None,
-        exclude: Exclude = (),
-        weights: Weights | None = None,
-        by: By = "tokens",
+        members: tuple[Exclude, Weights | None, By] = ((), None, "tokens"),
+        **options: Unpack[PackingOptions],
     ):
-        require_one_of("packing", packing, PACKINGS)
-        if overflow is not None:
-            require_one_of("overflow", overflow, OVERFLOWS)
-        if max_segments is not None:
-            max_segments = require_whole("max_segments", max_segments, 1)
-        members = _exclude(lengths, exclude, several=weights is not None)
-        array = members[""].included if weights is None else typical_lengths(members, weights, by)
-        limits: Any = () if max_length is None else np.array(max_length, object).ravel().tolist()
-        limits = tuple(require_whole("max_length", limit, 1) for limit in limits)
-        self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
-        self._align = require_whole("align", align, 1)
-        if packing == "fill":
-            groups = getattr(lengths, "trees", None) is not None
-            check_fill(pairs=array.ndim == 2, align=align, groups=groups)
-        self._row_multiple = require_whole("row_multiple", row_multiple, 1)
-        if max_length is not None and len(limits) != (array.shape[1] if array.ndim == 2 else 1):
+        exclude, weights, by = members
+        corpora = _exclude(lengths, exclude, several=weights is not None)
+        first, *_ = corpora.values()
+        self._names = names = first.names or PAIR[: first.num_sides]
+        if len(names) != first.num_sides:
             raise InvalidValue(
-                f"max_length is {max_length!r}; it must be one number for lengths of shape [n], "
-                "and (inputs, targets) for pairs"
+                f"lengths has shape {first.array.shape}; give more than two sides by name, as in "
+                "{'inputs': […], 'patches': […], 'images': […]}"
             )
-        if not (array[:, -1] if array.ndim == 2 else array).any():
+        self.costs = as_costs(options.get("cost", 1), names)
+        self._aligns = whole_by_side("align", options.get("align", 1), names, 1)
+        self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
+        self._row_multiple = require_whole("row_multiple", row_multiple, 1)
+        if options.get("packing") == "fill":
+            check_fill(groups=getattr(lengths, "trees", None) is not None)
+        array = first.included
+        if weights is not None:
+            array = typical_lengths(corpora, weights, by, self.costs)
+        if not array.any():
             raise InvalidValue(
                 "none of the lengths is above 0, so there is nothing to fit buckets to"
             )
-        self._array, self._limits = array, limits
-        self._stocks: dict[int, Stock | None] = {}
-        self._options: Any = {
-            "align": align,
-            "packing": packing,
-            "overflow": overflow,
-            "max_segments": max_segments,
-        }
+        self._array, self._options = array, options
+        self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)
+        self._limits: np.ndarray | None = None
+        if max_length is not None:
+            self._limits = np.array(whole_by_side("max_length", max_length, names))
+        self._stocks: dict[tuple[int, ...], Stock | None] = {}
 
-    def multiples(self, length_multiple: int | None) -> list[int]:
+    def _by_side(self, multiple: BySide) -> tuple[int, ...]:
+        """The multiple of each side's lengths; one number is not for sides that cost nothing."""
+        each = whole_by_side("length_multiple", multiple, self._names)
+        if not isinstance(multiple, Mapping):
+            each = tuple(n if cost else 1 for n, cost in zip(each, self.costs, strict=True))
+        return tuple(map(math.lcm, each, self._aligns))
+
+    def multiples(self, length_multiple: BySide | None) -> list[Any]:
         """The values of `length_multiple` to try: the given one, or several."""
         if length_multiple is not None:
-            return [require_whole("length_multiple", length_multiple, 1)]
-        room = self._tokens // self._row_multiple
-        longest = self._array.reshape(len(self._array), -1).max(axis=0).astype(np.int64)
-        if self._limits:
+            return [length_multiple]
+        longest, room = self._longest, self._tokens // self._row_multiple
+        if self._limits is not None:
             longest = np.minimum(longest, self._limits)
-        found = [each for each in MULTIPLES if round_up(longest, each).sum() <= room]
-        return found or [MULTIPLES[-1]]
+        every = ((each, round_up(longest, np.array(self._by_side(each)))) for each in MULTIPLES)
+        return [n for n, each in every if weigh(each, self.costs) <= room] or [MULTIPLES[-1]]
 
-    def search(self, multiple: int, price: Price, **options: Any) -> Search:
+    def search(self, multiple: BySide, price: Price, **options: Any) -> Search:
         """The search for buckets whose lengths are multiples of `multiple` and of `align`.
 
         `price` and `options` are arguments of `Search`.
         """
-        multiple = math.lcm(multiple, self._align)
-        if multiple not in self._stocks:
-            self._stocks[multiple] = Stock.of(
-                self._array, limit=self._limits or None, multiple=multiple, **self._options
-            )
-        if (stock := self._stocks[multiple]) is None:
+        multiples = self._by_side(multiple)
+        limits = self._longest if self._limits is None else self._limits
+        room = round_up(limits, np.array(multiples))
+        if multiples not in self._stocks:
+            self._stocks[multiples] = Stock.of(self._array, self._rules(room))
+        if (stock := self._stocks[multiples]) is None:
             raise InvalidValue(
-                f"every example is longer than max_length={self._limits}, and overflow is 'drop', "
-                "so there is nothing to fit buckets to; raise max_length, or split the examples"
+                f"every example is longer than max_length={limits.tolist()}, and overflow is "
+                "'drop', so there is nothing to fit buckets to; raise max_length, or split the "
+                "examples"
             )
-        longest, most = stock.longest, self._tokens // self._row_multiple
-        if sum(longest) > most:
-            shown = " + ".join(f"{each:,}" for each in longest)
+        search = Search(
+            stock,
+            price=price,
+            multiple=np.array(multiples),
+            most=self._tokens / self._row_multiple,
+            limit=None if self._limits is None else room,
+            **{"shape": self.bucket, **options},
+        )
+        size = weigh(search.longest, self.costs)
+        if size > self._tokens / self._row_multiple:
+            shown = " + ".join(f"{each:,}" for each in search.longest)
             raise InvalidValue(
                 f"{self._row_multiple} rows (row_multiple) of {shown} positions are "
-                f"{self._row_multiple * sum(longest):,}, more than "
-                f"tokens_per_batch={self._tokens:,}; raise tokens_per_batch, or set a smaller "
-                "max_length (the plan's overflow then applies to longer examples)"
+                f"{self._row_multiple * size:,}, more than tokens_per_batch={self._tokens:,}; "
+                "raise tokens_per_batch, or set a smaller max_length (the plan's overflow then "
+                "applies to longer examples)"
             )
-        if self._limits and len(longest) == 1:
-            most = min(most, int(round_up(np.array(self._limits), multiple)[0]))
-        options = {"shape": self.bucket, **options}
-        return Search(stock, price=price, multiple=multiple, most=most, **options)
+        return search
+
+    def _rules(self, room: np.ndarray) -> Options:
+        """The options of a plan whose longest bucket is `room`, which cuts longer examples."""
+        bucket = Bucket(1, tuple(room.tolist()), self._names)
+        rule = self._options.get("overflow")
+        if rule is None or rule == "error":
+            rule = "split" if rule is None and len(room) == 1 else "truncate"
+        options: Any = {**self._options, "overflow": rule}
+        return Options(buckets=(bucket,), **options)
 
     def bucket(self, lengths: tuple[int, ...], tile: int = 1) -> Bucket:
         """The bucket of some lengths with all rows that `tokens_per_batch` allows.
 
         With `tile`, rows are a multiple of it, too, where a batch keeps nine tenths of its rows.
         """
-        rows = self._tokens // (sum(lengths) * self._row_multiple) * self._row_multiple
+        size = weigh(lengths, self.costs)
+        rows = int(self._tokens // (size * self._row_multiple)) * self._row_multiple
         multiple = math.lcm(tile, self._row_multiple)
         if (fewer := rows // multiple * multiple) >= 0.9 * rows:
             rows = fewer
-        return Bucket(rows, lengths)
+        return Bucket(rows, lengths, self._names)
 
 
 def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Lengths]:
@@ -251,7 +295,9 @@ def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Length
     return exclude_from(members, excluded)
 
 
-def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
+def typical_lengths(
+    given: Any, weights: Weights, by: By, costs: Sequence[float] = (1,)
+) -> np.ndarray:
     """About a million lengths, in the same proportions as in batches of several corpora.
 
     Each corpus contributes its share over all phases, as examples spread evenly over it (perhaps
@@ -262,7 +308,8 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
     for name, each in corpora.items():  # relative numbers of examples
         mean = 1.0
         if by != "examples":
-            mean = int(each.included.sum(dtype=np.int64)) / max(len(each.included), 1)
+            positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
+            mean = float(weigh(positions, costs)) / max(len(each.included), 1)
         mean *= float(each.loss_share) if by == "loss" else 1
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
@@ -272,9 +319,6 @@ def typical_lengths(given: Any, weights: Weights, by: By) -> np.ndarray:
             continue
         number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
-        if count:
-            total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
-            parts.append(lengths[np.argmax(total)][None])
-            if lengths.ndim == 2:  # the longest inputs, and the longest targets
-                parts.append(lengths[lengths.argmax(axis=0)])
+        if count:  # the longest of each side
+            parts.append(lengths[np.atleast_1d(lengths.argmax(axis=0))])
     return np.concatenate(parts)

@@ -28,10 +28,10 @@ ROWS_PER_SPARE = 10_000
 ROWS_AT_ONCE = 128
 
 
-def check_fill(*, pairs: bool = False, align: int = 1, groups: bool = False) -> None:
+def check_fill(*, vectors: bool = False, align: int = 1, groups: bool = False) -> None:
     """Raises an error if examples cannot be cut to fill rows."""
     reasons = {
-        "a target cut in two would lose its inputs, so for pairs": pairs,
+        "a part of an example would lose its other sides, so with several": vectors,
         "a group cut in two would lose its prefix, so for groups": groups,
         f"align={align} leaves gaps, so with align": align > 1,
     }

@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options
+from pipeline.planning.bucket import PAIR
+from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options, by_side
 from pipeline.planning.pieces import Pieces
 
 # Windows in a chapter.
@@ -71,10 +72,10 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
             "grows is not known yet; give one of them, such as max_length=1024"
         )
     most = min(options.get("window", WINDOW), LEAST_WINDOW)
-    room = tuple(np.ravel(options["max_length"]).tolist())
     found, pieces = list[np.ndarray](), 0
     while pieces < most and (lengths := parts.lengths(len(found))) is not None:
         found.append(lengths)
+        room = by_side("max_length", options["max_length"], PAIR[: lengths.ndim])
         pieces += len(Pieces(lengths, room, "split" if lengths.ndim == 1 else "truncate"))
     if not found:
         raise InvalidValue("the corpus is finished and has no examples")

@@ -42,8 +42,8 @@ class Layout:
         pieces: the pieces.
         counts: int64 [keys], the pieces of each key.
         rows: int64 [lengths, windows], the rows of each window.
-        real: float64 [lengths, windows], the real positions in these rows. With `align`, pieces of
-            one key have different sizes: they count with the mean.
+        real: float64 [lengths, windows, sides], the real positions in these rows. With `align`,
+            pieces of one key have different sizes: they count with the mean.
         rows_before: int64 [lengths], the rows before the first window, in the same chapter.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each length; at least 1.
@@ -85,7 +85,7 @@ class Layout:
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(len(pieces.table), np.int64)
         self.rows = np.zeros((len(groups), len(self)), np.int64)
-        self.real = np.zeros(self.rows.shape)
+        self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
         most_in_row = np.zeros((2, len(groups)), np.int64)  # segments and continuations
         self.cuts = np.zeros(len(self), np.int64)
         # For a single window, `pack` finds the surplus.
@@ -96,10 +96,11 @@ class Layout:
         def measure(window: int, packed: Packed) -> None:
             self.cuts[window] = packed.num_cuts
             for length, patterns in enumerate(packed.patterns):
-                rows, real, *most = packed.measure(length, pieces.most_continuations)
-                if pieces.align > 1:
+                real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
+                if pieces.align != 1 or self.real.shape[2] > 1:
                     real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
-                self.rows[length, window], self.real[length, window] = rows, real
+                self.rows[length, window], self.real[length, window] = packed.rows(length), real
+                most = packed.most_in_row(length, pieces.most_continuations)
                 most_in_row[:, length] = np.maximum(most_in_row[:, length], most)
 
         for window in range(len(self)):

@@ -53,7 +53,8 @@ class HasArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-# Lengths of examples or of pairs, or a corpus; or several of these by name.
+# Lengths of examples, or a corpus; or several of these by name: sides of the same examples or, with
+# weights, corpora.
 OneLengths = Corpus | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
 AnyLengths = OneLengths | Mapping[str, OneLengths]
 
@@ -61,11 +62,14 @@ AnyLengths = OneLengths | Mapping[str, OneLengths]
 Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
-def take_first(given: Any, examples: int) -> Any:
-    """The part of `given`, lengths or corpora, that has the first `examples` examples."""
+def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
+    """The part of `given` that has the first `examples` examples.
+
+    It has lengths or is a corpus; `several`: of several corpora by name.
+    """
     if hasattr(given, "corpora"):
         return given.begin(examples)
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and several:
         ends = np.cumsum([len(Lengths.of(each)) for each in given.values()])
         return dict(list(given.items())[: int(np.searchsorted(ends, examples)) + 1])
     array = as_lengths(given)
@@ -76,6 +80,8 @@ def take_first(given: Any, examples: int) -> Any:
             f"lengths has {len(array):,} examples, and the plan is of {examples:,}; give the "
             "lengths of all of them"
         )
+    if isinstance(given, Mapping):
+        return dict(zip(given, array[:examples].T, strict=True))
     begin = types.SimpleNamespace(lengths=array[:examples])
     if (files := getattr(given, "files", None)) is not None:
         begin.files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
@@ -116,7 +122,8 @@ class Lengths:
     They refer to the corpus: a pickle of them has no other copy of its lengths.
 
     Attributes:
-        given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
+        given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
+        names: the names of the sides, if they are given.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
@@ -127,6 +134,7 @@ class Lengths:
         self.given, self.excluded = given, excluded
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
+        self.names = tuple(given) if isinstance(given, Mapping) else ()
         self.array = as_lengths(given)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,6 +154,11 @@ class Lengths:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    @property
+    def num_sides(self) -> int:
+        """The number of sides."""
+        return 1 if self.array.ndim == 1 else self.array.shape[1]
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -169,9 +182,9 @@ class Lengths:
 
     @property
     def num_left_out(self) -> int:
-        """The number of examples left out that have something to train on."""
-        targets = self.array if self.array.ndim == 1 else self.array[:, 1]
-        return int(np.count_nonzero(targets[self.excluded]))
+        """The number of examples left out that have a position."""
+        sizes = self.array[self.excluded].reshape(-1, self.num_sides)
+        return int(np.count_nonzero(sizes.any(axis=1)))
 
     @property
     def num_silent(self) -> int:
@@ -211,14 +224,14 @@ class Lengths:
         return self.array[stays]
 
     def positions_from(self, first: int) -> np.ndarray:
-        """The positions to train on of each example from `first` on: int64 [examples, 1 or 2].
+        """The positions of each example from `first` on: int64 [examples, sides].
 
-        They are 0 for examples that are left out, and for pairs without targets.
+        They are 0 for examples that are left out.
         """
         sizes = self.array[first:].astype(np.int64)
-        sizes = sizes if sizes.ndim == 2 else sizes[:, None]
+        sizes = sizes.reshape(-1, self.num_sides)
         sizes[self.excluded[self.excluded >= first] - first] = 0
-        return np.where(sizes[:, -1:] > 0, sizes, 0)
+        return sizes
 
     def exclude(self, examples: np.ndarray) -> "Lengths":
         """The same lengths without further `examples`: int64, ascending."""
@@ -285,20 +298,31 @@ def exclude_from(members: Mapping[str, Any], excluded: np.ndarray) -> dict[str, 
 
 
 def as_lengths(lengths: Any) -> np.ndarray:
-    """The lengths as an array of non-negative integers, `[n]` or for pairs `[n, 2]`."""
+    """The lengths as an array of non-negative integers, `[n]` or `[n, sides]`."""
     if isinstance(lengths, Lengths):
         return lengths.array
+    if isinstance(lengths, Mapping):
+        sides = {name: as_lengths(each) for name, each in lengths.items()}
+        if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
+            shapes = ", ".join(f"{name} {each.shape}" for name, each in sides.items())
+            raise InvalidValue(
+                f"lengths has arrays of the shapes {shapes or 'of no side'}; the sides of examples "
+                "have one length per example, all of shape [n] (give weights= for several corpora)"
+            )
+        return np.stack([*sides.values()], axis=1)
     try:
         array = np.asarray(lengths.lengths if isinstance(lengths, Corpus) else lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
             f"lengths is {lengths!r:.80}, not an array: {error}; a plan takes an integer array"
         ) from error
-    if array.ndim != 1 and array.shape[1:] != (2,):
+    if array.ndim not in (1, 2) or 0 in array.shape[1:]:
         raise InvalidValue(
             f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n], "
-            "or inputs and targets of pairs, shape [n, 2]"
+            "or one for each side, shape [n, sides], as inputs and targets of pairs, [n, 2]"
         )
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
     if array.size == 0:
         array = array.astype(np.uint32)
     if not np.issubdtype(array.dtype, np.integer):
@@ -356,3 +380,13 @@ def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     found = np.zeros(len(sizes), np.int64)
     np.add.at(found, which, counts)
     return sizes, found
+
+
+def weigh(lengths: Any, costs: Sequence[float]) -> Any:
+    """The cost of some lengths [..., sides]: of each position of a side, its entry of `costs`.
+
+    >>> weigh(np.array([[4, 8, 1], [2, 0, 3]]), (1, 0.5, 0)).tolist()
+    [8.0, 2.0]
+    """
+    lengths = np.asarray(lengths)
+    return sum(lengths[..., side] * cost for side, cost in enumerate(costs))

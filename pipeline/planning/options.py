@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -20,7 +21,7 @@ from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 8
+VERSION = 9
 
 WINDOW = 1 << 22
 
@@ -28,6 +29,9 @@ WINDOW = 1 << 22
 LEAST_WINDOW = 1 << 16
 
 LEAST = Fraction(1, 10**9)  # the least share above 0
+
+# An option that may differ between sides: a number, or numbers by name.
+BySide = float | Mapping[str, float]
 
 By = Literal["tokens", "examples", "loss"]
 BY: tuple[By, ...] = get_args(By)
@@ -55,7 +59,8 @@ class PackingOptions(TypedDict, total=False):
     overflow: Overflow | None
     window: int
     max_segments: int | None
-    align: int
+    align: BySide
+    cost: BySide
 
 
 class PlanOptions(PackingOptions, total=False):
@@ -74,6 +79,51 @@ class Changes(PlanOptions, total=False):
     buckets: Iterable[Bucket]
 
 
+def by_side(name: str, value: Any, names: Sequence[str], default: Any = None) -> tuple[Any, ...]:
+    """The value of an option for each side, given by name, or as one value for all.
+
+    `default` is for sides that are not named; without it, all must be.
+
+    >>> by_side("align", {"patches": 4}, ("inputs", "patches"), 1)
+    (1, 4)
+    """
+    if isinstance(value, tuple | list) and len(value) == len(names):
+        return tuple(value)
+    if not isinstance(value, Mapping):
+        return (value,) * len(names)
+    missing = [side for side in names if side not in value] if default is None else []
+    if missing or not {*value} <= {*names}:
+        raise InvalidValue(
+            f"{name} names {' and '.join(map(str, value)) or 'no side'}, and the sides are "
+            f"{', '.join(names)}; give a value for each of them"
+        )
+    return tuple(value.get(side, default) for side in names)
+
+
+def whole_by_side(
+    name: str, value: Any, names: Sequence[str], default: int | None = None
+) -> tuple[int, ...]:
+    """`by_side` of whole numbers of at least 1, checked."""
+    return tuple(require_whole(name, each, 1) for each in by_side(name, value, names, default))
+
+
+def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
+    """What a position of each side costs, checked; whole numbers are integers."""
+    costs = by_side("cost", cost, names)
+    known = all(isinstance(each, int | float | np.number) for each in costs)
+    if not known or not any(costs) or not all(0 <= each < math.inf for each in costs):
+        raise InvalidValue(
+            f"cost is {cost!r}; it must be a number of at least 0 for each side, and above 0 for "
+            "one: 0 for a side that costs nothing, such as a number of images"
+        )
+    return tuple(int(c) if c == int(c) else float(c) for c in costs)
+
+
+def _unify(values: tuple[Any, ...]) -> Any:
+    """One value, if all are the same."""
+    return values[0] if len({*values}) == 1 else values
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Buckets, and the options of `PlanOptions` with their defaults, checked."""
@@ -85,7 +135,8 @@ class Options:
     overflow: Overflow | None = None
     window: int = WINDOW
     max_segments: int | None = None
-    align: int = 1
+    align: Any = 1  # one number for all sides, or a tuple of one for each
+    cost: Any = 1  # likewise
     tiers: int = 1
     by: By = "tokens"
     ending: Ending = "repeat"
@@ -98,8 +149,15 @@ class Options:
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
-        put("align", require_whole("align", self.align, 1))
-        if any(length % self.align for bucket in self.buckets for length in bucket.lengths):
+        names = self.buckets[-1].names
+        aligns = whole_by_side("align", self.align, names, 1)
+        put("align", _unify(aligns))
+        put("cost", _unify(as_costs(self.cost, names)))
+        if any(
+            length % align
+            for bucket in self.buckets
+            for length, align in zip(bucket.lengths, aligns, strict=True)
+        ):
             raise InvalidValue(
                 f"bucket lengths are {[bucket.length for bucket in self.buckets]}; with "
                 f"align={self.align} each must be a multiple of {self.align}, as fit_buckets(…, "
@@ -112,18 +170,20 @@ class Options:
         put("shuffle", bool(self.shuffle))
         require_one_of("packing", self.packing, PACKINGS)
         if self.overflow is None:
-            put("overflow", "error" if self.pairs else "split")
-        allowed = OVERFLOWS[1:] if self.pairs else OVERFLOWS
-        if self.pairs and isinstance(self.overflow, str) and self.overflow == "split":
+            put("overflow", "error" if self.vectors else "split")
+        allowed = OVERFLOWS[1:] if self.vectors else OVERFLOWS
+        if self.vectors and isinstance(self.overflow, str) and self.overflow == "split":
             raise InvalidValue(
-                "overflow is 'split'; a target cut in two would lose its inputs; for pairs it must "
-                f"be one of {', '.join(allowed)}"
+                "overflow is 'split'; a part of an example would lose its other sides; with "
+                f"several sides it must be one of {', '.join(allowed)}"
             )
         require_one_of("overflow", self.overflow, allowed)
-        if self.pairs and self.packing == "optimal":
-            raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
+        if self.vectors and self.packing == "optimal":
+            raise InvalidValue(
+                "packing='optimal' is for one length; with several sides use 'best_fit'"
+            )
         if self.packing == "fill":
-            check_fill(pairs=self.pairs, align=self.align)
+            check_fill(vectors=self.vectors, align=max(aligns))
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
 
@@ -133,13 +193,35 @@ class Options:
         return group_tails(self.buckets)
 
     @property
-    def pairs(self) -> bool:
-        """Whether the buckets are for pairs."""
-        return len(self.buckets[-1].lengths) == 2
+    def vectors(self) -> bool:
+        """Whether examples have several sides."""
+        return len(self.names) > 1
 
-    def cut(self, lengths: AnyLengths | Lengths) -> Pieces:
-        """The pieces of examples of these lengths."""
-        return Pieces(lengths, self.buckets[-1].lengths, self.overflow, align=self.align)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sides."""
+        return self.buckets[-1].names
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """What a position of each side costs."""
+        return as_costs(self.cost, self.names)
+
+    def in_units(self, bucket: Bucket) -> Bucket:
+        """A bucket with lengths in units of `align` columns."""
+        each = zip(bucket.lengths, by_side("align", self.align, self.names), strict=True)
+        return dataclasses.replace(bucket, length=tuple(length // align for length, align in each))
+
+    def cut(
+        self,
+        lengths: AnyLengths | Lengths,
+        room: tuple[int, ...] | None = None,
+        overflow: Overflow | None = None,
+    ) -> Pieces:
+        """The pieces of examples of these lengths; `room` and `overflow` replace the options'."""
+        room = self.buckets[-1].lengths if room is None else room
+        rule = self.overflow if overflow is None else overflow
+        return Pieces(lengths, room, rule, align=self.align, costs=self.costs)
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""
@@ -158,7 +240,7 @@ class Options:
         values = {name: getattr(self, name) for name in (vars(self) if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
-        return values
+        return {n: list(each) if isinstance(each, tuple) else each for n, each in values.items()}
 
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]

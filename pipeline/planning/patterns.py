@@ -7,7 +7,7 @@ pattern, so the cost grows with the number of patterns and not with the number o
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,13 @@ class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
 
     `pieces` has each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
-    with two segments of 100 positions and one of 28. For pairs, a size is a line number in a table
-    of sizes.
+    with two segments of 100 positions and one of 28. With several sides, a size is a line number in
+    a table of sizes.
     """
 
     pieces: tuple[tuple[int, int], ...]
     rows: int
-    fill: int  # real positions in one such row; for pairs, inputs plus targets
+    fill: Any  # real positions in one such row; those of a side count with its cost
     segments: int  # in one such row
 
     @classmethod
@@ -47,19 +47,16 @@ class Packed:
         """Rows of length number `index`, without empty rows."""
         return count_rows(self.patterns[index])
 
-    def measure(self, index: int, continuations: np.ndarray | None) -> tuple[int, int, int, int]:
-        """The rows of length number `index`, real positions, most segments and continuations.
+    def most_in_row(self, index: int, continuations: np.ndarray | None) -> tuple[int, int]:
+        """The most segments (at least 1) and continuations in a row of length number `index`.
 
-        The last two are the most in one row. Segments are at least 1. `continuations` are those of
-        a piece of each size; None: 0.
+        `continuations` are those of a piece of each size; None: 0.
         """
         patterns, most = self.patterns[index], 0
         if continuations is not None:
             each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
             most = max(map(sum, each), default=0)
-        real = sum([pattern.fill * pattern.rows for pattern in patterns])
-        segments = max([pattern.segments for pattern in patterns], default=1)
-        return self.rows(index), real, segments, most
+        return max([pattern.segments for pattern in patterns], default=1), most
 
 
 def count_rows(patterns: Iterable[Pattern]) -> int:

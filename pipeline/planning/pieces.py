@@ -6,7 +6,7 @@ rule, which decides the pieces of such examples and the positions that they lose
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,44 +17,50 @@ from pipeline.planning import lengths as lengths_lib
 Overflow = Literal["split", "truncate", "drop", "error"]
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
+# Columns in a unit: one number for all sides, or one for each.
+Align = int | tuple[int, ...]
+
+# The share that a piece takes of a row is counted in up to this many parts of each side.
+SHARES = 1 << 40
+
 
 class Pieces:
     """The pieces of some examples, in the order of the examples; none is longer than `room`.
 
-    Each piece has a *size*: its positions, for pairs on each side; and a *key*, a whole number.
-    Packing sees only keys: pieces with the same key take the same columns of a row. For one length,
-    the key is the number of units of `align` columns; for pairs, it is the number of a line in a
-    table of units. Key 0 is for pieces that are in no row: of examples with nothing to train on.
+    Each piece has a *size*: its positions on each side; and a *key*, a whole number. Packing sees
+    only keys: pieces with the same key take the same columns of a row. For one side, the key is the
+    number of units of `align` columns; for several, it is the number of a line in a table of units.
+    Key 0 is for pieces that are in no row: of examples whose lengths are all 0.
 
     >>> pieces = Pieces(np.array([3, 10]), (4,), "split")
     >>> pieces.keys(0, len(pieces)).tolist()
     [3, 4, 4, 2]
     >>> [part.tolist() for part in pieces.locate(np.arange(4))]
     [[0, 1, 1, 1], [0, 0, 4, 8], [[3], [4], [4], [2]]]
-    >>> pieces = Pieces(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [5, 0]]), (8, 4), "drop")
+    >>> pieces = Pieces(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [0, 0]]), (8, 4), "drop")
     >>> pieces.table.tolist(), pieces.keys(0, 5).tolist()
     ([[0, 0], [3, 1], [2, 4]], [1, 0, 2, 1, 0])
 
     Later parts of split examples come after their first part. Lengths of examples are not copied.
 
     Args:
-        lengths: the lengths of each example, as `Lengths`, or `[n]`, for pairs `[n, 2]`. Examples
-            that `Lengths` leave out have key 0.
+        lengths: the lengths of each example, as `Lengths`, or `[n]`, or `[n, sides]`. Examples that
+            `Lengths` leave out have key 0.
         room: the lengths of the longest bucket.
-        overflow: "split" makes several pieces of an overlong example and loses nothing (not for
-            pairs), "truncate" keeps its first positions, "drop" loses it, "error" raises an error.
-            Groups are never cut: for these, the first two raise an error, too.
-        align: columns in a unit; the lengths of buckets are multiples of it.
+        overflow: "split" makes several pieces of an overlong example and loses nothing (only with
+            one side), "truncate" keeps its first positions, "drop" loses it, "error" raises an
+            error. Groups are never cut: for these, the first two raise an error, too.
+        align: columns in a unit of each side, or of all; bucket lengths are multiples of it.
+        costs: what a position of each side costs; 1 by default.
 
     Attributes:
         overlong: int64, the overlong examples, ascending.
-        lost: positions of these that are in no piece.
+        lost: positions of these that are in no piece; those of a side count with its cost.
         silent: the number of pieces of these that are left out since they have no loss, if the
             lengths are those of a corpus with weights.
         silent_first: the number of these that are first pieces.
         lost_loss: positions with loss that "truncate" loses, likewise.
-        table: the units of each key, int64 [keys, 1], for pairs [keys, 2]; ascending by the share
-            of a row.
+        table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
         align: as given.
         max_position: the largest position of a piece in its example; -1 if there is none.
     """
@@ -65,37 +71,41 @@ class Pieces:
         room: tuple[int, ...],
         overflow: Overflow | None,
         *,
-        align: int = 1,
+        align: Align = 1,
+        costs: Sequence[float] | None = None,
     ):
         self._of, self.align = lengths_lib.Lengths.of(lengths), align
+        self._costs = (1,) * len(room) if costs is None else costs
         lengths, trees = self._lengths, self.trees
         self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
-        self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
+        self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
+        self._with_loss: np.ndarray | None = None  # which of these have loss; None: all may
         self.lost = self.lost_loss = self.silent = self.silent_first = 0
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
-        # Later piece number `j`, of example `e`, is piece number `e + j + 1`.
-        self._later_pieces = self._later[0] + np.arange(self.num_later) + 1
-        self._numbers: np.ndarray | None = None  # for pairs, the key of each example
+        self._numbers: np.ndarray | None = None  # with several sides, the key of each example
         if lengths.ndim == 2:
             sizes = self._first_sizes(0, len(lengths)).astype(np.int64)
-            self._numbers, self.table = _number(-(-sizes // align), room)
+            self._numbers, self.table = _number(self._units(sizes), room)
             longest = sizes.max(initial=0)
         else:
             longest = min(int(longest), room[0])
             if len(self._left_out):
                 firsts = max(int(sizes.max()) for _, sizes in self._chunks())
-                longest = max(firsts, int(self._later[2].max(initial=0)))
-            self.table = np.arange(-(-longest // align) + 1)[:, None]
+                later = 0 if self._with_loss is None else self._later[2].max(initial=0)
+                longest = max(firsts, int(later))
+            self.table = np.arange(int(self._units(longest)) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._first_sizes(0, len(lengths))
             paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
             longest = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
-        last = (self._later[1] + self._later[2]).max(initial=0)
+        last = lengths[self.overlong].max() if len(self._times) else 0
+        if self._with_loss is not None:
+            last = (self._later[1] + self._later[2]).max(initial=0)
         self.max_position = max(int(longest), int(last)) - 1
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
@@ -104,8 +114,8 @@ class Pieces:
         for first in range(0, len(lengths), lengths_lib.CHUNK):
             chunk = lengths[first : first + lengths_lib.CHUNK]
             over = chunk > room[0]
-            if lengths.ndim == 2:  # pairs with nothing to train on are not overlong
-                over = (chunk > self._room).any(axis=1) & (chunk[:, -1] > 0)
+            if lengths.ndim == 2:
+                over = (chunk > self._room).any(axis=1)
             found.append(np.flatnonzero(over) + first)
         overlong = np.setdiff1d(np.concatenate(found), self._of.excluded, assume_unique=True)
         self.overlong = overlong
@@ -120,35 +130,53 @@ class Pieces:
         sizes = lengths[overlong].astype(np.int64)
         if overflow != "split":
             kept = np.minimum(sizes, room) * (not self._drops)
-            self.lost = int((sizes - kept).sum())
+            lost = (sizes - kept).reshape(len(sizes), -1).sum(axis=0)
+            self.lost = round(lengths_lib.weigh(lost, self._costs))
             if not self._drops:
                 self._leave_out_silent(kept)
             return
-        times = -(-sizes // room[0]) - 1
-        number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
-        start = number * room[0]
-        size = np.minimum(np.repeat(sizes, times) - start, room[0])
-        self._later = np.stack([np.repeat(overlong, times), start, size])
+        self._times = -(-sizes // room[0]) - 1
         self._leave_out_silent(np.minimum(sizes, room))
 
+    @functools.cached_property
+    def _later(self) -> np.ndarray:
+        """The example, first position and size of each later piece: int64 [3, later pieces]."""
+        if not len(times := self._times):
+            return np.zeros((3, 0), np.int64)
+        examples = self.overlong
+        number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
+        start = number * self._room
+        size = np.minimum(np.repeat(self._lengths[examples], times) - start, self._room)
+        later = np.stack([np.repeat(examples, times), start, size])
+        return later if self._with_loss is None else later[:, self._with_loss]
+
+    @functools.cached_property
+    def _later_pieces(self) -> np.ndarray:
+        """The number of each later piece: that of number `j`, of example `e`, is `e + j + 1`."""
+        return self._later[0] + np.arange(self.num_later) + 1
+
     def _leave_out_silent(self, kept: np.ndarray) -> None:
-        """Leaves out the pieces of overlong examples that have no loss, and counts lost loss."""
-        examples, later = self.overlong, self._later
+        """Leaves out the pieces of overlong examples that have no loss, and counts lost loss.
+
+        `kept` has the sizes of their first pieces.
+        """
+        examples = self.overlong
         first, rest = (
             np.reshape(each, (len(examples), -1))[:, -1] for each in (kept, self._lengths[examples])
         )
-        loss = self._of.count_loss(
-            np.append(examples, later[0]),
-            np.append(0 * examples, later[1]),
-            np.append(first, later[2]),
-        )
+        loss = self._of.count_loss(examples, 0 * examples, first)
         if loss is None:
             return
-        silent = examples[loss[: len(examples)] == 0]
-        self.silent, self.silent_first = int((loss == 0).sum()), len(silent)
+        silent = examples[loss == 0]
+        self.silent = self.silent_first = len(silent)
         self._left_out = np.union1d(self._left_out, silent)
-        self._later = later[:, loss[len(examples) :] > 0]
-        if not later.shape[1]:
+        if len(self._times):
+            of_later = self._of.count_loss(*self._later)
+            assert of_later is not None, "the corpus has weights"
+            self._with_loss = of_later > 0
+            self.silent += int((of_later == 0).sum())
+            del self._later  # which has those without loss
+        else:
             lost = self._of.count_loss(examples, first, rest - first)
             self.lost_loss = 0 if lost is None else int(lost.sum())
 
@@ -167,12 +195,12 @@ class Pieces:
     @property
     def num_later(self) -> int:
         """The number of later pieces of split examples."""
-        return self._later.shape[1]
+        return int((self._times if self._with_loss is None else self._with_loss).sum())
 
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
 
-        A size is 0 if the example is in no batch: left out, dropped, or a pair without targets.
+        A size is 0 if the example is in no batch: left out, or dropped.
         """
         sizes = self._lengths[begin:end]
         if len(_within(self.overlong, begin, end)):
@@ -180,7 +208,7 @@ class Pieces:
         if len(left_out := _within(self._left_out, begin, end)):
             sizes = np.array(sizes)
             sizes[left_out - begin] = 0
-        return sizes if sizes.ndim == 1 else np.where(sizes[:, -1:] > 0, sizes, 0)
+        return sizes
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The keys and the sizes of the first pieces of all examples, chunk by chunk."""
@@ -194,8 +222,8 @@ class Pieces:
             return self._numbers[begin:end]
         return self._units(self._first_sizes(begin, end))
 
-    def _units(self, sizes: np.ndarray) -> np.ndarray:
-        return sizes if self.align == 1 else -(-sizes.astype(np.int64) // self.align)
+    def _units(self, sizes: Any) -> Any:
+        return sizes if self.align == 1 else -(-np.asarray(sizes, np.int64) // np.array(self.align))
 
     def keys(self, begin: int, end: int) -> np.ndarray:
         """The keys of the pieces `begin` to `end`; may share memory with the examples' lengths."""
@@ -212,21 +240,28 @@ class Pieces:
     def count(self) -> np.ndarray:
         """The number of pieces of each key: int64 [keys]; 0 for key 0, which is never packed."""
         counts = np.zeros(len(self.table), np.int64)
-        for begin in range(0, len(self), lengths_lib.CHUNK):
-            keys = self.keys(begin, min(begin + lengths_lib.CHUNK, len(self)))
+        for keys, _ in self._chunks():
             counts += np.bincount(keys, minlength=len(counts))
+        if self._with_loss is not None:
+            np.add.at(counts, self._units(self._later[2]), 1)
+        elif len(self._times):  # all later pieces but the last of each example are full
+            full = self._times - 1
+            last = self._lengths[self.overlong] - self._times * self._room
+            counts[self._units(self._room)] += full.sum()
+            np.add.at(counts, self._units(last), 1)
         counts[0] = 0
         return counts
 
     @functools.cached_property
     def mean_positions(self) -> np.ndarray:
-        """The mean positions of pieces of each key, for pairs on both sides: float64 [keys]."""
-        total = np.zeros(len(self.table))
-        np.add.at(total, self._units(self._later[2]), self._later[2])
+        """The mean positions of pieces of each key: float64 [keys, sides]."""
+        total = np.zeros(self.table.shape)
+        if self.num_later:
+            np.add.at(total[:, 0], self._units(self._later[2]), self._later[2])
         for keys, sizes in self._chunks():
-            positions = sizes.reshape(len(keys), self.table.shape[1]).sum(axis=1)
-            total += np.bincount(keys, positions, len(self.table))
-        return total / np.maximum(self.count(), 1)
+            for side, positions in enumerate(sizes.reshape(-1, len(self._costs)).T):
+                total[:, side] += np.bincount(keys, positions, len(self.table))
+        return total / np.maximum(self.count(), 1)[:, None]
 
     @functools.cached_property
     def most_continuations(self) -> np.ndarray | None:
@@ -244,7 +279,7 @@ class Pieces:
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int, np.ndarray]:
         """The example, the first position and the size of each of `pieces`, which are in a row.
 
-        Sizes are int64 [len(pieces), 1], for pairs [len(pieces), 2].
+        Sizes are int64 [len(pieces), sides].
         """
         if not self.num_later:
             return pieces, 0, self._sizes_of(pieces)
@@ -270,14 +305,14 @@ class Pieces:
         """
         examples, _, sizes = self.locate(pieces)
         sizes = sizes if parts is None else parts
-        costs = np.einsum("ij,ij->i", sizes, sizes)  # the sum of the squares of all sides
+        costs = lengths_lib.weigh(sizes * sizes, self._costs).astype(np.int64)
         if self.trees is None:
             return costs
         _, branches, of_groups = self.trees[examples].T
         return np.where(branches > 0, of_groups, costs)
 
     def positions_per_example(self) -> np.ndarray:
-        """The positions of each example that are in a piece: int64 [examples, 1 or 2]."""
+        """The positions of each example that are in a piece: int64 [examples, sides]."""
         found = self._first_sizes(0, len(self._lengths)).astype(np.int64)
         found = found.reshape(len(found), self.table.shape[1])
         np.add.at(found, self._later[0], self._later[2][:, None])
@@ -291,8 +326,8 @@ def _within(examples: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The number of each line of `units`, and the lines, which ascend by their share of a row."""
-    share = units @ (math.prod(room) // np.maximum(room, 1))
-    order = np.lexsort((*units.T[-2::-1], share))  # these determine the last side
+    share = units @ (min(math.lcm(*room), SHARES) // np.array(room))
+    order = np.lexsort((*units.T[::-1], share))
     ordered = np.pad(units[order], ((1, 0), (0, 0)))  # key 0 always exists
     new = (ordered[1:] != ordered[:-1]).any(axis=1)
     numbers = np.empty(len(units), np.uint32)
@@ -304,12 +339,11 @@ def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, 
     seen, most = (
         " and ".join(f"{n:,}" for n in np.ravel(each)) for each in (lengths[overlong[0]], room)
     )
-    thing = "example" if lengths.ndim == 1 else "pair"
     others = "'split', 'truncate' or 'drop'" if lengths.ndim == 1 else "'truncate' or 'drop'"
     return InvalidValue(
         f"example {overlong[0]:,} has {seen} positions, longer than the longest bucket's {most} "
-        f"(too long: {len(overlong):,} of {counted(len(lengths), thing)}); give a longer bucket, "
-        f"or overflow={others}"
+        f"(too long: {len(overlong):,} of {counted(len(lengths), 'example')}); give a longer "
+        f"bucket, or overflow={others}"
     )
 
 
@@ -326,7 +360,7 @@ def merge_spans(spans: np.ndarray) -> np.ndarray:
     """Spans sorted by epoch, example and start, with adjacent ones joined.
 
     A span is a range of consecutive positions in an example: epoch, example, first position, number
-    of positions; for pairs, of inputs and of targets. The rest of an epoch is planned from spans.
+    of positions on each side. The rest of an epoch is planned from spans.
     Joined spans let longer buckets hold examples that shorter buckets had split.
 
     >>> merge_spans(np.array([[0, 7, 8, 2], [0, 3, 0, 5], [0, 7, 4, 4]])).tolist()
@@ -336,7 +370,7 @@ def merge_spans(spans: np.ndarray) -> np.ndarray:
     if ((epoch > 0) | (example > 0)).all() and (epoch >= 0).all():
         return spans
     spans = spans[np.lexsort(spans.T[2::-1])]
-    if spans.shape[1] == 5:  # pairs are never split
+    if spans.shape[1] > 4:  # examples of several sides are never split
         return spans
     adjacent = (np.diff(spans[:, :2], axis=0) == 0).all(axis=1)
     adjacent &= spans[:-1, 2] + spans[:-1, 3] == spans[1:, 2]

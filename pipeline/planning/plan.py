@@ -72,12 +72,14 @@ class Plan:
     process. Once the corpus is finished, its later epochs are those of the entire corpus.
 
     Args:
-        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]` (inputs and
-            targets); or a corpus; or `corpus.log` of one that grows. With `weights`, several of
-            these by name, or `Corpora`; examples are numbered consecutively over all corpora. If
-            one grows, those of corpus number `n` are numbered from `n · 2**40` on.
-        buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
-            lengths, and the last is the longest on both sides. After a bucket may come its tails,
+        lengths: positions of each example: an integer array `[n]`, or `[n, sides]` (for pairs
+            inputs and targets), or a dict of one array `[n]` for each side; or a corpus; or
+            `corpus.log` of one that grows. With `weights`, several of these by name, or `Corpora`;
+            examples are numbered consecutively over all corpora. If one grows, those of corpus
+            number `n` are numbered from `n · 2**40` on. Examples whose lengths are all 0 are left
+            out.
+        buckets: the batch shapes, ascending by length; with several sides, ascending by the sum of
+            the lengths, and the last is the longest on all. After a bucket may come its tails,
             of equal length and fewer rows (not with `weights`): full batches use the bucket; the
             last rows of an epoch use those tails that leave the fewest empty rows, and then the
             fewest batches.
@@ -110,8 +112,12 @@ class Plan:
             number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         align: every segment begins at a column that is a multiple of this, for kernels that work on
-            chunks or lanes (64, 128); default 1. Lengths of buckets must be multiples of it. For
-            pairs, it applies to both sides. Columns between segments are padding.
+            chunks or lanes (64, 128); default 1. Lengths of buckets must be multiples of it. One
+            number is for all sides; numbers by name, as in `{"patches": 4}`, leave others at 1.
+            Columns between segments are padding.
+        cost: what a position costs, for each side by name, such as `{"inputs": 1, "patches": 0.5,
+            "images": 0}`. Figures and shares of tokens weigh positions by it; a side that costs
+            nothing only limits what a row holds. Default 1 for every side.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.
@@ -537,7 +543,7 @@ class Plan:
         for stage in self.stages:
             if stage.grows:  # one for each `align` columns
                 for bucket in stage.options.buckets:
-                    room = bucket.lengths[-1] // stage.options.align
+                    room = sum(stage.options.in_units(bucket).lengths)
                     room = min(room, stage.options.max_segments or room)
                     most[bucket] = max(most[bucket], room)
                 continue
@@ -550,7 +556,7 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets.
+        """Real positions in a whole epoch of the last stage, those of a side times its cost.
 
         With several corpora, they are estimated from the mean fill of the rows, for the epoch in
         which the last stage begins, including the earlier stages of that epoch.

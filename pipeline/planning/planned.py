@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import row_starts
+from pipeline.planning.pieces import Align
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,13 +19,15 @@ class PlannedBatch:
     Attributes:
         bucket: the shape of the batch.
         segments: int64 `[n, 4]`, one line for each segment, in row order: row, example, first
-            position in the example, number of positions. For pairs `[n, 5]`: the last two columns
-            are positions of the inputs and of the targets.
+            position in the example, number of positions. With several sides `[n, 3 + sides]`: the
+            last columns are the positions of each side, for pairs of the inputs and the targets.
         epoch: the epoch of the batch, from 0.
         epochs: with several corpora int64 [n], the epoch of each segment in its own corpus, from 0.
             None with one corpus, where all have `epoch`.
-        sources: with several corpora, the real positions of each in the batch, by name.
-        align: every segment begins at a column that is a multiple of this.
+        sources: with several corpora, the real positions of each in the batch, by name; those of
+            a side count with its cost.
+        align: every segment begins at a column that is a multiple of this: one number for all
+            sides, or one for each.
     """
 
     bucket: Bucket
@@ -32,11 +35,11 @@ class PlannedBatch:
     epoch: int = 0
     epochs: np.ndarray | None = None
     sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    align: int = 1
+    align: Align = 1
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in the batch; for pairs, inputs plus targets."""
+        """Real positions in a batch of text or pairs; for pairs, inputs plus targets."""
         return int(self.segments[:, 3:].sum())
 
     @functools.cached_property
@@ -51,13 +54,13 @@ class PlannedBatch:
 
     @functools.cached_property
     def columns(self) -> np.ndarray:
-        """The first column of each segment in its row: int64 [n], for pairs [n, 2].
+        """The first column of each segment in its row: int64 [n]; with several sides [n, sides].
 
         With `align`, padding may follow every segment, not only the last one of a row.
         """
         places = self.segments[:, 3] if self.segments.shape[1] == 4 else self.segments[:, 3:]
-        if self.align > 1:
-            places = -(-places // self.align) * self.align
+        if self.align != 1:
+            places = -(-places // np.array(self.align)) * self.align
         before = places.cumsum(axis=0) - places
         return before - before[self._starts]
 
@@ -70,18 +73,25 @@ class PlannedBatch:
 
     @property
     def sides(self) -> tuple["PlannedBatch", ...]:
-        """The batch itself; for pairs, one batch for the inputs and one for the targets."""
-        if len(self.bucket.sides) == 1:
+        """One batch for each side; the batch itself if it has one."""
+        if len(self.bucket.lengths) == 1:
             return (self,)
+        aligns = (
+            self.align
+            if isinstance(self.align, tuple)
+            else (self.align,) * len(self.bucket.lengths)
+        )
         return tuple(
-            dataclasses.replace(self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]])
-            for side, bucket in enumerate(self.bucket.sides)
+            dataclasses.replace(
+                self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]], align=align
+            )
+            for side, (bucket, align) in enumerate(zip(self.bucket.sides, aligns, strict=True))
         )
 
     @property
     def digest(self) -> str:
         """A short hash of the bucket, the segments and their columns."""
         sha = hashlib.sha256(f"{self.bucket}".encode())
-        sha.update(f" align={self.align}".encode() if self.align > 1 else b"")
+        sha.update(f" align={self.align}".encode() if self.align != 1 else b"")
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]

@@ -180,8 +180,9 @@ class Stage(Handles):
         found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
         found["buckets"] = "+".join(map(str, self.options.buckets))
         del found["window"]  # each stream has its own
-        if self.options.align == 1:  # it has no effect
-            del found["align"]
+        for name in ("align", "cost"):
+            if found[name] == 1:  # it has no effect
+                del found[name]
         own = self._identities()
         if self.weights is None:
             del found["by"], found["ending"]
@@ -325,7 +326,7 @@ def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndar
             )
         return NO_EXAMPLES
     count = sum(map(len, members.values()))
-    return select(exclude, take_first(given, count), count)
+    return select(exclude, take_first(given, count, several="" not in members), count)
 
 
 @contextlib.contextmanager

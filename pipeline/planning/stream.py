@@ -11,7 +11,7 @@ import bisect
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.growing import Parts, Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
-from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest, weigh
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
     Purpose,
@@ -128,7 +128,8 @@ class Pass:
         self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
-        self.rows, self.size = layout.rows.sum(axis=1), round(layout.real.sum())
+        self.rows = layout.rows.sum(axis=1)
+        self.size = round(weigh(layout.real.sum(axis=(0, 1)), options.costs))
         if options.by == "examples":
             self.size = int(layout.counts[1:].sum()) - pieces.num_later
         elif options.by == "loss":
@@ -371,11 +372,12 @@ class Stream(Handles):
     def _plan_whole(self) -> None:
         """Makes the pass of whole epochs, `whole`."""
         lengths, longest = self.lengths, self.options.buckets[-1]
-        if lengths.array.ndim != len(longest.lengths):
+        if lengths.num_sides != len(longest.lengths) or lengths.names not in ((), longest.names):
+            named = f" of {', '.join(lengths.names)}" if lengths.names else ""
             raise InvalidValue(
-                f"lengths has shape {lengths.array.shape} and the longest bucket has length "
-                f"{longest.length}; pairs need buckets with two lengths, Bucket(rows=…, "
-                "length=(inputs, targets)), and others with one"
+                f"lengths has shape {lengths.array.shape}{named}, and the longest bucket is "
+                f"{longest!r}; buckets have one length for each side, in the same order: "
+                "Bucket(rows=…, length=(inputs, targets)) for pairs, and by name for others"
             )
         if self.options.packing == "fill":
             check_fill(groups=lengths.trees is not None)
@@ -405,7 +407,7 @@ class Stream(Handles):
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
-        if not self.options.pairs:  # the last positions are lost
+        if not self.options.vectors:  # the last positions are lost
             lost[:, 2] += sizes[:, 0]
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         if len(pieces.table) == 1:
@@ -432,22 +434,22 @@ class Stream(Handles):
         if not self.name or self.parts is not None:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
-        # split; a pair or a group cannot be split and is dropped.
+        # split; an example of several sides or a group cannot be split and is dropped.
         buckets = tuple(self.options.buckets[n] for n in np.flatnonzero(self.whole.rows))
         sizes = pieces.positions_per_example()
         holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
-        if self.options.pairs:
+        if self.options.vectors:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return Pieces(Lengths(sizes), room, "truncate", align=self.options.align), buckets
+            return self.options.cut(Lengths(sizes), room, "truncate"), buckets
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
         rest = self._as_lengths(sizes, trees)
-        return Pieces(rest, room, "split", align=self.options.align), buckets
+        return self.options.cut(rest, room, "split"), buckets
 
     def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
         """Sizes [n, sides] of spans as `Lengths`."""
-        array = sizes if self.options.pairs else sizes[:, 0]
+        array = sizes if self.options.vectors else sizes[:, 0]
         return Lengths(types.SimpleNamespace(lengths=array, trees=trees))
 
     @property
@@ -670,26 +672,19 @@ def _make_packer(
     With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
     """
     options, solution = stream.options, None
-    every, used = (_in_units(each, options.align) for each in (options.buckets, buckets))
+    every, used = (tuple(map(options.in_units, each)) for each in (options.buckets, buckets))
     search: Callable[..., Packed] = functools.partial(
-        pack, sizes=pieces.table, fill=options.packing == "fill"
+        pack, sizes=pieces.table, costs=options.costs, fill=options.packing == "fill"
     )
     if options.packing == "optimal":
         counts = pieces.count()
         solution = load_solution(stream.lengths.store, counts, used, options.max_segments)
         if options.align > 1:
             columns = options.align * int((counts @ pieces.table).sum())
-            solution.bound *= float(counts @ pieces.mean_positions) / columns
+            solution.bound *= float((counts @ pieces.mean_positions).sum()) / columns
         search = solution.pack
     most = 1 if options.packing == "none" else options.max_segments
     return functools.partial(_pack_into, search, used, every, most), solution
-
-
-def _in_units(buckets: Iterable[Bucket], align: int) -> tuple[Bucket, ...]:
-    """The buckets, with lengths in units of `align` columns."""
-    return tuple(
-        Bucket(bucket.rows, [length // align for length in bucket.lengths]) for bucket in buckets
-    )
 
 
 def _pack_into(
@@ -710,7 +705,7 @@ def _pack_into(
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
-    """The positions of each example in the batches of an epoch: int64 [examples, 1 or 2].
+    """The positions of each example in the batches of an epoch: int64 [examples, sides].
 
     This is the only definition of coverage. Positions lost to overflow and examples left out do not
     count. New examples count from the epoch that they join; those of a corpus that grows, from the

@@ -7,6 +7,7 @@ import numpy as np
 
 from pipeline.errors import counted
 from pipeline.planning.figures import Counts, count_losses
+from pipeline.planning.lengths import weigh
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
 
@@ -33,13 +34,17 @@ def _describe_change(before: Stage, stage: Stage) -> str:
 def _tabulate(stage: Stage, counts: Counts) -> list[str]:
     """An epoch of a stage: its buckets, its corpora if there are several, and losses."""
     found, options = {}, stage.options
+    names, several = options.names, options.vectors
     for bucket, each in counts.buckets.items():
-        found[str(bucket)] = np.append(each.round().astype(int), int(each[0]) * bucket.positions)
+        positions = each[0] * bucket.rows * np.array(bucket.lengths)
+        found[str(bucket)] = np.append(each, positions).round().astype(int)
     found["epoch"] = np.sum([*found.values()], axis=0)
-    rows = [["bucket", "batches", "rows", "fill", "tokens"]]
-    for name, (batches, filled, tokens, positions) in found.items():
-        fill = f"{tokens / positions:.2%}" if positions else "–"
-        rows.append([name, f"{batches:,}", f"{filled:,}", fill, f"{tokens:,}"])
+    rows = [["bucket", "batches", "rows", *(names if several else ["fill", "tokens"])]]
+    for name, (batches, filled, *others) in found.items():
+        sides = zip(others[: len(names)], others[len(names) :], strict=True)
+        fills = [f"{real / positions:.2%}" if positions else "–" for real, positions in sides]
+        tokens = [f"{others[0]:,}"] * (not several)
+        rows.append([name, f"{batches:,}", f"{filled:,}", *fills, *tokens])
     lines = [*text_table(rows), f"padding {counts.padding:.3%}"]
     stream, losses = stage.streams[0], count_losses(stage)
     if stage.weights is not None:
@@ -69,7 +74,7 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
                 "; the others lack their beginning, such as a prompt: with overflow='drop' no "
                 "example loses it, or give a longer bucket"
             )
-            * (plan.options.overflow == "split")
+            * (options.overflow == "split")
         )
     return lines
 
@@ -80,7 +85,8 @@ def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}
         weight = f"{float(share_of[name]):.4g}"
-        epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(stream.whole.layout.real.sum()):,}"
+        tokens = weigh(stream.whole.layout.real.sum(axis=(0, 1)), stage.options.costs)
+        epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(tokens):,}"
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)

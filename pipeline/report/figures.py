@@ -168,8 +168,8 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
     first, last = plan.epoch_steps
     counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
-        number, _, tokens = counts.buckets[bucket]
-        fill = float(tokens / (number * bucket.positions)) if number else None
+        number, _, *tokens = counts.buckets[bucket]
+        fill = float(sum(tokens) / (number * bucket.positions)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     steps = range(first, min(last, first + MOST_BATCHES))
     costs, shares = [], []
@@ -184,7 +184,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         padding=counts.padding,
         losses=count_losses(plan.stages[-1]),
         buckets=buckets,
-        used=_count_used(plan, counts) if plan.options.pairs else {},
+        used=_count_used(plan, counts) if plan.options.vectors else {},
         walked=len(steps),
         over_ideal=compare_tiers(costs, plan.options.tiers),
         off=_compare_with_weights(plan, first, shares),
@@ -192,14 +192,12 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
 
 
 def _count_used(plan: Plan, counts: Counts) -> dict[str, float]:
-    """The share of the positions of each side of pairs that hold tokens."""
-    tokens, positions = np.zeros(2), np.zeros(2)
-    for stream in plan.stages[-1].streams:
-        sides = stream.whole.layout.pieces.positions_per_example().sum(axis=0)
-        tokens += sides * counts.passes[stream.name]
-    for bucket, (batches, *_) in counts.buckets.items():
+    """The share of the positions of each side that hold tokens."""
+    tokens, positions = np.zeros((2, len(plan.options.names)))
+    for bucket, (batches, _, *real) in counts.buckets.items():
+        tokens += real
         positions += batches * bucket.rows * np.array(bucket.lengths)
-    return dict(zip(SIDES, (tokens / positions).tolist(), strict=True))
+    return dict(zip(plan.options.names, (tokens / positions).tolist(), strict=True))
 
 
 def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:

@@ -25,7 +25,6 @@ from pipeline.planning.cascade import Packing, row_cost
 from pipeline.planning.fit import MULTIPLES, Fit
 from pipeline.planning.plan import Plan
 from pipeline.planning.search import BucketSet, Search
-from pipeline.planning.stock import Stock
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compiled import show_bytes
 from pipeline.steps.timing import Stopwatch, Timing, Trial, brief
@@ -353,7 +352,7 @@ def find_best(
         epochs: as for `tune`.
     """
     plain = search_of(formula)
-    first = [bucket_of(lengths) for lengths in _equal_ratios(plain.stock, plain.candidates)]
+    first = [bucket_of(lengths) for lengths in _equal_ratios(plain)]
     best_of_formula = [*plain.find(max_buckets).values()][-1].buckets
     first = list(dict.fromkeys([*first, *best_of_formula]))[:MOST]
     stopwatch.measure([Trial(c, each) for c in range(choices) for each in first], ROUNDS)
@@ -480,10 +479,10 @@ def _best_of_all(
     return min(found, key=lambda each: each[0])[1:] if found else None
 
 
-def _equal_ratios(stock: Stock, candidates: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _equal_ratios(search: Search) -> list[tuple[int, ...]]:
     """The longest of some lengths that hold all examples, and others at about equal ratios."""
-    longest = stock.longest
-    shorter = [each for each in candidates if sum(each) <= sum(longest)]
+    longest = search.longest
+    shorter = [each for each in search.candidates if sum(each) <= sum(longest)]
     sizes = np.log([sum(each) for each in shorter])
     wanted = np.linspace(sizes.min(), sizes.max(), FIRST)
     numbers = [int(np.abs(sizes - each).argmin()) for each in wanted]

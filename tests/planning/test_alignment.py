@@ -39,7 +39,7 @@ def test_segments_of_as_many_columns_take_each_others_places():
     assert segments[:, 3].max() - segments[:, 3].min() > 8
     plan = Plan(lengths, [Bucket(1, 64), Bucket(1, 256)], align=64)
     layout = plan.stages[0].streams[0].whole.layout
-    assert layout.pieces.mean_positions.tolist() == [0, lengths.mean()]
+    assert layout.pieces.mean_positions.tolist() == [[0], [lengths.mean()]]
     assert layout.real.sum() == lengths.sum()
 
 

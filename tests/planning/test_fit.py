@@ -189,8 +189,8 @@ def test_short_pairs_lose_little_to_padding(translations):
     [
         ([5, 9, 4000], 200, Bucket(20, 200)),
         ([[500, 30], [20, 400], [20, 20]], (64, 48), Bucket(36, (64, 48))),
-        ([[20, 30], [60, 0]], (64, 48), Bucket(73, (24, 32))),  # one has nothing to train on
-        ([[3, 5], [5000, 0]], None, Bucket(256, (8, 8))),
+        ([[20, 30], [0, 0]], (64, 48), Bucket(73, (24, 32))),  # one has nothing to train on
+        ([[3, 5], [5, 0]], None, Bucket(256, (8, 8))),
     ],
 )
 def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
@@ -233,11 +233,11 @@ PAIR = {"lengths": [[300, 200]]}
         ({"attention": "flash"}, "it must be one of dense, segment"),
         ({"lengths": [0]}, "nothing to fit buckets to"),
         ({"lengths": []}, "nothing to fit buckets to"),
-        ({"max_length": (3, 4)}, "and (inputs, targets) for pairs"),
-        ({"max_length": []}, "max_length is []; it must be one number"),
-        (PAIR | {"max_length": 64}, "and (inputs, targets) for pairs"),
+        ({"max_length": (3, 4)}, "max_length is (3, 4); it must be a whole number"),
+        ({"max_length": []}, "max_length is []; it must be a whole number"),
+        (PAIR | {"max_length": {"inputs": 64}}, "max_length names inputs, and the sides are"),
         (PAIR | {"max_length": (64, 0)}, "max_length is 0"),
-        (PAIR | {"lengths": [[3, 0]]}, "nothing to fit buckets to"),
+        (PAIR | {"lengths": [[0, 0]]}, "nothing to fit buckets to"),
         (
             PAIR | {"tokens_per_batch": 100, "length_multiple": 16},
             "1 rows (row_multiple) of 304 + 208 positions are 512, more",

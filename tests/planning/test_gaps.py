@@ -221,7 +221,7 @@ def test_examples_that_cannot_be_cut_are_refused_with_a_sentence():
         (
             [[3, 4], [5, 2]],
             [Bucket(2, (8, 8))],
-            "target cut in two would lose its inputs, so for",
+            "part of an example would lose its other sides, so with several",
         ),
         (groups, FEW, "group cut in two would lose its prefix, so for"),
     ):

@@ -25,9 +25,9 @@ class Account:
         self.owed, self.had = [], []
 
     def units(self, runs):
-        """Runs (example, first position, positions of one or two sides) in their smallest parts."""
+        """Runs (example, first position, positions of each side) in their smallest parts."""
         for example, first, *sizes in runs:
-            if len(sizes) == 2:
+            if len(sizes) > 1:
                 yield example, first, *sizes
             else:
                 yield from ((example, place, 1) for place in range(first, first + sizes[0]))
@@ -48,7 +48,7 @@ class Account:
         room, overflow = self.options["buckets"][-1].lengths, self.options["overflow"]
         for example, first, *sizes in runs:
             over = any(size > most for size, most in zip(sizes, room, strict=True))
-            if example in self.excluded or not sizes[-1] or (over and overflow == "drop"):
+            if example in self.excluded or not any(sizes) or (over and overflow == "drop"):
                 continue
             if overflow == "truncate":
                 sizes = map(min, sizes, room)
@@ -107,6 +107,13 @@ def fits(run, used):
     )
 
 
+def by_side(option, names):
+    """The value of an option for each side: it is one number, one for each, or some by name."""
+    if isinstance(option, dict):
+        return [option.get(name, 1) for name in names]
+    return list(option) if isinstance(option, tuple | list) else [option] * len(names)
+
+
 class Accounts:
     """Those of all corpora of a plan, by name, and the options in force."""
 
@@ -128,15 +135,16 @@ class Accounts:
 
     def take(self, batch):
         """Notes a batch; the real positions of each corpus in it."""
-        tokens = {}
+        tokens, costs = {}, by_side(self.options.get("cost", 1), batch.bucket.names)
         of = np.searchsorted(self._first[:-1], batch.segments[:, 1], side="right") - 1
         assert ((np.diff(of) == 0) | (np.diff(batch.segments[:, 0]) > 0)).all()  # a row is of one
         for number, (name, account) in enumerate(self.by_name.items()):
             for epoch in np.unique(batch.epoch_of_segments[of == number]).tolist():
                 chosen = (of == number) & (batch.epoch_of_segments == epoch)
                 account.take(epoch, batch.segments[chosen, 1:])
-                tokens[name] = tokens.get(name, 0) + int(batch.segments[chosen, 3:].sum())
-        return tokens
+                cost = (batch.segments[chosen, 3:] * costs).sum()
+                tokens[name] = tokens.get(name, 0) + cost
+        return {name: int(cost) for name, cost in tokens.items()}
 
 
 # ---- what holds for every plan
@@ -154,11 +162,12 @@ def assert_batch_fits(batch, options, plan):
     most = 1 if options.get("packing") == "none" else options.get("max_segments")
     assert most is None or np.bincount(rows).max() <= most
     assert np.bincount(rows).max() <= plan.most_segments()[batch.bucket]
-    for side in batch.sides:
+    aligns = by_side(options.get("align", 1), batch.bucket.names)
+    for side, align in zip(batch.sides, aligns, strict=True):
         begins, ends = side.columns, side.columns + side.segments[:, 3]
         assert rows.max() < side.bucket.rows
         assert ends.max() <= side.bucket.length
-        assert not (begins % options.get("align", 1)).any()
+        assert not (begins % align).any()
         new = np.diff(rows, prepend=-1) > 0
         assert ((begins == 0) | ~new).all()
         assert ((begins[1:] >= ends[:-1]) | new[1:]).all()

@@ -18,6 +18,7 @@ from tests.properties.accounts import (
     assert_each_position_once,
     assert_epochs_are_those_due,
     assert_random_access,
+    by_side,
 )
 
 EXAMPLES = 40
@@ -38,23 +39,38 @@ PAIRS = (
     (Bucket(2, (8, 20)), Bucket(2, (20, 8)), Bucket(1, (32, 32))),
     (Bucket(3, (20, 12)),),
 )
+IMAGES = (
+    (
+        Bucket(4, {"inputs": 16, "patches": 12, "images": 4}),
+        Bucket(2, {"inputs": 40, "patches": 36, "images": 8}),
+    ),
+    (Bucket(3, {"inputs": 24, "patches": 20, "images": 6}),),
+)
+SHAPES = {1: TEXT, 2: PAIRS, 3: IMAGES}
+ALIGN = {1: [1, 2, 4], 2: [1, 2, 4, {"targets": 4}], 3: [1, 2, {"patches": 4, "inputs": 2}]}
+COST = {
+    1: [1],
+    2: [1, {"inputs": 0.5, "targets": 1}],
+    3: [1, {"inputs": 1, "patches": 0.25, "images": 0}],
+}
 
 
 # ---- what is asked for, drawn at random
 
 
-def options_of(pairs, several):
-    tailed = () if pairs or several else TAILED
+def options_of(sides, several):
+    tailed = () if sides > 1 or several else TAILED
     return {
-        "buckets": st.sampled_from((PAIRS if pairs else TEXT) + tailed),
+        "buckets": st.sampled_from(SHAPES[sides] + tailed),
         "seed": st.integers(0, 9),
         "shuffle": st.booleans(),
-        "packing": st.sampled_from(["best_fit", "none"] + ["fill"] * (not pairs)),
-        "overflow": st.sampled_from(["truncate", "drop"] + ["split"] * (not pairs)),
+        "packing": st.sampled_from(["best_fit", "none"] + ["fill"] * (sides == 1)),
+        "overflow": st.sampled_from(["truncate", "drop"] + ["split"] * (sides == 1)),
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
         "tiers": st.sampled_from([1, 2, 5]),
-        "align": st.sampled_from([1, 2, 4]),
+        "align": st.sampled_from(ALIGN[sides]),
+        "cost": st.sampled_from(COST[sides]),
     }
 
 
@@ -67,11 +83,11 @@ def as_allowed(*each):
             now["align"] = options["align"] = 1
 
 
-def sizes_of(pairs, most):
+def sizes_of(sides, most):
     """Lengths of some examples; the first two are short, so that something is always left."""
-    size = st.integers(0, 45)
-    few = [(5, 3), (3, 4)] if pairs else [5, 3]
-    more = st.lists(st.tuples(size, size) if pairs else size, max_size=most)
+    size = [st.integers(0, 45), st.integers(0, 45), st.integers(0, 9)][:sides]
+    few = [(5, 3, 1)[:sides], (3, 4, 0)[:sides]] if sides > 1 else [5, 3]
+    more = st.lists(st.tuples(*size) if sides > 1 else size[0], max_size=most)
     return more.map(lambda sizes: few + sizes)
 
 
@@ -82,22 +98,22 @@ def asked(draw):
     Weights are numbers without names, for those corpora that there are then. Last comes how many
     examples each file of a corpus has; None: there are no files.
     """
-    pairs, several = draw(st.booleans()), draw(st.booleans())
-    begin = {"buckets": (PAIRS if pairs else TEXT)[0], "overflow": "truncate"}
-    begin |= draw(st.fixed_dictionaries({}, optional=options_of(pairs, several)))
-    change = options_of(pairs, several) | {"exclude": st.lists(st.integers(0, 99), max_size=5)}
+    sides, several = draw(st.sampled_from([1, 2, 3])), draw(st.booleans())
+    begin = {"buckets": SHAPES[sides][0], "overflow": "truncate"}
+    begin |= draw(st.fixed_dictionaries({}, optional=options_of(sides, several)))
+    change = options_of(sides, several) | {"exclude": st.lists(st.integers(0, 99), max_size=5)}
     if several:
         weights = st.lists(st.integers(0, 5), min_size=7, max_size=7).filter(lambda w: w[0])
-        change |= {"weights": weights, "joins": sizes_of(pairs, 8)}
+        change |= {"weights": weights, "joins": sizes_of(sides, 8)}
         change |= {"by": st.sampled_from(["tokens", "examples"])}
         begin["by"] = draw(change["by"])
         begin["ending"] = draw(st.sampled_from(["repeat", "stop"]))
-        corpora = draw(st.lists(sizes_of(pairs, 10), min_size=1, max_size=3))
+        corpora = draw(st.lists(sizes_of(sides, 10), min_size=1, max_size=3))
         phases = draw(st.lists(st.tuples(st.integers(1, 30), weights), max_size=2))
         phases = [(0, draw(weights)), *phases]
     else:
-        corpora, phases = [draw(sizes_of(pairs, 30))], []
-        change["more"] = sizes_of(pairs, 7)
+        corpora, phases = [draw(sizes_of(sides, 30))], []
+        change["more"] = sizes_of(sides, 7)
     steps = st.tuples(st.integers(0, 20), st.fixed_dictionaries({}, optional=change))
     changes = draw(st.lists(steps, max_size=4))
     as_allowed(begin, *(change for _, change in changes))
@@ -230,10 +246,10 @@ def test_every_plan_is_what_was_asked_for(what):
 @st.composite
 def unchanging(draw):
     """Lengths and options of a plan of one corpus."""
-    pairs = draw(st.booleans())
-    options = draw(st.fixed_dictionaries(options_of(pairs, False)))
+    sides = draw(st.sampled_from([1, 2, 3]))
+    options = draw(st.fixed_dictionaries(options_of(sides, False)))
     as_allowed(options)
-    return draw(sizes_of(pairs, 200)), options
+    return draw(sizes_of(sides, 200)), options
 
 
 @given(unchanging())
@@ -243,9 +259,11 @@ def test_epochs_are_partitions_of_which_one_batch_at_most_lacks_rows(what):
     every = assert_each_position_once(plan, lengths, epochs=2)
     for epoch in range(2):
         batches = every[plan.first_step(epoch) : plan.first_step(epoch + 1)]
-        tokens = sum(batch.num_tokens for batch in batches)
-        assert plan.num_tokens == tokens
-        assert plan.padding == pytest.approx(1 - tokens / sum(b.bucket.positions for b in batches))
+        costs = by_side(options["cost"], plan.buckets[-1].names)
+        tokens = sum((batch.segments[:, 3:] * costs).sum() for batch in batches)
+        positions = sum(b.bucket.rows * np.dot(b.bucket.lengths, costs) for b in batches)
+        assert plan.num_tokens == round(tokens)
+        assert plan.padding == pytest.approx(1 - tokens / positions, abs=1 / positions)
         lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
         lacking = [batch.bucket for batch in lacking]
         assert not lacking or [each.length for each in lacking] == [plan.buckets[-1].length]

@@ -1,0 +1,153 @@
+"""Plans and buckets of examples with any number of named lengths."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline import Bucket, Pairs, Plan, fit_buckets
+from pipeline.planning import figures
+from pipeline.planning.vectors import best_fit_vectors
+from tests.properties.accounts import batches_of
+
+NAMES = "inputs", "patches", "images"
+PICTURES = Bucket(2, {"inputs": 8, "patches": 16, "images": 3})
+FREE = {"inputs": 1, "patches": 0.5, "images": 0}
+
+
+def draw_pictures(count):
+    """Lengths of texts with pictures: inputs, patches and images."""
+    rng = np.random.default_rng(0)
+    images = rng.choice([0, 1, 1, 2, 3], count)
+    text = np.clip(np.round(rng.lognormal(4, 0.8, count)), 4, 600)
+    patches = images * np.clip(np.round(rng.lognormal(4, 0.4, count)), 16, 200)
+    return dict(zip(NAMES, np.stack([text, patches, images]).astype(int), strict=True))
+
+
+def test_a_plan_of_three_sides_by_hand():
+    lengths = {"inputs": [5, 3, 2, 6, 0, 4], "patches": [8, 8, 12, 4, 0, 0]}
+    lengths["images"] = [1, 1, 2, 1, 0, 0]
+    plan = Plan(lengths, [PICTURES], shuffle=False, cost=FREE)
+    assert [batch.segments.tolist() for batch in batches_of(plan)] == [
+        [  # row, example, start, inputs, patches, images
+            # 2 + 6 inputs, 12 + 4 patches, 2 + 1 images
+            [0, 2, 0, 2, 12, 2],
+            [0, 3, 0, 6, 4, 1],
+            # 5 + 3 inputs, 8 + 8 patches, 1 + 1 images
+            [1, 0, 0, 5, 8, 1],
+            [1, 1, 0, 3, 8, 1],
+        ],
+        # Text alone. An example without any position is in no row.
+        [[0, 5, 0, 4, 0, 0]],
+    ]
+    assert plan.num_tokens == 20 + 32 / 2
+    assert plan.padding == pytest.approx(1 - 36 / (4 * 8 + 4 * 16 / 2))
+    table = str(plan).splitlines()
+    assert table[0].split() == ["bucket", "batches", "rows", *NAMES]
+    assert table[1].split() == ["2x8/16/3", "2", "3", "62.50%", "50.00%", "41.67%"]
+    assert figures.losses(plan)["empty"] == 1
+
+
+def test_segments_of_each_side_begin_at_its_own_multiples():
+    lengths = [[3, 5, 1], [2, 3, 1]]
+    (batch,) = batches_of(Plan(lengths, [PICTURES], align={"patches": 4}, shuffle=False))
+    assert batch.columns.tolist() == [[0, 0, 0], [3, 8, 1]]
+    assert [side.columns.tolist() for side in batch.sides] == [[0, 3], [0, 8], [0, 1]]
+
+
+def test_a_bucket_names_its_sides_and_json_returns_it_unchanged():
+    assert repr(PICTURES) == ("Bucket(rows=2, length={'inputs': 8, 'patches': 16, 'images': 3})")
+    assert Bucket(*json.loads(json.dumps(PICTURES.as_json))) == eval(repr(PICTURES)) == PICTURES
+    assert Bucket(4, {"inputs": 8}) == Bucket(4, 8)
+    assert Bucket(4, {"inputs": 8, "targets": 6}) == Bucket(4, (8, 6))
+    assert Bucket(4, {"patches": 8}) != Bucket(4, 8)
+    assert [f"{each}" for each in (Bucket(4, 8), Bucket(4, (8, 6)), PICTURES)] == [
+        "4x8",
+        "4x8/6",
+        "2x8/16/3",
+    ]
+
+
+def test_options_by_side_are_replayed_from_json():
+    lengths = draw_pictures(50)
+    bucket = Bucket(2, {"inputs": 640, "patches": 800, "images": 8})
+    plan = Plan(lengths, [bucket], align={"patches": 4}, cost=FREE).after(3, align={"inputs": 8})
+    again = Plan.replay(lengths, json.loads(json.dumps(plan.changes)))
+    assert again.fingerprint == plan.fingerprint
+    assert (again.options.align, again.options.cost) == ((8, 1, 1), (1, 0.5, 0))
+    fewer = Plan.replay({name: each[:50] for name, each in lengths.items()}, plan.changes)
+    assert fewer.batch(7).digest == plan.batch(7).digest
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "sentence"),
+    [
+        ({"inputs": [3], "images": [1]}, {}, r"\(1, 2\) of inputs, images, and the longest bucket"),
+        ({"inputs": [3], "images": [1, 2], "patches": [1]}, {}, "give weights= for several"),
+        ([[3, 17, 1]], {}, "example 0 has 3 and 17 and 1 positions, longer than"),
+        ([[3, 17, 1]], {"overflow": "split"}, "a part of an example would lose its other sides"),
+        ([[3, 1, 1]], {"cost": {"inputs": 1, "patches": 1}}, "cost names inputs and patches, and"),
+        ([[3, 1, 1]], {"cost": dict.fromkeys(NAMES, 0)}, "and above 0 for one"),
+        ([[3, 1, 1]], {"align": {"image": 4}}, "the sides are inputs, patches, images"),
+        ([[3, 1, 1]], {"align": {"images": 2}}, r"with align=\(1, 1, 2\) each must be a multiple"),
+    ],
+)
+def test_mistakes_of_sides_get_a_sentence(lengths, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Plan(lengths, [PICTURES], **options)
+
+
+def test_more_than_two_lengths_have_names():
+    with pytest.raises(ValueError, match="lengths of more than two sides have names"):
+        Bucket(2, (8, 16, 3))
+    with pytest.raises(ValueError, match="give more than two sides by name"):
+        fit_buckets([[8, 16, 3]], tokens_per_batch=64, max_buckets=1)
+
+
+def test_buckets_have_the_ratio_of_the_data_and_room_for_what_costs_nothing():
+    lengths = draw_pictures(3000)
+    options = {"tokens_per_batch": 32_768, "max_buckets": 1, "length_multiple": 16}
+    (bucket,) = fit_buckets(lengths, **options, cost=FREE)
+    plan = Plan(lengths, [bucket], cost=FREE, overflow="drop")
+    assert figures.losses(plan)["overlong"] == 0  # although only a sample was packed
+    assert plan.padding < 0.03
+    *filled, images = figures.count_epoch(plan).buckets[bucket][2:] / (
+        plan.num_batches() * bucket.rows * np.array(bucket.lengths)
+    )
+    assert min(filled) > 0.9
+    assert 0.6 < images < 0.85
+    longest = [-(-each.max() // 16) * 16 for each in lengths.values()]
+    rows = Plan(lengths, [Bucket(8, dict(zip(NAMES, longest, strict=True)))], cost=FREE)
+    assert plan.padding < rows.padding / 5
+
+
+def test_a_limit_on_segments_costs_hardly_any_rows():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(4.3, 1, 5000), 1, 2048).astype(int)  # 17 fill a row
+    for limit in (16, 24):
+        plan = Plan(lengths, [Bucket(1, 2048)], max_segments=limit)
+        bound = max(lengths.sum() / 2048, len(lengths) / limit)
+        assert plan.num_batches() <= 1.02 * bound
+        assert plan.most_segments()[plan.buckets[0]] <= limit
+
+
+def test_rows_of_four_sides_are_near_the_bound():
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(3, 8, (3000, 4))).astype(int)
+    sizes = np.concatenate([np.zeros((1, 4), int), sizes[np.argsort(sizes.sum(axis=1))]])
+    counts = (np.arange(len(sizes)) > 0).astype(int)
+    found = best_fit_vectors(counts.copy(), (6000,) * 4, sizes, counts > 0, sizes.sum(axis=1))
+    assert sorted(size for p in found for size, _ in p.pieces) == [*range(1, len(sizes))]
+    for pattern in found:
+        numbers, times = np.transpose(pattern.pieces)
+        assert (times @ sizes[numbers] <= 6000).all()
+    assert sum(p.rows for p in found) <= 1.03 * sizes.sum(axis=0).max() / 6000
+
+
+def test_a_pair_without_targets_is_in_no_batch(tmp_path):
+    pairs = Pairs.from_arrays([[1, 2, 3], [4, 5]], [[0, 7], [0]], tmp_path)
+    assert pairs.lengths.tolist() == [[3, 1], [0, 0]]
+    assert pairs[1]["inputs"].tolist() == [4, 5]
+    assert [row[1] for row in Plan(pairs, [Bucket(1, (8, 8))]).batch(0).segments.tolist()] == [0]
+    # In an array of lengths, whoever makes it decides.
+    assert len(Plan([[3, 1], [2, 0]], [Bucket(1, (8, 8))]).batch(0).segments) == 2
