@@ -558,14 +558,10 @@ class Schedule:
         """
         return self._reach(step)[1].at(step)
 
-    def used(self, first: int, last: int | None) -> np.ndarray:
-        """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
-
-        No corpus grows, as later steps would not be known.
-        """
-        last = self.end if last is None else last
-        if last is not None:
-            return self.taken(max(last, first)).batches > self.taken(first).batches
+    def used(self, first: int) -> np.ndarray:
+        """The buckets of all steps from `first` on, if no corpus grows: bool [buckets]."""
+        if self.end is not None:
+            return self.taken(max(self.end, first)).batches > self.taken(first).batches
         weighted = [
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
