@@ -11,6 +11,7 @@ python -m benchmarks remote                # batches of a corpus in object stora
 python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside all sets of two
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 python -m benchmarks groups                # continuations that share a prefix in a row
+python -m benchmarks sides                 # rows of examples with several lengths
 python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
 
@@ -24,7 +25,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    "following",
+    *("following", "sides"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {

@@ -60,7 +60,7 @@ class Assembly:
     def batch(self, step: int) -> PlannedBatch:
         """The batch of a step."""
         steps = self.block(step)
-        if self._streams[0].name and self._options.tiers == 1:
+        if self._streams[0].mixed and self._options.tiers == 1:
             if 0 <= step - self._asked <= TOGETHER // 2:
                 steps = block_within(self._schedule.interval_around(step), step, TOGETHER)
             self._asked = step
@@ -139,7 +139,7 @@ class Assembly:
         order = order if mine is None else mine[order]
         times, segments = rows.spans(order)
         epochs = None
-        if self._streams[0].name:
+        if self._streams[0].mixed:
             epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
         if epochs is None:

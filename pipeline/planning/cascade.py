@@ -65,9 +65,9 @@ def pack(
     groups = group_tails(buckets)
     rooms = np.array([bucket.lengths for bucket, *_ in groups])
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    costs = (1,) * positions.shape[1] if costs is None else costs
-    fills, room_fills = weigh(positions, costs), weigh(rooms, costs)
-    prices = [row_cost(*room) for room in (rooms * costs).tolist()]
+    weights: Sequence[float] = costs or (1,) * positions.shape[1]
+    fills, room_fills = weigh(positions, weights), weigh(rooms, weights)
+    prices = [row_cost(*room) for room in (rooms * weights).tolist()]
 
     def by_length(left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
         return best_fit(left, int(rooms[index, 0]), opens, max_segments)
@@ -89,10 +89,10 @@ def pack(
             opens = ~np.logical_or.reduce(holds[:index])
             placed[index] += search(left, index, opens)
         assert not left.any(), "the last bucket holds every segment"
-        costs = zip(map(count_rows, placed), prices, strict=True)
-        return placed, sum(rows * price for rows, price in costs)
+        of_length = zip(map(count_rows, placed), prices, strict=True)
+        return placed, sum(rows * price for rows, price in of_length)
 
-    search = by_length if len(costs) == 1 else by_vector
+    search = by_length if len(weights) == 1 else by_vector
     placed, cost = place(search)
     if fill:
         return _fill(placed, groups, len(counts), max_segments, surplus)

@@ -492,13 +492,11 @@ class Plan:
     @property
     def _used(self) -> set[Bucket]:
         """The buckets of all steps from the first on."""
-        found: set[Bucket] = set()
-        for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
-            begin = max(self.first, stage.start)
-            if following is None or begin < following:
-                used = np.flatnonzero(stage.schedule.used(begin, following))
-                found |= {stage.options.buckets[number] for number in used}
-        return found
+        last = self.stages[-1]
+        used = last.schedule.used(max(self.first, last.start))
+        earlier = self.batches(self.first, last.start).items()
+        found = {bucket for bucket, number in earlier if number}
+        return found | {last.options.buckets[number] for number in np.flatnonzero(used)}
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:

@@ -94,7 +94,8 @@ def resumed(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> Plan:
     for name, place in entries[-1]["places"].items():
         if name in plan.parts:
             require_past(plan.parts[name], *place["last"])
-    origin, stages = None, [*plan.stages]
+    origin: Origin | None = None
+    number, stages = 0, [*plan.stages]
     for entry, stage in match(plan, entries):
         number, first = stages.index(stage), _resume_stage(stage, entry, origin)
         stages[number], origin = first, (first, first.schedule.marks[0])

@@ -345,7 +345,7 @@ class Schedule:
         while True:
             leg, rows = stream.leg(number), taken.rows[:, 0]
             times = stream.count_times(rows - leg.start)[0] if leg.repeats else 0
-            end, names = leg.end + times * leg.rows, (leg.repeats, leg.epoch + times)
+            end = leg.end + times * leg.rows
             left = end - rows
             counts = self._count_batches(left)
             if not leg.ends:
@@ -355,10 +355,11 @@ class Schedule:
                 if full.any() or not stream.leg(number + 1).repeats:
                     counts = full
             if counts.any():
+                bits: tuple[Any, int] = leg.repeats, leg.epoch + times
                 if stream.parts is not None and not leg.repeats:
-                    names = "windows", taken.step
+                    bits = "windows", taken.step
                 begin = taken._replace(legs=[number])
-                return tuple(self._cut(counts, begin, end[:, None], *names)), taken
+                return tuple(self._cut(counts, begin, end[:, None], *bits)), taken
             number += 1
             if leg.ends or stream.leg(number).repeats:
                 return (), taken._replace(legs=[number])
@@ -525,7 +526,7 @@ class Schedule:
             section, following = section or Section(begin, self._find_epochs(begin)), begin
             while step >= section.end:
                 last = section.intervals[-1:]
-                more, following = extend(last[0].taken(last[0].end) if last else begin)
+                more, following = extend(last[0].taken(int(section.end)) if last else begin)
                 if not more:
                     break
                 section = dataclasses.replace(section, intervals=section.intervals + more)
@@ -557,14 +558,10 @@ class Schedule:
         """
         return self._reach(step)[1].at(step)
 
-    def used(self, first: int, last: int | None) -> np.ndarray:
-        """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets].
-
-        No corpus grows, as later steps would not be known.
-        """
-        last = self.end if last is None else last
-        if last is not None:
-            return self.taken(max(last, first)).batches > self.taken(first).batches
+    def used(self, first: int) -> np.ndarray:
+        """The buckets of all steps from `first` on, if no corpus grows: bool [buckets]."""
+        if self.end is not None:
+            return self.taken(max(self.end, first)).batches > self.taken(first).batches
         weighted = [
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]

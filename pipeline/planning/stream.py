@@ -125,7 +125,7 @@ class Pass:
         # The epoch, example and first position of each span; None: pieces are of whole examples.
         self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
         self.repeats = spans is None and rows_before is None
-        self._shuffle, self._by_row, self._cache = options.shuffle, bool(stream.name), stream.cache
+        self._shuffle, self._by_row, self._cache = options.shuffle, stream.mixed, stream.cache
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
@@ -320,15 +320,16 @@ def _leg_of(planned: Pass, chapter: Chapter, epoch: int, **options: bool) -> Leg
 class Stream(Handles):
     """The rows of one corpus, leg after leg, by random access.
 
-    A plan of several streams, which have names, takes single rows: their `options` have buckets of
-    one row. Otherwise it takes full batches, and rows that fill none move to a longer bucket.
+    A plan of several streams takes single rows: their `options` have buckets of one row. Otherwise
+    it takes full batches, and rows that fill none move to a longer bucket.
 
     The stream of a corpus that grows gains a leg for each window, and waits for its parts. Once the
     corpus is finished, whole epochs follow.
 
     Attributes:
         lengths: the lengths of the corpus; of one that grows, none until it is finished.
-        name: the name of the corpus; empty if it is the only one.
+        name: the name of the corpus.
+        mixed: whether the plan has several streams, or one with a weight; they have names.
         first: the number of its first example in the plan.
         parts: the sealed parts of a corpus that grows; None for others.
         begin: the place where the windows of a corpus that grows begin.
@@ -353,7 +354,7 @@ class Stream(Handles):
     ):
         """`number` counts earlier streams of the corpus; `rest` has spans of open epochs."""
         self.options, self.cache, self.name, self.first = options, cache, name, first
-        self._number, self.epoch = number, epoch
+        self._number, self.epoch, self.mixed = number, epoch, bool(name)
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(options.buckets[-1].lengths)), np.int64)
         self.legs: tuple[Leg, ...] = ()
@@ -393,7 +394,7 @@ class Stream(Handles):
     def _repeat_whole(self) -> Leg:
         """The last leg: whole epochs."""
         chapter = self._chapter_after(self.legs)
-        return _leg_of(self.whole, chapter, self.epoch, repeats=True, ends=not self.name)
+        return _leg_of(self.whole, chapter, self.epoch, repeats=True, ends=not self.mixed)
 
     def _plan_rest(self, spans: np.ndarray) -> None:
         """Puts a leg for the rest of open epochs first, if the rest has a position."""
@@ -423,7 +424,7 @@ class Stream(Handles):
             rows_before=chapter.start if grows else None,
             ends=not grows,  # else windows follow in the chapter, and fill its last batches
         )
-        epoch, ends = int(spans[:, 0].min()), not self.name and not grows
+        epoch, ends = int(spans[:, 0].min()), not self.mixed and not grows
         self.legs = (_leg_of(planned, chapter, epoch, ends=ends),)
 
     def _cut_rest(
@@ -431,7 +432,7 @@ class Stream(Handles):
     ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
         pieces = self.options.cut(self._as_lengths(lengths, trees))
-        if not self.name or self.parts is not None:
+        if not self.mixed or self.parts is not None:
             return pieces, self.options.buckets
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
         # split; an example of several sides or a group cannot be split and is dropped.

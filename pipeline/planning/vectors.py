@@ -60,8 +60,9 @@ def best_fit_vectors(
     opening = np.flatnonzero(fitting & opens)[::-1].tolist()
     if not opening:
         return []
+    fill_of = fills.tolist()
     if (2 * sizes[fitting].min(axis=0) > limits).any():  # no two fit into a row
-        found = [Pattern(((n, 1),), int(counts[n]), fills[n].item(), 1) for n in opening]
+        found = [Pattern(((n, 1),), int(counts[n]), fill_of[n], 1) for n in opening]
         counts[opening] = 0
         return found
     filler = _RowFiller(counts, np.flatnonzero(fitting)[::-1], sizes, limits)
@@ -71,7 +72,7 @@ def best_fit_vectors(
             row = filler.fill_row(number)
             rows = min(int(counts[size]) // times for size, times in row.items())
             filler.remove(row, rows)
-            fill = sum(fills[size].item() * times for size, times in row.items())
+            fill = sum(fill_of[size] * times for size, times in row.items())
             patterns.append(Pattern(tuple(row.items()), rows, fill, sum(row.values())))
     return patterns
 
