@@ -49,8 +49,9 @@ class Pieces:
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece.
-        silent: the number of pieces of these that are left out since they have no loss, if the
-            lengths are those of a corpus with weights.
+        silent: pieces of these that are left out since they have no loss, if the lengths are those
+            of a corpus with weights: int64 [pieces, 3], the example, the first position and the
+            size (for pairs, of the targets).
         silent_first: the number of these that are first pieces.
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, 1], for pairs [keys, 2]; ascending by the share
@@ -73,7 +74,8 @@ class Pieces:
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._later = np.zeros((3, 0), np.int64)  # the example, first position and size of each
-        self.lost = self.lost_loss = self.silent = self.silent_first = 0
+        self.lost = self.lost_loss = self.silent_first = 0
+        self.silent = np.zeros((0, 3), np.int64)
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
@@ -137,15 +139,14 @@ class Pieces:
         first, rest = (
             np.reshape(each, (len(examples), -1))[:, -1] for each in (kept, self._lengths[examples])
         )
-        loss = self._of.count_loss(
-            np.append(examples, later[0]),
-            np.append(0 * examples, later[1]),
-            np.append(first, later[2]),
-        )
+        of = np.append(examples, later[0]), np.append(0 * examples, later[1])
+        sizes = np.append(first, later[2])
+        loss = self._of.count_loss(*of, sizes)
         if loss is None:
             return
+        self.silent = np.stack([*of, sizes], axis=1)[loss == 0]
         silent = examples[loss[: len(examples)] == 0]
-        self.silent, self.silent_first = int((loss == 0).sum()), len(silent)
+        self.silent_first = len(silent)
         self._left_out = np.union1d(self._left_out, silent)
         self._later = later[:, loss[len(examples) :] > 0]
         if not later.shape[1]:
