@@ -9,7 +9,7 @@ from pipeline.errors import InvalidValue, counted
 from pipeline.history.plans import find_corpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.stream import expected_positions
+from pipeline.planning.stream import expected_positions, silent_spans
 
 
 class NotAsPlanned(InvalidValue):
@@ -81,6 +81,10 @@ class Coverage:
         due = expected_positions(streams, epoch)
         every = np.concatenate([stream.lost for stream in streams])
         lost = every[every[:, 0] == epoch, 1:]
+        if (
+            due.shape[1] == 1
+        ):  # pieces of examples that are longer than a row, within which others are
+            lost = np.concatenate([lost, silent_spans(streams, epoch)])
         if epoch < over:
             return due, lost, len(due)
         stream, whole = streams[-1], 0

@@ -102,7 +102,7 @@ def count_losses(stage: Stage) -> dict[str, int]:
         overlong = len(pieces.overlong)
         dropped = overlong if stage.options.overflow == "drop" else pieces.silent_first
         empty = int(layout.counts[0]) - dropped - left_out
-        of_pieces = overlong, pieces.lost, pieces.lost_loss, pieces.silent
+        of_pieces = overlong, pieces.lost, pieces.lost_loss, len(pieces.silent)
         found += (left_out - silent, silent, empty, *of_pieces)
     names = ("excluded", "silent", "empty", "overlong", "lost", "lost_loss", "silent_pieces")
     return dict(zip(names, found.tolist(), strict=True))

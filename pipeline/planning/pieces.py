@@ -56,8 +56,9 @@ class Pieces:
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece; those of a side count with its cost.
-        silent: the number of pieces of these that are left out since they have no loss, if the
-            lengths are those of a corpus with weights.
+        silent: pieces of these that are left out since they have no loss, if the lengths are those
+            of a corpus with weights: int64 [pieces, 3], the example, the first position and the
+            size (of several sides, that of the last).
         silent_first: the number of these that are first pieces.
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
@@ -82,7 +83,8 @@ class Pieces:
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
         self._with_loss: np.ndarray | None = None  # which of these have loss; None: all may
-        self.lost = self.lost_loss = self.silent = self.silent_first = 0
+        self.lost = self.lost_loss = self.silent_first = 0
+        self.silent = np.zeros((0, 3), np.int64)
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
@@ -164,17 +166,19 @@ class Pieces:
         first, rest = (
             np.reshape(each, (len(examples), -1))[:, -1] for each in (kept, self._lengths[examples])
         )
-        loss = self._of.count_loss(examples, 0 * examples, first)
+        firsts = np.stack([examples, 0 * examples, first])
+        loss = self._of.count_loss(*firsts)
         if loss is None:
             return
+        self.silent, self.silent_first = firsts[:, loss == 0].T, int((loss == 0).sum())
         silent = examples[loss == 0]
-        self.silent = self.silent_first = len(silent)
         self._left_out = np.union1d(self._left_out, silent)
         if len(self._times):
-            of_later = self._of.count_loss(*self._later)
+            later = self._later
+            of_later = self._of.count_loss(*later)
             assert of_later is not None, "the corpus has weights"
             self._with_loss = of_later > 0
-            self.silent += int((of_later == 0).sum())
+            self.silent = np.concatenate([self.silent, later[:, of_later == 0].T])
             del self._later  # which has those without loss
         else:
             lost = self._of.count_loss(examples, first, rest - first)

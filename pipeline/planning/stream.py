@@ -384,8 +384,9 @@ class Stream(Handles):
             check_fill(groups=lengths.trees is not None)
         pieces = self.options.cut(lengths)
         if len(pieces.table) == 1:
+            silent = f" ({lengths.num_silent:,} have no loss)" if lengths.num_silent else ""
             raise InvalidValue(
-                "none of the examples has a position to train on; a causal "
+                f"none of the examples has a position to train on{silent}; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
@@ -703,6 +704,15 @@ def _pack_into(
     packed = search(counts, used, max_segments=max_segments)  # single rows: none is surplus
     patterns = dict(zip(used, packed.patterns, strict=True))
     return dataclasses.replace(packed, patterns=tuple(patterns.get(each, ()) for each in every))
+
+
+def silent_spans(streams: Sequence[Stream], epoch: int) -> np.ndarray:
+    """The pieces without loss of overlong examples that an epoch leaves out; see `Pieces.silent`.
+
+    They are not among the expected positions. `streams` are as for `expected_positions`.
+    """
+    begun = [each for each in streams if epoch >= each.epoch and each.parts is None]
+    return begun[-1].whole.layout.pieces.silent if begun else np.zeros((0, 3), np.int64)
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:

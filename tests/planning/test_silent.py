@@ -9,6 +9,7 @@ import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Plan, sources, templates, tokenizers
 from pipeline.corpus import Pairs
 from pipeline.corpus.tasks import CAUSAL, INPUTS
+from pipeline.history.coverage import Coverage
 
 WEIGHTS = st.lists(st.lists(st.sampled_from([0, 0, 0, 0.5, 1]), max_size=20), min_size=1)
 
@@ -128,6 +129,20 @@ def test_a_plan_says_what_loss_it_loses():
         "left out: 1 piece of these without loss",
     ]
     assert lines["drop"][-1] == "dropped: 2 examples longer than 4, 22 positions lost"
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+def test_a_plan_without_silent_pieces_covers_what_it_should(overflow):
+    weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6, [0, 1, 1, *[0] * 14]] * 3
+    plan = Plan(Examples(columns(weights)), [Bucket(1, 4)], overflow=overflow)
+    for each in (plan, plan.after(2, buckets=[Bucket(1, 8)]), plan.after(2, exclude=[1])):
+        said = []
+        coverage = Coverage(each, said.append)
+        for step in range(each.first_step(2)):
+            coverage.add(each.batch(step))
+        coverage.finish()
+        assert len(said) == 2
+        assert all("each once" in line for line in said)
 
 
 def test_a_plan_without_silent_pieces_changes_without_loss():
