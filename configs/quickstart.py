@@ -10,11 +10,13 @@ def get_config() -> ConfigDict:
     config.steps = 150
 
     # The records come from one of three: `source`, MODULE:NAME of a function or class that takes
-    # `split`; `files`, names or globs of files; `tfds`, the name of a prepared TFDS data set.
+    # `split`; `files`, a name or glob, or a tuple of them; `tfds`, the name of a prepared TFDS data
+    # set.
     config.train = ConfigDict({"source": "configs.python_data:Functions", "split": "train"})
     config.eval = ConfigDict({"source": "configs.python_data:Functions", "split": "validation"})
     for part in (config.train, config.eval):
-        part.files = part.tfds = ""
+        part.files = config_dict.FieldReference("", field_type=object)
+        part.tfds = ""
         part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
         # For `files` with tokens of another program, which are read in place: "megatron", "flat",
         # "arrow", …, a method of `pipeline.InPlace`; and the options of that method.
@@ -34,7 +36,7 @@ def get_config() -> ConfigDict:
             part.options[name] = config_dict.placeholder(object)
         part.options.vocab_size = config_dict.placeholder(int)
         # For parallel text: the files with the targets of the lines of `files`.
-        part.targets = config_dict.placeholder(str)
+        part.targets = config_dict.placeholder(object)
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # the share of the records to read, as fractions
     # Whether to train while the records are prepared, and the longest wait for more of them, in

@@ -20,7 +20,7 @@ from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
-from pipeline.errors import InvalidValue, Missing, require_one_of
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
@@ -41,10 +41,9 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
     Args:
         fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
             a source or a sequence of records), `files` (a name or glob, or a list of them, as for
-            `sources.open_files`; text that names no file is divided at commas) and `tfds` (the name
-            of a prepared data set), the others empty or absent; `split`; for files a `kind`, or
-            "", or for parallel text `targets`, the files of the target text; `begin` and `end`, the
-            share of the records to use, from 0.0 to 1.0.
+            `sources.open_files`) and `tfds` (the name of a prepared data set), the others empty or
+            absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the files of
+            the target text; `begin` and `end`, the share of the records to use, from 0.0 to 1.0.
         name: of these fields, for errors.
 
     Raises:
@@ -54,6 +53,12 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
     for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
             raise InvalidValue(f"{name}.{key} is {fields[key]!r:.200}; it must be text")
+    for key in ("files", "targets"):
+        given = fields.get(key) or ""
+        several = given if isinstance(given, list | tuple) else [given]
+        if not all(isinstance(each, str) for each in several):
+            seen = f"{name}.{key} is {given!r:.200}"
+            raise InvalidValue(f"{seen}; give a name or glob, or a list or tuple of them")
     path, files, tfds = named = [fields.get(key, "") for key in SOURCES]
     if sum(map(bool, named)) != 1:
         raise InvalidValue(
@@ -73,26 +78,11 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
     elif tfds:
         source = sources.Tfds(tfds, split)
     elif targets:
-        source = sources.ParallelText(
-            _find_files(files, f"{name}.files"), _find_files(targets, f"{name}.targets")
-        )
+        source = sources.ParallelText(files, targets)
     else:
-        source = sources.open_files(_find_files(files, f"{name}.files"), kind)
+        source = sources.open_files(files, kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
-
-
-def _find_files(given: Any, name: str) -> list[epath.Path]:
-    """The files of a name or glob, or of several; the text of a flag may have commas."""
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
-        raise InvalidValue(f"{name} is {given!r:.200}; give a name or glob, or a list of them")
-    try:
-        return sources.find(names)
-    except Missing:
-        if not isinstance(given, str) or "," not in given:
-            raise
-        return sources.find([*filter(None, given.split(","))])
 
 
 def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:

@@ -5,7 +5,9 @@ import pathlib
 
 import pytest
 
-from pipeline.text.sources import TextFiles, find, open_files
+from configs import quickstart
+from pipeline.text.sources import TextFiles, open_files
+from pipeline.text.sources.files import find
 from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make
 
@@ -75,16 +77,23 @@ def test_a_name_that_exists_is_that_file_and_others_are_globs(names, texts, fold
     assert [record["text"] for record in absolute] == texts
 
 
-def test_the_text_of_a_flag_is_divided_at_commas_unless_it_names_a_file():
-    fields = {"split": "", "begin": 0.0, "end": 1.0}
-    for files, texts in (("b.txt,a.txt", ["b", "a"]), ("a.txt,b.txt", ["both"])):
-        source = open_source({**fields, "files": files}, "config.train")
-        assert [record["text"] for record in source] == texts
+def test_a_config_and_its_flags_take_a_name_or_several():
+    config = quickstart.get_config().train
+    config.source = ""
+    for files, texts in (
+        ("a.txt,b.txt", ["both"]),
+        (["b.txt", "a.txt"], ["b", "a"]),
+        (("b.txt", "x,y/*.txt"), ["b", "z"]),
+    ):
+        config.files = files
+        assert [record["text"] for record in open_source(config, "config.train")] == texts
     for wrong in (5, ["a.txt", 5], {"a.txt": 1}):
         with pytest.raises(
             ValueError, match=r"config\.train\.files is .*; give a name or glob, or"
         ):
-            open_source({**fields, "files": wrong}, "config.train")
+            open_source({**config.to_dict(), "files": wrong}, "config.train")
+    pair = open_source({**config.to_dict(), "files": ["a.txt"], "targets": ["b.txt"]}, "config")
+    assert list(pair) == [{"inputs": "a", "targets": "b"}]
 
 
 def test_a_file_that_is_given_twice_is_read_once_and_named(folder, caplog):

@@ -60,7 +60,7 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
         assert len(list(open_files([str(folder / name)], kind="jsonl"))) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
     (folder / "other.txt").write_text("three\n")
-    fields = {"files": f"{folder}/notes.txt,{folder}/other.txt", "split": ""}
+    fields = {"files": [f"{folder}/notes.txt", f"{folder}/other.txt"], "split": ""}
     assert len(list(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train"))) == 3
     with pytest.raises(ValueError, match="several kinds, jsonl and text"):
         open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])

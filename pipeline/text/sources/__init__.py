@@ -8,13 +8,13 @@ and, if possible, the record.
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue, name_some, require_one_of
 from pipeline.text.sources.array_records import ArrayRecords, Tfds
-from pipeline.text.sources.files import find
+from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
 from pipeline.text.sources.source import Concatenated, Records, Sharded, Slice, Source
 from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
@@ -32,7 +32,6 @@ __all__ = [
     "Source",
     "TextFiles",
     "Tfds",
-    "find",
     "open_files",
 ]
 
@@ -55,12 +54,13 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
 PACKED = re.compile(r"(\.(gz|zst|bz2|xz|lz4|zip))+$")
 
 
-def open_files(names: Sequence[str | os.PathLike], kind: str = "") -> Sharded:
+def open_files(names: Paths, kind: str = "") -> Sharded:
     """A source of files; their extensions decide its kind.
 
     Args:
-        names: names or globs: `.txt` (a record a line), `.jsonl`, `.json`, `.ndjson`, `.parquet`,
-            `.array_record`, `.arrow` and `.feather`; text and JSON lines also compressed.
+        names: names or globs, one or several: `.txt` (a record a line), `.jsonl`, `.json`,
+            `.ndjson`, `.parquet`, `.array_record`, `.arrow` and `.feather`; text and JSON lines
+            also compressed.
         kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; default
             "": by the extensions.
 
@@ -74,7 +74,7 @@ def open_files(names: Sequence[str | os.PathLike], kind: str = "") -> Sharded:
     kinds = {kind} if kind else set(map(kind_of, found))
     if len(kinds) > 1:
         raise InvalidValue(
-            f"{', '.join(map(str, names))} have several kinds, "
+            f"{name_some([*map(os.fspath, found)])} have several kinds, "
             f"{' and '.join(sorted(kinds))}; give files of one kind"
         )
     return KINDS[kinds.pop()](found)

@@ -355,7 +355,7 @@ class Slice(Sharded):
 
     >>> letters = Records(list("abcdefghijklmnopqrstuvwxyz"))
     >>> [len(list(Slice(letters, *share))) for share in ((0.0, 0.9), (0.9, 1.0))]
-    [21, 5]
+    [24, 2]
 
     Raises:
         ValueError: not 0 <= begin < end <= 1.
