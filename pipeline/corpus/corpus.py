@@ -156,6 +156,8 @@ class Corpus(Handles, SingleCorpus):
         log: the sealed parts in order; `Plan(corpus.log, …)` plans those of one that grows.
     """
 
+    lengths_digest: str | None = None
+
     def __init__(
         self,
         directory: epath.PathLike,
@@ -175,6 +177,11 @@ class Corpus(Handles, SingleCorpus):
             raise InvalidValue(
                 "with follow=True, parts in object storage are kept in the default cache, and "
                 "there are no added features; omit cache= and features="
+            )
+        if not follow and (wait_seconds is not None or hold_out):
+            raise InvalidValue(
+                f"wait_seconds is {wait_seconds} and hold_out is {hold_out}; both are for a corpus "
+                "that grows: give follow=True, or use split"
             )
         place = as_path(directory)
         if cache is None and not is_local(place):

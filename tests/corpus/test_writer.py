@@ -335,6 +335,8 @@ def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
     for options in ({"cache": tmp_path / "cache"}, {"features": ["reward"]}):
         with pytest.raises(ValueError, match="default cache, and there are no added features"):
             Corpus.open(tmp_path / "a", follow=True, **options)
+    with pytest.raises(ValueError, match="both are for a corpus that grows"):
+        Corpus(tmp_path / "a", hold_out=0.1)
 
 
 def test_of_two_writers_one_waits_and_goes_on_after_the_other(tmp_path):
