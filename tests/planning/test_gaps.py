@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
-from pipeline.planning.cascade import pack
+from pipeline.planning.patterns import best_fit, count_rows
 from pipeline.planning.pieces import merge_spans
 from tests.planning.corpora import histograms
 from tests.properties.accounts import (
@@ -119,7 +119,7 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(cou
     table = cuts.table
     assert (np.minimum(table[:, 1], table[:, 0] - table[:, 1]) >= length // 8).all()
     rows = sum(chain.rows for chain in chains)
-    whole = pack(counts, [Bucket(1, length)], max_segments=most).rows(0)
+    whole = count_rows(best_fit(counts.copy(), length, np.arange(41) > 0, most))
     number = sum(chain.num_cuts for chain in chains)
     assert (whole - rows) * length >= number * gaps.least_piece(length)
     assert rows < whole or (rows == whole and number == 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Pairs, Plan, fit_buckets
-from pipeline.planning import figures
+from pipeline.planning.figures import count_losses
 from pipeline.planning.vectors import best_fit_vectors
 from tests.properties.accounts import batches_of
 
@@ -45,7 +45,7 @@ def test_a_plan_of_three_sides_by_hand():
     table = str(plan).splitlines()
     assert table[0].split() == ["bucket", "batches", "rows", *NAMES]
     assert table[1].split() == ["2x8/16/3", "2", "3", "62.50%", "50.00%", "41.67%"]
-    assert figures.losses(plan)["empty"] == 1
+    assert count_losses(plan.stages[-1])["empty"] == 1
 
 
 def test_segments_of_each_side_begin_at_its_own_multiples():
@@ -109,9 +109,9 @@ def test_buckets_have_the_ratio_of_the_data_and_room_for_what_costs_nothing():
     options = {"tokens_per_batch": 32_768, "max_buckets": 1, "length_multiple": 16}
     (bucket,) = fit_buckets(lengths, **options, cost=FREE)
     plan = Plan(lengths, [bucket], cost=FREE, overflow="drop")
-    assert figures.losses(plan)["overlong"] == 0  # although only a sample was packed
+    assert count_losses(plan.stages[-1])["overlong"] == 0  # although only a sample was packed
     assert plan.padding < 0.03
-    *filled, images = figures.count_epoch(plan).buckets[bucket][2:] / (
+    *filled, images = plan.count(*plan.epoch_steps).buckets[bucket][2:] / (
         plan.num_batches() * bucket.rows * np.array(bucket.lengths)
     )
     assert min(filled) > 0.9
