@@ -88,7 +88,7 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
 
 
-@pytest.mark.parametrize("form", ["megatron", "flat"])
+@pytest.mark.parametrize("form", ["megatron", pytest.param("flat", marks=pytest.mark.slow)])
 def test_a_run_on_token_files_of_others_goes_on_where_it_stopped(chats, form, tmp_path):
     texts = [json.loads(line)["text"] for line in chats.read_text().splitlines()]
     flat, counts = Bytes().encode_batch(texts)
