@@ -211,7 +211,7 @@ def score(
 
 def _finished(corpus: Any) -> Any:
     """The corpus; for one that grows, the finished corpus."""
-    if not corpus.grows:
+    if not getattr(corpus, "grows", False):  # or it is the name of a directory
         return corpus
     if isinstance(corpus, Corpora):
         return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
