@@ -118,7 +118,7 @@ def test_a_profile_asks_for_a_range_of_steps(tmp_path):
 
 def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
     corpus = pipeline.Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0, 0]]}, tmp_path)
-    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(1, 8)]))
+    batches = pipeline.Batches(corpus, pipeline.Plan(corpus.covering(), [pipeline.Bucket(1, 8)]))
     with pytest.raises(ValueError, match="no held-out example has a position that carries"):
         sum_over_batches(batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
 
