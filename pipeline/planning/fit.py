@@ -31,7 +31,7 @@ from pipeline.planning.options import (
     as_phases,
     whole_by_side,
 )
-from pipeline.planning.pieces import Overflow
+from pipeline.planning.pieces import OVERFLOWS, Overflow
 from pipeline.planning.search import BucketSet, Price, Search, choose
 from pipeline.planning.stock import Stock, round_up
 
@@ -268,7 +268,8 @@ class Fit:
     def _rules(self, room: np.ndarray) -> Options:
         """The options of a plan whose longest bucket is `room`, which cuts longer examples."""
         bucket = Bucket(1, tuple(room.tolist()), self._names)
-        rule = self._options.get("overflow")
+        if (rule := self._options.get("overflow")) is not None:
+            require_one_of("overflow", rule, OVERFLOWS)
         if rule is None or rule == "error":
             rule = "split" if rule is None and len(room) == 1 else "truncate"
         options: Any = {**self._options, "overflow": rule}

@@ -137,7 +137,7 @@ class Search:
             cost, sure = np.sum(costs, axis=0).tolist()
             positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
             padding = 1 - self.stock.positions / positions
-            found = BucketSet(buckets, batches, positions, padding, cost, sure)
+            found = BucketSet(buckets, batches, float(positions), float(padding), cost, sure)
             self._packed[key] = found
         return found
 
