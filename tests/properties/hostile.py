@@ -291,7 +291,8 @@ chats = sometimes(options(messages=messages, question=texts, answer=texts))
 FLAGS = """
     --tokens-per-batch --max-buckets --max-length --length-multiple --row-multiple --packing
     --overflow --attention --width --seed --step --row --epoch --field --begin --end --tokenizer
-    --vocab-size --split --kind --ids --no-marks --json --workers --color --workdir
+    --vocab-size --split --kind --ids --no-marks --begin-token --end-token --strict --json --workers
+    --color --workdir
 """
 flags = st.sampled_from(FLAGS.split())
 DATA = ["corpus", "run", "lengths.json", "odd.json", "a.jsonl"]
