@@ -246,7 +246,17 @@ class Fit:
                 "'drop', so there is nothing to fit buckets to; raise max_length, or split the "
                 "examples"
             )
-        search = Search(
+        longest = round_up(np.maximum(stock.longest, 1), np.array(multiples))
+        size = weigh(longest, self.costs)
+        if size > self._tokens / self._row_multiple:
+            shown = " + ".join(f"{each:,}" for each in longest.tolist())
+            raise InvalidValue(
+                f"{self._row_multiple} rows (row_multiple) of {shown} positions are "
+                f"{self._row_multiple * size:,}, more than tokens_per_batch={self._tokens:,}; "
+                "raise tokens_per_batch, or set a smaller max_length (the plan's overflow then "
+                "applies to longer examples)"
+            )
+        return Search(
             stock,
             price=price,
             multiple=np.array(multiples),
@@ -254,16 +264,6 @@ class Fit:
             limit=None if self._limits is None else room,
             **{"shape": self.bucket, **options},
         )
-        size = weigh(search.longest, self.costs)
-        if size > self._tokens / self._row_multiple:
-            shown = " + ".join(f"{each:,}" for each in search.longest)
-            raise InvalidValue(
-                f"{self._row_multiple} rows (row_multiple) of {shown} positions are "
-                f"{self._row_multiple * size:,}, more than tokens_per_batch={self._tokens:,}; "
-                "raise tokens_per_batch, or set a smaller max_length (the plan's overflow then "
-                "applies to longer examples)"
-            )
-        return search
 
     def _rules(self, room: np.ndarray) -> Options:
         """The options of a plan whose longest bucket is `room`, which cuts longer examples."""
