@@ -489,11 +489,11 @@ def _decode(column: pa.Array) -> pa.Array:
     if isinstance(column.type, pa.BaseExtensionType):
         return _decode(column.storage)
     if pa.types.is_run_end_encoded(column.type):
-        return _decode(pc.run_end_decode(column))
+        return _decode(pc.call_function("run_end_decode", [column]))
     return _decode(column.dictionary_decode()) if pa.types.is_dictionary(column.type) else column
 
 
-def _divide(place: str, column: pa.Array) -> Lists:
+def _divide(place: str, column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """The values of all lists of a column, where each list begins, and its size."""
     of = column.type
     if pa.types.is_fixed_size_list(of):
@@ -513,7 +513,9 @@ def _divide(place: str, column: pa.Array) -> Lists:
 def _require_all(place: str, values: pa.Array, begins: np.ndarray, counts: np.ndarray) -> None:
     """Refuses values of lists that are missing."""
     if values.null_count:
-        before = np.append(0, np.cumsum(pc.is_null(values).to_numpy(zero_copy_only=False)))
+        before = np.append(
+            0, np.cumsum(pc.call_function("is_null", [values]).to_numpy(zero_copy_only=False))
+        )
         for row in np.flatnonzero(before[begins + counts] - before[begins])[:1]:
             raise InvalidValue(
                 f"{place} has missing entries, first {row:,} rows after that; leave them out, or "

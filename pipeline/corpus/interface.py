@@ -389,7 +389,9 @@ class View(AnyCorpus):
         self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
         self.vocab_size, self.covers_all = corpus.vocab_size, corpus.covers_all
 
-    def count_loss(self, *pieces: Any) -> np.ndarray | None:
+    def count_loss(
+        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray | None:
         """See `AnyCorpus`; the weights of a view may differ from epoch to epoch."""
         return None
 

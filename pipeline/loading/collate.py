@@ -105,11 +105,11 @@ def collate_pairs(
         (int32) and `loss_weights` (float32), `[rows, length]` of the targets' block; and each of
         the features, of the block of its side.
     """
-    batch: dict[str, np.ndarray] = {}
+    batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name, corpus, side in zip(planned.bucket.names, sides, planned.sides, strict=True):
         own = [feature for feature in features if feature in corpus.features]
         fields = collate(corpus, side, blocks[side.bucket], features=own)
-        loss = {"loss_weights": fields.pop("loss_weights")}  # that of the last side
+        loss["loss_weights"] = fields.pop("loss_weights")  # that of the last side
         places = ("segment_ids", "positions")
         moved = {f"{name}_{field}": fields.pop(f"inputs_{field}") for field in places}
         batch |= fields | moved

@@ -226,7 +226,7 @@ class _InThreads(grain.IterDataset):
 
 
 class _ThreadIterator(grain.DatasetIterator):
-    def __init__(self, steps: StepDataset, step: int, options: grain.ReadOptions):
+    def __init__(self, steps: StepDataset, step: int, options: Any):
         super().__init__()
         length = len(steps)
 

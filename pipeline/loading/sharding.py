@@ -186,7 +186,8 @@ def with_auto_axes(function: Callable[..., T], *arrays: Any, spec: "PartitionSpe
         return function(*arrays)
     placed = jax.sharding.NamedSharding(mesh, spec)
     axes = mesh.explicit_axes
-    return jax.sharding.auto_axes(function, axes=axes, out_sharding=placed)(*arrays)
+    automatic: Any = jax.sharding.auto_axes(function, axes=axes, out_sharding=placed)
+    return automatic(*arrays)
 
 
 def rows_of(array: Any) -> Any:

@@ -154,6 +154,7 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
     """
     with path.open("rb") as file:
         stream: Any = file
+        head = b""
         for _ in range(LAYERS + 1):
             head = stream.peek(512)
             if (packing := _find_packing(head)) is None:

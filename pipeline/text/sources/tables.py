@@ -145,7 +145,9 @@ class _Batch:
         if self._table is None or name not in self._table.column_names:
             asked.add(name)
             wanted = [each for each in names if each in asked and names.count(each) == 1]
-            self._table = self._source._guard(self._path, file.read, *self._where, wanted)
+            table = self._source._guard(self._path, file.read, *self._where, wanted)
+            self._table = table
+            return table.column(name)
         return self._table.column(name)
 
 

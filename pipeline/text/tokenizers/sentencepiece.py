@@ -288,7 +288,7 @@ def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
         logger.warning("the tokenizer is trained without the records that fail; first %s", failed)
 
 
-def _texts_of(record: Any, field: Any) -> Sequence[str]:
+def _texts_of(record: Any, field: Any) -> Any:
     if isinstance(record, Exception):
         raise record
     return field(record) if callable(field) else [text_of(record, each) for each in field]
