@@ -148,7 +148,9 @@ class Feature:
         return dataclasses.replace(self, dtype=dtype)
 
     def as_stored(self, values: np.ndarray) -> np.ndarray:
-        """Values as they are stored: those of bfloat16 as their bits, uint16."""
+        """Values as they are stored: booleans as bytes, those of bfloat16 as their bits, uint16."""
+        if self.dtype.kind == "b":
+            return values.view(np.uint8)
         return values.view(np.uint16) if self.dtype == bfloat16 else values
 
     def restore(self, stored: np.ndarray) -> np.ndarray:

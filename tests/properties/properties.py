@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tempfile
 import unittest.mock
 from collections.abc import Callable, Iterator
@@ -153,7 +154,10 @@ def text_files(place, given):
             return
         texts = [decoded(plain)]
         if sample_by == "line":
-            lines = [line.rstrip(b"\r") for line in plain.split(b"\n")]
+            lines = [
+                re.sub(rb"\A(\xef\xbb\xbf)+", b"", line.rstrip(b"\r"))
+                for line in plain.split(b"\n")
+            ]
             texts = [
                 line.decode(errors="replace") if at else decoded(line)
                 for at, line in enumerate(lines)

@@ -31,8 +31,8 @@ FOUND = {
     "have neither tokens_per_batch nor": lambda place: Schedule({"tokens_per_batch": None}).plan(
         [3, 8]
     ),
-    r"config.train.files is \['a.txt'\]; it must be text": lambda place: open_source(
-        {"files": ["a.txt"], "split": ""}, "config.train"
+    "config.train.split is 5; it must be text": lambda place: open_source(
+        {"files": ["a.txt"], "split": 5}, "config.train"
     ),
     "source is 'os:path', which cannot be imported: path is a module": lambda place: open_source(
         {"source": "os:path", "files": "", "split": ""}, "config.train"
@@ -56,8 +56,8 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
     assert content.count(offsets) == 1
     wrong = np.array([0, 1 << 30, 6], np.int32).tobytes()
     (tmp_path / "a.arrow").write_bytes(content.replace(offsets, wrong))
-    with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow"):
-        list(ArrowFiles(tmp_path / "a.arrow"))
+    with pytest.raises(ValueError, match=r"its column of string cannot be read: .* out of bounds"):
+        [dict(record) for record in ArrowFiles(tmp_path / "a.arrow")]
 
 
 @pytest.mark.parametrize(

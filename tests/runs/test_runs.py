@@ -77,7 +77,7 @@ def test_changed_batches_need_an_entry_of_the_schedule_and_are_logged_first(
     monkeypatch.setenv("TINY_MORE", "1")
     output = run(tiny(text, **joins), tmp_path)
     assert "changed from step 9 on: add=more" in output
-    assert "from step 9 on: 27 new examples" in output
+    assert "from step 9 on: 35 new examples" in output
     # It stays without the entry.
     run(tiny(text, steps=13), tmp_path)
     said = audited(tmp_path)

@@ -176,6 +176,9 @@ class _Record(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
 
 def _values_of(column: pa.ChunkedArray) -> list[Any]:
     """The value of each row, or the error of one that cannot be read."""
