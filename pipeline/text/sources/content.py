@@ -161,7 +161,7 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
             raw = _Unpacked(path, packing, stream, path.stat().length)
             stream = io.BufferedReader(raw, BUFFER)
         found = describe(head)
-        if not found and 50 * head.count(0) > len(head):
+        if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
             found = (
                 "It has NUL bytes, as UTF-16 has without a mark; convert it, for example with iconv"
             )
