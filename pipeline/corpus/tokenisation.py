@@ -170,7 +170,7 @@ class _OfBlock:
 
     def _fail(self, number: int, error: Exception) -> None:
         """Keeps the error of a record; raises it if none may fail."""
-        if isinstance(error, OSError):  # not the fault of the record
+        if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if self._job.on_error == "raise":
             raise with_place(error, self._place(number))

@@ -269,7 +269,7 @@ def fill(
             ]
             for spans in given
         ]
-    except LeftOut:
+    except (LeftOut, MemoryError):
         raise
     except Exception as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -311,7 +311,13 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
             f"it returned {given!r:.80}; return a list of spans, each a text and its weight, such "
             'as [("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
         )
-    spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+    try:
+        spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+    except (TypeError, ValueError):
+        weights = [weight for _, weight, *_ in spans]
+        raise InvalidValue(
+            f"it returned the weights {weights!r:.80}; each must be a number from 0 up"
+        ) from None
     if not spans:
         raise InvalidValue("it returned no spans; return at least one text with its weight")
     for text, weight, _ in spans:

@@ -192,6 +192,10 @@ class _Unpacked(io.RawIOBase):
                 raise type(error)(f"{name}: {error}") from error
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
+            if "ictionary mismatch" in str(error):
+                raise InvalidValue(
+                    f"{name} was compressed with a dictionary; unpack it first, as with zstd -d -D"
+                ) from error
             raise InvalidValue(
                 f"{name} cannot be unpacked as {self._format}: {error}. It is damaged or cut "
                 "short; fetch it again"
