@@ -323,7 +323,8 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
     if failures:
         path = work.directory / SKIPPED
         with atomic_write(path, shared=True) as file:
-            file.writelines(f"{line}\n".encode() for line in failures)
+            # A name that is not UTF-8 is spelled as JSON can, with escapes.
+            file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in failures)
         text = "%s of %s records failed and have no tokens; %s lists them: %s"
         every, failed = f"{len(counts) // work.job.nodes:,}", f"{len(failures):,}"
         logger.warning(text, failed, every, os.fspath(path), _count_reasons(failures))
@@ -374,7 +375,9 @@ def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequenc
 
 def _count_reasons(failures: Sequence[str]) -> str:
     """The number of failures of each kind: the beginning of their reasons, without numbers."""
-    reasons = [re.split("[:;.(]", json.loads(line)["reason"])[0].strip() for line in failures]
+    every = (json.loads(line)["reason"] for line in failures)
+    bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in every)
+    reasons = [re.split("[:;.(]", reason)[0].strip() for reason in bare]
     kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
     return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
 

@@ -29,6 +29,7 @@ COMPARED, CHARACTERS = 64, 1 << 16
 SILENT = "have no loss on any token; they are in no batch of training"
 UNPARSED = "have a mark that stays text"
 CHANGED = "change when they are encoded and decoded again"
+TWICE = "have the begin or end mark of the tokenizer twice"
 
 
 def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
@@ -169,7 +170,7 @@ class _OfBlock:
 
     def _fail(self, number: int, error: Exception) -> None:
         """Keeps the error of a record; raises it if none may fail."""
-        if isinstance(error, OSError):  # not the fault of the record
+        if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if self._job.on_error == "raise":
             raise with_place(error, self._place(number))
@@ -325,8 +326,10 @@ class _OfBlock:
                 break
             compared += 1
             unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
-            if example := next(filter(None, unparsed), None):
-                self._differ(UNPARSED, example, number)
+            if found := next(filter(None, unparsed), None):
+                example, is_own = found
+                # The text of a record is text as it should be, and `strict` allows it.
+                (self._differ if is_own else self._note)(UNPARSED, example, number)
             own = ids[number * size : (number + 1) * size]
             wholes = [(texts[0], own[0])]
             if size > 1:  # a continuation goes on from its prefix
@@ -335,7 +338,13 @@ class _OfBlock:
             decoded = ((text, spell(each)) for text, each in wholes)
             if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
                 self._differ(CHANGED, _describe_change(*changed), number)
-        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED), (0, compared, "")))
+            begin, end = job.tokenizer.begin_id, job.tokenizer.end_id
+            first, last = own[0][:2].tolist(), own[-1][-2:].tolist()
+            if (begin is not None and first == [begin] * 2) or (
+                end is not None and last == [end] * 2
+            ):
+                self._note(TWICE, _describe_twice(first == [begin] * 2), number)
+        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
 
     def _differ(self, about: str, example: str, number: int) -> None:
         """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
@@ -415,12 +424,20 @@ class _OfBlock:
         return Ragged(chunk.counts * stays, columns, texts)
 
 
+def _describe_twice(begins: bool) -> str:
+    name = "begin" if begins else "end"
+    return (
+        f"the template writes the {name} mark that the tokenizer adds; remove it from the "
+        f"template, or give the tokenizer {name}=False"
+    )
+
+
 def _describe_change(text: str, decoded: str) -> str:
     """The first difference of two texts, and what is around it."""
     pairs = enumerate(zip(text, decoded, strict=False))
     at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
     before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
-    return f"{before!r} becomes {after!r}"
+    return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"
 
 
 def _values_of(

@@ -204,7 +204,8 @@ class Fit:
             array = typical_lengths(corpora, weights, by, self.costs)
         if not array.any():
             raise InvalidValue(
-                "none of the lengths is above 0, so there is nothing to fit buckets to"
+                "none of the lengths is above 0, or no example has loss, so there is nothing to "
+                "fit buckets to"
             )
         self._array, self._options = array, options
         self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)

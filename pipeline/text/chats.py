@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.tokenizers.markup import Markup, parse_format
-from pipeline.text.values import as_text, is_null, note
+from pipeline.text.values import NUMBERS, as_text, is_null, note
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
@@ -175,7 +177,7 @@ def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[st
         value = turn.get(name)
         if name in fields or is_null(value):
             continue
-        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if not isinstance(value, NUMBERS | bool | np.bool) or not 0 <= value < float("inf"):
             raise InvalidValue(
                 f"the {name} of {what} is {value!r:.60}; it must be true, false, or a number from "
                 "0 up"

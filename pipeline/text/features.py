@@ -37,6 +37,11 @@ RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
 def as_array(given: Any, what: str) -> np.ndarray:
     """`given` as an array; `what` names it in errors."""
+    if isinstance(given, np.ma.MaskedArray):
+        raise InvalidValue(
+            f"{what} is a masked array, whose masked entries would count; give its .compressed() "
+            "or .filled()"
+        )
     try:
         return np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:

@@ -141,8 +141,8 @@ class Preference:
     >>> Preference(chosen="{a}", rejected="{b}")({"a": "Q: 2+2 A: four", "b": "Q: 2+2 A: five"})
     [[('Q: 2+2 A:', 0.0)], [(' four', 1.0)], [(' five', 1.0)]]
 
-    A record is in no batch if its preferred side equals another one, or if a side adds no text to
-    the prefix but marks.
+    A record is in no batch if its preferred side equals another one, or if a side has no loss, or
+    adds no text to the prefix but marks; `prepare` counts such records.
 
     Attributes:
         prompt: what comes before all sides. Default nothing: the sides begin with it.
@@ -192,11 +192,11 @@ class Preference:
             if len(rest) == len(rests[0]) and all(map(_is_same, rest, rests[0])):
                 raise LeftOut("have a chosen and a rejected side that are equal")
         if not all(map(_has_text, rests, given)):
-            raise LeftOut("have a side without text after what the sides share")
+            raise LeftOut("have a side that is empty, or that ends where another one goes on")
+        if not all(any(weight for _, weight, *_ in rest) for rest in rests):
+            raise LeftOut("have a side without loss, such as a chat that ends with the user")
         prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
-        # A side without more text gets an empty span, whose end mark may carry loss.
-        ends = [rest or [("", *side[-1][1:])] for rest, side in zip(rests, sides, strict=True)]
-        return [prefix or [("", 0.0)], *ends]
+        return [prefix or [("", 0.0)], *rests]
 
     def _fill(self, side: str | Template, record: dict[str, Any], weight: float) -> list[Any]:
         if isinstance(side, str):
@@ -221,10 +221,10 @@ def _share_words(texts: Sequence[Markup]) -> list[list[Any]]:
 
 
 def _has_text(spans: Sequence[Any], side: str | Template) -> bool:
-    """Whether spans have text, or there are none: that of fields, or of a format string itself."""
+    """Whether spans have text: that of fields, or of a format string itself."""
     parts = [part for text, *_ in spans for part in parts_of(text)]
     own = isinstance(side, str) and "{" not in side
-    return not spans or any(text and (own or not is_own) for text, is_own in parts)
+    return any(text and (own or not is_own) for text, is_own in parts)
 
 
 def _is_same(first: Any, *others: Any) -> bool:
@@ -269,7 +269,7 @@ def fill(
             ]
             for spans in given
         ]
-    except LeftOut:
+    except (LeftOut, MemoryError):
         raise
     except Exception as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -311,7 +311,13 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
             f"it returned {given!r:.80}; return a list of spans, each a text and its weight, such "
             'as [("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
         )
-    spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+    try:
+        spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+    except (TypeError, ValueError):
+        weights = [weight for _, weight, *_ in spans]
+        raise InvalidValue(
+            f"it returned the weights {weights!r:.80}; each must be a number from 0 up"
+        ) from None
     if not spans:
         raise InvalidValue("it returned no spans; return at least one text with its weight")
     for text, weight, _ in spans:

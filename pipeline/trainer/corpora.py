@@ -205,8 +205,9 @@ def open_tokenizer(
 
     Args:
         fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
-            tokens, or with those in `begin_token` and `end_token`, if they are given. Without a
-            model, that of "sentencepiece" is trained, with `vocab_size` ids.
+            tokens, or with those in `begin_token` and `end_token`, if they are given. If only one
+            is given, a tokenizer that adds no other mark has only that one. Without a model, that
+            of "sentencepiece" is trained, with `vocab_size` ids.
         texts: the texts to train it on.
         model: the file of a model that is trained.
         seed: draws the sample of the texts.
@@ -225,6 +226,10 @@ def open_tokenizer(
     try:
         return _open_tokenizer(kind, path, marks, fields["vocab_size"], texts, model, seed)
     except tokenizers.UnknownMark as error:
+        other = "end" if error.option == "begin" else "begin"
+        if fields.get(f"{error.option}_token") is None and fields.get(f"{other}_token"):
+            only = {**fields, error.option: False}
+            return open_tokenizer(only, texts, model, seed, advice)
         raise InvalidValue(f"{error.seen}; {advice.format(error.option)}") from error
 
 

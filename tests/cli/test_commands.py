@@ -654,17 +654,18 @@ def test_prepare_names_marks_and_refuses_what_the_tokenizer_changes(run, tmp_pat
         ([], "one begin mark; name it with --begin-token TOKEN, or give --begin-token '' for no"),
         (["--begin-token", ""], "exactly one end mark; name it with --end-token TOKEN, or give"),
         (["--begin-token", "<a>"], "has no token '<a>'; name it with --begin-token TOKEN"),
+        (["--end-token", "<b>"], "has no token '<b>'; name it with --end-token TOKEN"),
         (["--no-marks", "--end-token", "</s>"], "is '</s>', and --no-marks is given; remove one"),
     ):
         err = run.refused(*given, "--into", tmp_path / "none", *marks)
         assert sentence in err
-    marks = ["--begin-token", "", "--end-token", "</s>"]
+    marks = ["--end-token", "</s>"]
     run.done(*given, "--into", tmp_path / "a", *marks)
     assert [each["targets"].tolist() for each in Corpus.open(tmp_path / "a")] == [[1], [2, 1]]
     (tmp_path / "b.txt").write_text("one two\n")
     given = ["prepare", tmp_path / "b.txt", "--tokenizer", tmp_path / "words.json", *marks]
     err = run.refused(*given, "--into", tmp_path / "b", "--strict")
-    assert "'one two' becomes 'one ?'; give another tokenizer, or train on this text without" in err
+    assert "'one two' becomes 'one ?' when it is decoded; give another tokenizer, or train" in err
     err = run.refused(
         "prepare", tmp_path / "b.txt", "--into", tmp_path / "c", "--end-token", "</s>"
     )

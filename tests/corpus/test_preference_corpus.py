@@ -78,8 +78,8 @@ def test_records_without_a_preference_are_counted_and_in_no_batch(tmp_path, capl
     assert [record.message for record in caplog.records] == [
         "1 of 21 records have a chosen and a rejected side that are equal; they are in no batch; "
         "the first: record 3",
-        "1 of 21 records have a side without text after what the sides share; they are in no "
-        "batch; the first: record 20",
+        "1 of 21 records have a side that is empty, or that ends where another one goes on; they "
+        "are in no batch; the first: record 20",
     ]
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 64)])
@@ -96,7 +96,7 @@ def test_records_without_a_preference_are_counted_and_in_no_batch(tmp_path, capl
 
 def test_a_record_that_is_no_preference_is_refused(tmp_path):
     bare, options = Bytes(begin=False, end=False), {"template": TEMPLATE, "features": LENGTHS}
-    chat = templates.Chat(messages="q", before="", after="")
+    chat = templates.Chat(messages="q", before="", after="", weights={"user": 1.0})
     no_prefix = Preference(chosen=chat, rejected="{bad}")
     turns = [{"role": "user", "content": "yes"}]
     for record, template, sentence in (

@@ -1,11 +1,14 @@
 """With on_error="skip", a record that fails is left out of everything, listed and counted."""
 
 import json
+import os
+import pathlib
 
 import numpy as np
 import pytest
 
 import pipeline
+from pipeline import templates
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 
@@ -35,6 +38,26 @@ def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, ca
     assert {each["file"] for each in listed} == {str(path)}
     assert "15 of 21 records failed" in caplog.text
     assert "6 × it is not valid JSON, 3 × " in caplog.text
+
+
+def test_reasons_of_templates_are_told_apart_and_any_name_can_be_listed(tmp_path, caplog):
+    path = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.jsonl"))
+    lines = ['{"q": "a"}', '{"q": null}', '{"q": ["b"]}']
+    pathlib.Path(path).write_text("\n".join(lines))
+    template = templates.Answer(prompt="{q}", answer="!")
+    pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "a", template=template, **OPTIONS)
+    assert "1 × its field 'q' is null, 1 × its field 'q' holds list" in caplog.text
+    listed = [json.loads(line) for line in (tmp_path / "a/skipped.jsonl").open()]
+    assert {each["file"] for each in listed} == {path}
+
+
+def run_out(record):
+    raise MemoryError
+
+
+def test_a_lack_of_memory_is_not_the_fault_of_a_record(tmp_path):
+    with pytest.raises(MemoryError):
+        pipeline.prepare(Records(["a"]), Bytes(), tmp_path / "a", template=run_out, **OPTIONS)
 
 
 def test_records_that_no_field_can_read_do_not_stop_a_fingerprint_or_a_tokenizer(tmp_path, caplog):

@@ -104,6 +104,7 @@ def test_a_turn_may_say_whether_it_is_trained(name):
 
     assert learnt(PLAIN, turns(None, False, None, True)) == "Yo|"
     assert learnt(PLAIN, turns(None, 0, float("nan"), 1)) == "Yo|"
+    assert learnt(PLAIN, turns(None, np.bool_(False), None, np.float32(1))) == "Yo|"
     assert learnt(PLAIN, turns(True, None, 0, 0.0)) == "Hi|Yo|"  # the first role has no weight
     half = Chat(before="", after="", weights={"assistant": 0.5})
     weights = [weight for _, weight in half({"messages": turns(0.5, 2, None, True)})]

@@ -127,6 +127,28 @@ def test_zstd_may_have_any_window(window, tmp_path, monkeypatch):
             list(source)
 
 
+def test_marks_of_the_byte_order_are_removed_and_nul_bytes_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" * 2 + b"one\n\xef\xbb\xbftwo\n")
+    assert [each["text"] for each in TextFiles(tmp_path / "a.txt")] == ["one", "two"]
+    for name, content in (("short.txt", b"one\n"), ("long.txt", b"one\n" * 500)):
+        (tmp_path / name).write_bytes(content + bytes(50))
+        with pytest.raises(ValueError, match=r"\.txt, line \d+ .*: it has NUL bytes, as a crash"):
+            list(TextFiles(tmp_path / name))
+
+
+def test_a_file_that_needs_a_dictionary_says_so(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    known = zstandard.train_dictionary(
+        1 << 10, [b"%d is the number %d" % (n, n) for n in range(999)]
+    )
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.ZstdCompressor(dict_data=known).compress(TEXT))
+    with pytest.raises(
+        ValueError, match=r"a\.txt\.zst was compressed with a dictionary; unpack it"
+    ):
+        list(TextFiles(path))
+
+
 TABLE = pa.table({"text": ["a"]})
 REFUSED = {
     "a Git LFS pointer; run git lfs pull": (

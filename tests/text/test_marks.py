@@ -240,8 +240,23 @@ def test_a_mark_that_stays_text_is_said_once(everyone, kind, tmp_path, caplog):
         "2 of the first 2 records have a mark that stays text; the first: record 0: the template "
         f"has '<|im_end|>', which is no special token of {tokenizer._name}",
     ]
-    with pytest.raises(ValueError, match=r"record 1: it has '<\|end\|>'.*; give another tokenizer"):
-        prepare(source, tokenizer, tmp_path / "d", strict=True, progress=False)
+    prepare(source, tokenizer, tmp_path / "d", strict=True, progress=False)  # as it should be
+    with pytest.raises(ValueError, match=r"the template has '<\|im_end\|>'.*; give another token"):
+        prepare(chats, tokenizer, tmp_path / "e", template=template, strict=True, progress=False)
+    caplog.clear()
+    twice = Answer(prompt="<s>{text}", answer="</s>")
+    prepare(source, tokenizer, tmp_path / "f", template=twice, strict=True, progress=False)
+    assert (
+        "3 of the first 3 records have the begin or end mark of the tokenizer twice" in caplog.text
+    )
+
+
+def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
+    tokenizer = train_bytes_pairs(TEXTS, [])
+    tokenizer.model.dropout = 0.5
+    tokenizer.save(str(tmp_path / "drawn.json"))
+    with pytest.raises(ValueError, match=r"drawn\.json has dropout=0\.5, .*; set it to null"):
+        HuggingFace(tmp_path / "drawn.json", begin=False, end=False)
 
 
 def test_a_model_that_finds_special_tokens_in_any_text_refuses_that_text(tmp_path):

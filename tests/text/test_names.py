@@ -163,6 +163,12 @@ def test_the_kind_follows_from_every_usual_end(name):
     assert [record["text"] for record in open_files([name])] == ["one"]
 
 
+@pytest.mark.parametrize("names", ["", b"a.txt", 7, None, [None], ["a.txt", ""]])
+def test_what_is_no_name_is_refused(names):
+    with pytest.raises(ValueError, match=r"(''|b'a.txt'|7|None) is no name of a file; give a text"):
+        TextFiles(names)
+
+
 def test_a_tfds_name_is_text():
     with pytest.raises(ValueError, match=r"config\.train\.tfds is \['a'\]; it must be text"):
         open_source({"tfds": ["a"], "split": "", "begin": 0.0, "end": 1.0}, "config.train")

@@ -80,6 +80,13 @@ def test_other_values_are_errors_that_name_record_field_and_kind(
         prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
 
 
+@pytest.mark.parametrize("weight", [None, "a", [1.0]])
+def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
+    template = templates.Function(lambda record: [(record["text"], weight)], fingerprint="w")
+    with pytest.raises(ValueError, match=r"record 0: .* it returned the weights \[.*\]; each must"):
+        prepare(Records(["a"]), Bytes(), tmp_path, template=template)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (NAN, "-"), ("a", "a"), ("", ""), (0, "0")],
@@ -104,7 +111,7 @@ def test_a_null_may_have_a_text(value, text):
         ("{a:>{n}}", {"a": "x", "n": 3}, "  x"),
         ("{{}}{a:>3}", {"a": b"x"}, "{}  x"),
         ("{a[0]}", {"a": [None]}, "is null"),
-        ("{a[0]}", {"a": []}, "its field 'a' has no 'a[0]' (list index out of range)"),
+        ("{a[0]}", {"a": []}, "its field 'a' has no 'a[0]' (the list is shorter)"),
         ("{a[b]}", {"a": "x"}, "its field 'a' has no 'a[b]'"),
         ("{a.__class__}", {"a": "x"}, "holds type"),
         ("{a:.2f}", {"a": NAN}, "is null"),

@@ -162,7 +162,7 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
             raw = _Unpacked(path, packing, stream, path.stat().length)
             stream = io.BufferedReader(raw, BUFFER)
         found = describe(head)
-        if not found and 50 * head.count(0) > len(head):
+        if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
             found = (
                 "It has NUL bytes, as UTF-16 has without a mark; convert it, for example with iconv"
             )
@@ -193,6 +193,10 @@ class _Unpacked(io.RawIOBase):
                 raise type(error)(f"{name}: {error}") from error
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # from the system, not from the content
+            if "ictionary mismatch" in str(error):
+                raise InvalidValue(
+                    f"{name} was compressed with a dictionary; unpack it first, as with zstd -d -D"
+                ) from error
             raise InvalidValue(
                 f"{name} cannot be unpacked as {self._format}: {error}. It is damaged or cut "
                 "short; fetch it again"

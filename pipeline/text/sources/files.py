@@ -124,9 +124,17 @@ def find(paths: Paths) -> list[epath.Path]:
         ValueError: a name is that of a directory, a socket or a pipe.
         OSError: a file cannot be read.
     """
-    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given: Any = paths
+    one = isinstance(given, str | bytes | os.PathLike) or not isinstance(given, Iterable)
+    names = [given] if one else list(given)
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
+    for name in names:
+        if not isinstance(name, str | os.PathLike) or not os.fspath(name):
+            raise InvalidValue(
+                f"{name!r:.80} is no name of a file; give a text such as 'data/*.txt', or a list "
+                "of them"
+            )
     texts = [os.fspath(name) for name in names]
     remote = any(text.startswith(objects.SCHEMES) for text in texts)
     matches = objects.together(_match, texts) if remote else map(_match, texts)

@@ -69,9 +69,9 @@ class LineSource(files.FileSource):
         """The record that begins at byte `at` of a file, or the error of one that is wrong."""
         try:
             text = content.decode()
-            # Files that were joined have a byte order mark where each began. Not "utf-8-sig", whose
-            # errors count bytes from after the mark.
-            return self._parse(text.removeprefix("\ufeff"))
+            # Files that were joined have a byte order mark where each began, and some tools add a
+            # second one. Not "utf-8-sig", whose errors count bytes from after the mark.
+            return self._parse(text.lstrip("\ufeff"))
         except UnicodeDecodeError as error:
             return InvalidValue(
                 f"it is not UTF-8: byte {at + error.start:,} of the file is "
@@ -172,6 +172,11 @@ class TextFiles(LineSource):
         return block.places[number][0] if by_file else super().where(block, number)
 
     def _parse(self, text: str) -> dict[str, Any]:
+        if "\0" in text:
+            raise InvalidValue(
+                "it has NUL bytes, as a crash leaves in a file and as binary files have; "
+                "remove them"
+            )
         return {"text": text}
 
 

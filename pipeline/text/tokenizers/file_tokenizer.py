@@ -132,21 +132,20 @@ class FileTokenizer:
 
     decode: Callable[[Any], str]
 
-    def find_unparsed(self, text: str) -> str | None:
-        """A mark in a text that stays text, and why; None if there is none."""
+    def find_unparsed(self, text: str) -> tuple[str, bool] | None:
+        """A mark in a text that stays text, and whether it is a template's own; None: none is."""
         if (marks := self._marks) is None:
             return None
         for part, own in parts_of(text):
             for mark in MEANT.finditer(part) if own else ():
                 if not marks.fullmatch(mark[0]):
-                    return (
-                        f"the template has {mark[0]!r}, which is no special token of {self._name}"
-                    )
+                    seen = f"the template has {mark[0]!r}, which is no special token of"
+                    return f"{seen} {self._name}", True
             if not own and (found := marks.search(part)):
                 return (
                     f"it has {found[0]!r}, a special token of {self._name}; to make it a token, "
                     "give a template that returns it as templates.Markup"
-                )
+                ), False
         return None
 
     def _strip(self, ids: Any) -> list[int]:

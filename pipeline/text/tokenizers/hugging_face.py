@@ -61,6 +61,11 @@ class HuggingFace(FileTokenizer):
         others = [content for content in named if content not in special]
         self._set_marks([*special, *others] if parse_special else others)
         described = json.loads(self._tokenizer.to_str())
+        if described["model"].get("dropout"):
+            raise InvalidValue(
+                f"{self._name} has dropout={described['model']['dropout']:g}, so a text has other "
+                "tokens each time; set it to null in that file"
+            )
         inner = json.dumps(_without_prefix(described))
         parser = self._open(inner.encode()) if self._marks else None
         if others:  # so that these marks become text, too

@@ -58,7 +58,8 @@ class Markup(str):
                 try:
                     value, _ = FORMATTER.get_field(name, (), fields)
                 except (LookupError, TypeError, AttributeError) as error:
-                    raise InvalidValue(f"its field {root!r} has no {name!r} ({error})") from error
+                    why = "the list is shorter" if isinstance(error, IndexError) else error
+                    raise InvalidValue(f"its field {root!r} has no {name!r} ({why})") from error
             blank = null if null is None or isinstance(null, str) else null.get(root)
             if spec or conversion:
                 spec = spec.format_map(fields) if spec else ""
