@@ -251,6 +251,17 @@ def test_a_mark_that_stays_text_is_said_once(everyone, kind, tmp_path, caplog):
     )
 
 
+def test_bytes_say_that_marks_stay_text(tmp_path, caplog):
+    template = Answer(prompt="<|user|>{text}", answer="!")
+    source = Records(["a <|user|>"])
+    prepare(source, Bytes(), tmp_path / "a", template=template, strict=True, progress=False)
+    prepare(source, Bytes(), tmp_path / "b", strict=True, progress=False)
+    assert [record.message for record in caplog.records] == [
+        "1 of the first 1 record have a mark that stays text; the first: record 0: the template "
+        "has '<|user|>', and bytes have no special tokens"
+    ]
+
+
 def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
     tokenizer = train_bytes_pairs(TEXTS, [])
     tokenizer.model.dropout = 0.5

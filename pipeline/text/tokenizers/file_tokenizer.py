@@ -12,10 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import Markup, join, parts_of
-
-# Own text of a template that is meant as a mark.
-MEANT = re.compile(r"<\|[^<>|\s]+\|>")
+from pipeline.text.tokenizers.markup import MEANT, Markup, join, parts_of
 
 
 class UnknownMark(InvalidValue):

@@ -14,6 +14,9 @@ Null = str | Mapping[str, str] | None
 
 FORMATTER = string.Formatter()
 
+# Own text of a template that is meant as a mark.
+MEANT = re.compile(r"<\|[^<>|\s]+\|>")
+
 
 class MarkError(InvalidValue):
     """A text that is not markup has a special token that the tokenizer cannot encode as text."""

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue
+from pipeline.text.tokenizers.markup import MEANT, parts_of
 
 # The ids of marks in tokenizers that this package makes.
 PAD, BEGIN, END = 0, 1, 2
@@ -116,6 +117,13 @@ class Bytes:
         if self.end:
             flat[ends - 1] = END
         return flat, counts
+
+    def find_unparsed(self, text: str) -> tuple[str, bool] | None:
+        """See `FileTokenizer`; marks in bytes are text, which `strict` allows."""
+        own = " ".join(part for part, is_own in parts_of(text) if is_own)
+        if not (mark := MEANT.search(own)):
+            return None
+        return f"the template has {mark[0]!r}, and bytes have no special tokens", False
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`; bytes that are not UTF-8 become U+FFFD."""
