@@ -162,7 +162,7 @@ def test_lists_of_ids_may_have_any_layout(layout, kind, tmp_path):
     strange = pa.array([1, 2, 3], pa.timestamp("ns", tz="No/Where"))  # and is not read
     table = pa.table({"when": strange, "input_ids": LAYOUTS[layout]})
     if write_table(tmp_path / f"a.{kind}", table, rows=2) is None:
-        pytest.skip("Parquet has no such layout")
+        return  # Parquet has no such layout
     make = InPlace.parquet if kind == "parquet" else InPlace.arrow
     corpus = make(tmp_path / f"a.{kind}", vocab_size=10)
     assert [corpus[at]["inputs"].tolist() for at in range(3)] == [ids[:-1] for ids in IDS]
