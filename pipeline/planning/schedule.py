@@ -612,10 +612,11 @@ class Schedule:
         around = self.interval_around(step)
         if not self.grows(step):
             around = range(self.mark(step).step, sys.maxsize if self.end is None else self.end)
-        steps = block_within(around, step, size)
-        epochs = self.epochs_of(steps)
-        own = epochs[step - steps.start]
-        return steps[bisect.bisect_left(epochs, own) : bisect.bisect_right(epochs, own)]
+        steps, epoch = block_within(around, step, size), self.epoch_of(step)
+        before = range(steps.start, step)
+        begin = steps.start + bisect.bisect_left(before, epoch, key=self.epoch_of)
+        end = find_first(lambda at: at >= steps.stop or self.epoch_of(at) > epoch, step)
+        return range(begin, end)
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
