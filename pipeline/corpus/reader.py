@@ -279,7 +279,8 @@ class Reader(Handles):
                             table.add(number, each)
                 self._table, self._evictions = table, evictions
             for number, each in opened.items():
-                table.add(number, each)
+                if not table.has[number]:  # else a thread may be reading what another has opened
+                    table.add(number, each)
         return table
 
     def _check(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:

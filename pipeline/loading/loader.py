@@ -30,6 +30,7 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
+    BySide,
     PackingOptions,
     PlanOptions,
     Weights,
@@ -51,8 +52,8 @@ class OrderedOptions(PackingOptions, total=False):
 
     tokens_per_batch: int
     max_buckets: int
-    max_length: int | tuple[int, int] | None
-    length_multiple: int | None
+    max_length: int | tuple[int, ...] | Mapping[str, int] | None
+    length_multiple: BySide | None
     row_multiple: int
     attention: Attention
     width: int
@@ -304,10 +305,10 @@ def load(
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
-            overflow, seed, shuffle, max_segments, align, tiers, window, exclude, weights, by,
-            ending). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices
-            that share the rows. With `overflow="truncate"`, groups that are too
-            long lose continuations.
+            overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude, weights,
+            by, ending). Here `max_buckets` is 4 by default, and `row_multiple` the number of
+            devices that share the rows. With `overflow="truncate"`, groups that are too long lose
+            continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.

@@ -2,6 +2,8 @@ import dataclasses
 import os
 import pickle
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -325,3 +327,25 @@ def test_a_plan_takes_the_digest_of_lengths_from_the_corpus(tmp_path, monkeypatc
     expected = pipeline.Plan(corpus.lengths, [pipeline.Bucket(1, 4)]).fingerprint
     monkeypatch.setattr("pipeline.planning.lengths.digest", None)  # a second pass would fail
     assert pipeline.Plan(corpus, [pipeline.Bucket(1, 4)]).fingerprint == expected
+
+
+def test_a_part_that_two_threads_open_at_once_is_taken_once(tmp_path, monkeypatch):
+    """One that is replaced would be unmapped under the thread that reads it."""
+    corpus = Corpus.from_arrays([[1, 2, 3]], tmp_path / "corpus")
+    both, opened, taken = threading.Barrier(2), reader.LocalParts.open, list[int]()
+
+    def open_together(self, numbers):
+        found = opened(self, numbers)
+        both.wait(30)
+        return found
+
+    def take(self, number, part):
+        taken.append(number)
+        add(self, number, part)
+
+    add = reader._Table.add
+    monkeypatch.setattr(reader.LocalParts, "open", open_together)
+    monkeypatch.setattr(reader._Table, "add", take)
+    with ThreadPoolExecutor(2) as threads:
+        read = [each["inputs"].tolist() for each in threads.map(corpus.__getitem__, [0, 0])]
+    assert (read, taken) == ([[1, 2]] * 2, [0])
