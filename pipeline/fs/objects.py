@@ -240,8 +240,9 @@ def _ends_before(place: str) -> StorageError:
 
 
 def get(path: epath.PathLike) -> bytes:
-    """The bytes of an object."""
-    return b"".join(_pieces(path, head(path)["size"]))
+    """The bytes of an object; of one version, also if it is replaced meanwhile and is small."""
+    size = head(path)["size"]
+    return get_version(path)[0] if size <= PIECE else b"".join(_pieces(path, size))
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:

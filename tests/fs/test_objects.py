@@ -200,6 +200,13 @@ def test_ranges_and_whole_objects_are_those_that_were_written(server, place, tmp
     assert objects.get(place / "empty") == b""
 
 
+def test_an_object_that_grows_while_it_is_read_is_read_whole(place, monkeypatch):
+    with (place / "x").open("wb") as file:
+        file.write(b"longer than it was")
+    monkeypatch.setattr(objects, "head", lambda path: {"size": 3})
+    assert objects.get(place / "x") == b"longer than it was"
+
+
 def test_of_several_that_write_if_there_is_none_one_writes(server, place):
     server.proxy.share = SHARE
 

@@ -149,7 +149,7 @@ def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path)
 @pytest.mark.slow
 def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch):
     for name, config in (("chat", chat.get_config()), ("masked", masked.get_config())):
-        config.train.end = config.eval.end = 0.02
+        config.train.end, config.eval.end = 0.1, 0.2
         config.tokenizer.vocab_size = 600
         corpus, held_out = prepare_corpora(config, tmp_path / name)
         assert len(corpus) > len(held_out) > 0

@@ -125,8 +125,9 @@ def find(paths: Paths) -> list[epath.Path]:
         OSError: a file cannot be read.
     """
     given: Any = paths
-    one = isinstance(given, str | bytes | os.PathLike) or not isinstance(given, Iterable)
-    names = [given] if one else list(given)
+    if isinstance(given, str | bytes | os.PathLike) or not isinstance(given, Iterable):
+        given = [given]
+    names: list[Any] = [*given]
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
     for name in names:
