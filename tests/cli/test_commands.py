@@ -395,7 +395,7 @@ def test_of_pairs_report_tells_of_both_sides(run, pairs):
     assert "\ninputs\n" in f"\n{out}"
     assert "\ntargets\n" in out
     err = run.refused("report", pairs.directory, *PAIRED, "--overflow", "split")
-    assert "overflow is 'split'; a part of an example would lose its other sides" in err
+    assert "overflow is 'split'; a piece would lose its other sides" in err
 
 
 @pytest.fixture(params=["text", "pairs", "several", "masked", "corrupted"])
