@@ -26,7 +26,6 @@ from pipeline.text.features import (
 # A part ends with the example that takes it to either limit: 32 or 64 MiB of tokens or arrays, or 8
 # MiB of offsets. Nothing else decides it, so any number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
-BYTES_PER_PART = 1 << 26
 EXAMPLES_PER_PART = 1 << 20
 
 # Ids are below this.
@@ -121,9 +120,10 @@ class Ragged:
         return cls(counts, columns, np.concatenate(texts) if texts else None)
 
 
-def is_full(examples: int, tokens: int, limit: int = TOKENS_PER_PART) -> bool:
-    """Whether a part with this many examples and tokens, or arrays, is full."""
-    return tokens >= limit or examples >= EXAMPLES_PER_PART
+def is_full(examples: int, tokens: int, width: int = 4) -> bool:
+    """Whether a part with this many examples and tokens, or arrays of `width` bytes, is full."""
+    most = TOKENS_PER_PART * 4 // max(width, 4)
+    return tokens >= most or examples >= EXAMPLES_PER_PART
 
 
 def find_lead(columns: Mapping[str, Feature]) -> str | None:
@@ -257,7 +257,7 @@ class Buffer:
 
     def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, block: int = 1):
         self.features, self._vocab_size, self._block = dict(features), vocab_size, block
-        self._limit = TOKENS_PER_PART
+        self._width = 4
         self._clear()
 
     @classmethod
@@ -265,8 +265,7 @@ class Buffer:
         """The buffer of a side of arrays, the first of which tell their dtypes."""
         known = {name: each.infer(example[name], name) for name, each in features.items()}
         buffer, moving = cls(known, None), [f for f in known.values() if not f.per_example]
-        width = sum(each.size * each.dtype.itemsize for each in moving)
-        buffer._limit = min(TOKENS_PER_PART, BYTES_PER_PART // width + 1)
+        buffer._width = sum(each.size * each.dtype.itemsize for each in moving)
         return buffer
 
     def _clear(self) -> None:
@@ -281,7 +280,7 @@ class Buffer:
     @property
     def full(self) -> bool:
         """Whether a part ends with the last example."""
-        return is_full(self._examples, self._tokens, self._limit)
+        return is_full(self._examples, self._tokens, self._width)
 
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
         """Adds an example, an entry for each name; errors are those of `Corpus.from_arrays`.

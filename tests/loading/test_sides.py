@@ -1,6 +1,7 @@
 """Examples of several sides: their batches are those of the definition, value by value."""
 
 import copy
+import functools
 import itertools
 import pickle
 
@@ -11,8 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan, follow, load
+from pipeline import (
+    Batches,
+    Bucket,
+    Corpora,
+    Corpus,
+    Examples,
+    Feature,
+    Plan,
+    follow,
+    load,
+    pack,
+    score,
+    unpack,
+)
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
+from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
 from tests.loading.definition import join, require_same
 from tests.meshes import mesh_of
@@ -337,6 +352,73 @@ def test_views_of_sides_have_each_example_once(tmp_path):
     joined = Corpora({"train": shares[0], "rest": shares[1]})
     for number, mine in zip(numbers, joined, strict=True):
         require_same(mine, corpus[int(number)])
+
+
+def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+    (plan, batch) = next(
+        iter(Batches(corpus, Plan(corpus, [PICTURES]), features=["patch_image"]).with_plans())
+    )
+    for options, ids in (
+        ({"side": "patches", "causal": False}, batch["patches_segment_ids"]),
+        ({"side": "patches", "parts": "patch_image", "causal": False}, batch["patch_image"] + 1),
+        ({"side": "images"}, batch["images_segment_ids"]),
+    ):
+        mask = pipeline.attention_mask(batch, **options)
+        compiled = jax.jit(functools.partial(pipeline.attention_mask, **options))
+        np.testing.assert_array_equal(compiled(batch), mask)
+        for row, query, key in np.ndindex(mask.shape):
+            sees = ids[row, query] == ids[row, key] and (
+                not options.get("causal", True) or key <= query
+            )
+            assert mask[row, query, key] == (sees if ids[row, query] else query == key)
+    ends = cu_seqlens(batch, plan.numbers.max() + 1, side="patches")["cu_seqlens_q"]
+    found = np.sort(np.diff(ends))
+    sizes = plan.segments[:, 4]
+    assert found.sum() == 8 * 24
+    assert np.isin(sizes[sizes > 0], found).all()
+    ends = cu_seqlens({"patch_image": np.array([[0, 0, 2, 2, 2, -1]])}, 4, parts="patch_image")
+    assert ends["cu_seqlens_kv"].tolist() == [0, 2, 2, 5, 5, 6]
+
+
+def test_results_of_any_side_are_those_of_its_examples(tmp_path):
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+
+    def step(batch):
+        return {
+            "sum": batch["patches"].astype("float32").sum(tuple(range(2, batch["patches"].ndim)))
+        }
+
+    due = [
+        np.asarray(each, np.float32).sum(tuple(range(1, np.ndim(each))))
+        for each in drawn.columns["patches"]
+    ]
+    due = [
+        each if size else each[:0] for each, size in zip(due, drawn.sizes["inputs"], strict=True)
+    ]
+    scored = score(corpus, step, per="patches", directory=tmp_path, buckets=[PICTURES])
+    for found, each in zip(scored["sum"].to_pylist(), due, strict=True):
+        assert (found or []) == each.tolist()
+    some = corpus.split(0.5)[0]
+    kept = np.flatnonzero(some.lengths.any(axis=1))
+    packed = pack(
+        take(drawn, some.numbers[kept]),
+        [PICTURES],
+        max_segments=16,
+        cost={"inputs": 1, "patches": 1, "images": 0},
+    )
+    results = [(planned, step(batch)["sum"]) for planned, batch in packed]
+    found = unpack(results, take(drawn, some.numbers[kept]), per="patches")
+    for mine, number in zip(found, some.numbers[kept], strict=True):
+        np.testing.assert_array_equal(mine, due[number])
+
+
+def take(drawn, numbers):
+    """Some of the examples."""
+    columns = {name: [column[int(n)] for n in numbers] for name, column in drawn.columns.items()}
+    return Examples(columns, **drawn.options())
 
 
 def test_arrays_alone_have_a_loss_if_one_is_named():
