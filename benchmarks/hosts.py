@@ -14,7 +14,7 @@ import numpy as np
 
 import pipeline
 from benchmarks.lengths import sample
-from pipeline.loading.collate import collate
+from pipeline.loading.collate import collate_side
 from pipeline.loading.sharding import slice_of_process
 
 ROWS = 1024 * 4  # of the longest bucket: four for each host, when there are most
@@ -42,7 +42,8 @@ def main():
         times = []
         for index in sorted({0, hosts // 2, hosts - 1}):
             begin = time.perf_counter()
-            collate(Nothing(), planned, slice_of_process(planned.bucket.shape, index, hosts))
+            block = slice_of_process(planned.bucket.shape, index, hosts)
+            collate_side(Nothing(), planned, 0, block)
             times.append(time.perf_counter() - begin)
         sent = hashlib.sha256().digest_size
         print(f"{hosts:>8,}{planning * 1e3:>10.1f}{max(times) * 1e3:>16.2f}{sent:>9}{2 * sent:>12}")

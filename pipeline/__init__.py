@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Batches,
         Loader,
         attention_mask,
+        follow,
         load,
         rename,
         to_global,
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
 
 # Names that are imported when first used, by room (all others are in `corpus`); and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "loading": ("Batch", "Batches", "Loader", "attention_mask", "load", "rename", "to_global"),
+    "loading": (
+        *("Batch", "Batches", "Loader", "attention_mask", "follow", "load", "rename", "to_global"),
+    ),
     "scoring": ("pack", "score", "unpack"),
     "steps": ("tune",),
     "text": ("Feature",),
@@ -79,6 +82,7 @@ __all__ = [
     "attention_mask",
     "engines",
     "fit_buckets",
+    "follow",
     "load",
     "pack",
     "prepare",

@@ -58,16 +58,38 @@ def _whole(text: str, least: int = -(1 << 63)) -> int:
 
 _count = functools.partial(_whole, least=1)
 
-# Options of buckets and plans: name, type, help.
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number") from None
+
+
+def _by_side(text: str, kind: Callable[[str], float] = _whole) -> Any:
+    """A number, or numbers by side: `inputs=4096,patches=8192`."""
+    if "=" not in text:
+        return kind(text)
+    sides = (each.partition("=") for each in text.split(","))
+    return {name.strip(): kind(value) for name, _, value in sides}
+
+
+# Options of buckets and plans: name, type, help. Those of lengths may differ between sides, as in
+# inputs=128,patches=64.
 PLANNING: tuple[tuple[str, Any, str], ...] = (
     ("tokens_per_batch", _whole, "the most positions in a global batch (16384)"),
     ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
-    ("max_length", _whole, "positions in the longest row, rounded up (longest example)"),
-    ("length_multiple", _whole, "lengths of buckets are multiples of this (128, or less)"),
+    ("max_length", _by_side, "positions in the longest row, rounded up (longest example)"),
+    ("length_multiple", _by_side, "lengths of buckets are multiples of this (128, or less)"),
     ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
     ("overflow", OVERFLOWS, "for examples longer than every bucket (split)"),
-    ("align", _whole, "segments begin at multiples of this (1)"),
+    ("align", _by_side, "segments begin at multiples of this (1)"),
+    (
+        "cost",
+        functools.partial(_by_side, kind=_number),
+        "what a position costs, of several sides as inputs=1,patches=0.5,images=0 (1)",
+    ),
     ("tiers", _whole, "steps among which rows are sorted by cost (1)"),
     ("attention", ("dense", "segment"), "the attention that buckets are fitted for (dense)"),
     ("width", _whole, "width of the model: weighs attention against the rest (1024)"),

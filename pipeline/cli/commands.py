@@ -124,7 +124,7 @@ def buckets(arguments: argparse.Namespace) -> None:
     print("buckets = (")
     for bucket, batches in counts.items():
         number = counted(batches, "batch")
-        print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {number}")
+        print(f"    {bucket!r},  # {number}")
     print(")")
 
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted
-from pipeline.loading.collate import collate
+from pipeline.loading.collate import collate_side
 from pipeline.loading.sharding import slice_of_process
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.lengths import weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
@@ -17,6 +19,7 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI colours of the segments of a row, in 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PADDING = "·"
 LOSS = "⟦", "⟧"
+SHOWN = "decoder_inputs", "loss_weights"  # besides the fields of one word
 
 
 class Segment(NamedTuple):
@@ -48,6 +51,11 @@ class Segment(NamedTuple):
         """Whether each position carries loss: bool [positions]."""
         return self.fields["loss_weights"] > 0
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the side has tokens, and not arrays alone."""
+        return len(self.fields) > 1
+
 
 class Shown:
     """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process.
@@ -68,30 +76,31 @@ class Shown:
             self.place += f", {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
         self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
-        self.padding = 1 - self.planned.num_tokens / self.bucket.positions
-        names = ("inputs", "targets") if len(corpus.sides) == 2 else ("",)
-        sides = zip(names, self.planned.sides, corpus.sides, strict=True)
+        costs = plan.options.costs
+        real = weigh(self.planned.segments[:, 3:].sum(axis=0), costs)
+        self.padding = 1 - real / (self.bucket.rows * weigh(self.bucket.lengths, costs))
+        sides = zip(corpus.side_names, self.bucket.sides, corpus.sides, strict=True)
         #: For each side: its name, bucket, and arrays.
-        self.sides = [
-            (name, side.bucket, collate(reader, side, slice_of_process(side.bucket.shape, 0, 1)))
-            for name, side, reader in sides
-        ]
+        self.sides: list[tuple[str, Bucket, dict[str, np.ndarray]]] = []
+        for number, (name, bucket, reader) in enumerate(sides):
+            block = slice_of_process(bucket.shape, 0, 1)
+            arrays = collate_side(reader, self.planned, number, block, name=name)
+            self.sides.append((name, bucket, arrays))
 
     def segments(self, row: int, side: int = 0) -> list[Segment]:
-        """The segments of a row, in order; for pairs, on one side."""
-        arrays = self.sides[side][2]
-        ids = arrays["inputs_segment_ids"][row]
+        """The segments of a row, in order, on one side."""
+        of_side, _, arrays = self.sides[side]
+        ids, positions = (arrays[f"{of_side}_{each}"][row] for each in ("segment_ids", "positions"))
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
-        fields = {name: a[row] for name, a in arrays.items() if not name.startswith("inputs_")}
+        fields = {name: arrays[name][row] for name in arrays if "_" not in name or name in SHOWN}
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
         found = []
         for first, last in itertools.pairwise(edges.tolist()):
             if number := int(ids[first]):
-                first_position, last_position = arrays["inputs_positions"][row, [first, last - 1]]
-                positions = int(first_position), int(last_position)
+                between = int(positions[first]), int(positions[last - 1])
                 inside = {name: values[first:last] for name, values in fields.items()}
                 example = int(examples[number - 1])
-                found.append(Segment(number - 1, example, (first, last), positions, inside))
+                found.append(Segment(number - 1, example, (first, last), between, inside))
         return found
 
     def text(self, segment: Segment, side: int = 0) -> str:
@@ -117,10 +126,10 @@ class Shown:
 
     def _shifted(self, side: int) -> bool:
         """Whether each target is the next token of its segment, as for decoders."""
-        arrays = self.sides[side][2]
+        name, _, arrays = self.sides[side]
         if "targets" not in arrays:
             return False
-        ids, tokens = arrays["inputs_segment_ids"], next(iter(arrays.values()))
+        ids, tokens = arrays[f"{name}_segment_ids"], next(iter(arrays.values()))
         inside = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
         return bool((tokens[:, 1:] == arrays["targets"][:, :-1])[inside].all())
 
@@ -139,14 +148,16 @@ class Shown:
         if row is not None and not 0 <= row < rows:
             raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
         real = self.planned.num_tokens
+        learnt = self.corpus.loss_side
+        weights = 0.0 if learnt is None else float(self.sides[learnt][2]["loss_weights"].sum())
         yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
             f"{counted(len(self.planned.segments), 'segment')}, {counted(real, 'real position')}, "
-            f"{self.padding:.2%} padding, weights "
-            f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
+            f"{self.padding:.2%} padding, weights {weights:,g}, digest {self.planned.digest}"
         )
         if self.planned.sources:
-            shares = [f"{name} {n / real:.1%}" for name, n in self.planned.sources.items()]
+            every = max(sum(self.planned.sources.values()), 1)
+            shares = [f"{name} {n / every:.1%}" for name, n in self.planned.sources.items()]
             yield f"of {', '.join(shares)}"
         for number in range(rows) if row is None else (row,):
             yield ""
@@ -158,13 +169,15 @@ class Shown:
     ) -> Iterator[str]:
         segments = self.segments(row, side)
         name, bucket, arrays = self.sides[side]
-        real = int(np.count_nonzero(arrays["inputs_segment_ids"][row]))
-        head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
+        learns, ids_of = side == self.corpus.loss_side, arrays[f"{name}_segment_ids"][row]
+        real = int(np.count_nonzero(ids_of))
+        label = f"{name} " if len(self.sides) > 1 else ""
+        head, tail = f"row {row:<4}{label}", f" {real:,} of {bucket.length:,}"
         cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
         by_id = {segment.number + 1: segment for segment in segments}
         # The middle of a cell decides its segment; 0 is padding.
         middles = ((np.arange(cells) + 0.5) * bucket.length / cells).astype(int)
-        whose = arrays["inputs_segment_ids"][row, middles].tolist()
+        whose = ids_of[middles].tolist()
         loss = arrays["loss_weights"][row, middles] > 0
         strip = ""
         for (at, counts), cell in itertools.groupby(zip(whose, loss, strict=True)):
@@ -174,10 +187,10 @@ class Shown:
                 letter = by_id[at].name if counts else by_id[at].name.lower()
                 strip += _paint(letter * len(list(cell)), by_id[at], colour)
         yield f"{head}▕{strip}▏{tail}"
-        for segment in segments:
+        for segment in filter(lambda each: each.has_text, segments):
             first, last = segment.positions
             about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
-            if name != "inputs":
+            if learns:
                 about += f", weights {segment.fields['loss_weights'].sum():g}"
             text = printable(self.text(segment, side))
             if whole:
@@ -189,7 +202,7 @@ class Shown:
                 line = line if len(line) <= room else line[: room - 1] + "…"
                 yield f"{about}: {_paint(line, segment, colour)}"
             for field, values in segment.fields.items() if ids else ():
-                if field != "loss_weights" or name != "inputs":
+                if field != "loss_weights" or learns:
                     yield f"    {field:<14} {' '.join(map(str, values))}"
         end = segments[-1].columns[1] if segments else 0
         if whole and end < bucket.length:

@@ -14,6 +14,7 @@ from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs, open_corpus
 from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
+from pipeline.corpus.sides import Sides
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job
 from pipeline.corpus.views import Masked, SpanCorruption
@@ -32,6 +33,7 @@ __all__ = [
     "Job",
     "Masked",
     "Pairs",
+    "Sides",
     "SpanCorruption",
     "Task",
     "Writer",

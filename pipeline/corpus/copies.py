@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.tasks import ARRAYS
 
 # The number of tokens to read at a time.
 READ = 1 << 22
@@ -15,8 +16,8 @@ READ = 1 << 22
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
     """The numbers of the examples that are copies of an earlier one: int64, ascending.
 
-    Copies have the same tokens and loss weights; groups also the same tree, and pairs the same on
-    both sides. Nothing is stored: one pass reads all tokens, at some 100 million a second, and
+    Copies have the same tokens and loss weights; groups also the same tree, and several sides the
+    same on each. Nothing is stored: one pass reads all tokens, at some 100 million a second, and
     keeps 16 bytes for each example of a side. Examples of length 0 never count as copies.
 
     >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
@@ -27,7 +28,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
     # The fields of views are drawn at random.
     corpus = corpus.with_each(lambda each: getattr(each, "corpus", each))
     lengths = np.reshape(corpus.lengths, (len(corpus), -1))
-    some = np.flatnonzero(lengths[:, -1])
+    some = np.flatnonzero(lengths.any(axis=1))
     # The rows of this table are equal where examples are.
     table = np.concatenate([
         _digests(side, some, lengths[some, column].astype(np.int64))
@@ -43,13 +44,15 @@ def read_blocks(
 ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """Complete examples, some `READ` tokens at a time: a slice of `examples`, and the fields.
 
-    Features are left out.
+    Features of tokens are left out; a side of arrays has nothing else.
     """
+    arrays = getattr(side, "task", None) == ARRAYS
+    wanted = None if arrays else ()
     blocks = np.cumsum(lengths, dtype=np.int64) // READ
     for block in np.unique(blocks):
         mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
         starts = np.zeros_like(examples[mine])
-        yield mine, side.read(examples[mine], starts, lengths[mine], features=())
+        yield mine, side.read(examples[mine], starts, lengths[mine], features=wanted)
 
 
 def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -59,8 +62,9 @@ def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.nd
         if side.trees is not None:  # groups with equal tokens may have different trees
             nodes = side.read_nodes(examples[mine])
             fields["until"] = nodes.until.astype(np.int32).repeat(nodes.columns)
-        flat = [np.ascontiguousarray(field).view(np.uint8).data for field in fields.values()]
-        ends = 4 * np.cumsum(lengths[mine])
-        for begin, end in itertools.pairwise([0, *ends.tolist()]):
-            found += hashlib.sha256(b"".join(field[begin:end] for field in flat)).digest()[:16]
+        flat = [np.ascontiguousarray(field) for field in fields.values()]
+        ends = np.cumsum(lengths[mine]).tolist()
+        for begin, end in itertools.pairwise([0, *ends]):
+            content = b"".join(field[begin:end].tobytes() for field in flat)
+            found += hashlib.sha256(content).digest()[:16]
     return np.frombuffer(found, np.uint64).reshape(-1, 2)

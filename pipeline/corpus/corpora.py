@@ -10,19 +10,21 @@ from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split
 from pipeline.corpus.log import Log
 from pipeline.corpus.reader import Pieces
+from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 from pipeline.planning.growing import APART
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
-from pipeline.text.features import LOSS_WEIGHTS, Feature
+from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
 
 
 class Corpora(AnyCorpus):
     """Several corpora as one: the examples of the first, then those of the second, and so on.
 
     It is read and planned like a corpus, each example once per epoch; with weights, `Plan` gives
-    each corpus a share of every batch.
+    each corpus a share of every batch. Examples of a corpus that lacks sides of arrays, such as
+    text without pictures, have length 0 there.
 
     Args:
         corpora: at least one, by name: corpora, pairs or views, of one task and one tokenizer.
@@ -36,13 +38,14 @@ class Corpora(AnyCorpus):
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
         if not corpora:
             raise InvalidValue("corpora is empty; give at least one, such as {'name': corpus}")
-        self.corpora = dict(corpora)
+        self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
         self.first = _first_examples(self.members)
-        first, expected = next(iter(self.corpora)), _traits(self.members[0])
+        self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
+        first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
-            traits = _traits(corpus)
+            traits = _traits(corpus, self.unpriced)
             for what in {**expected, **traits}:
                 if traits.get(what) != expected.get(what):
                     raise InvalidValue(
@@ -52,6 +55,7 @@ class Corpora(AnyCorpus):
                     )
         _require_features(self.corpora)
         self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
+        self.side_names, self.loss_side = self.members[0].side_names, self.members[0].loss_side
         self.vocab_size = self.members[0].vocab_size
         self.covers_all = any(member.covers_all for member in self.members)
         known_files = () if self.grows else self.members
@@ -151,7 +155,7 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
                 )
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
-            due = feature.of != "continuation" or corpus.trees is not None
+            due = feature.of in OF and (feature.of != "continuation" or corpus.trees is not None)
             if due and label not in corpus.features and feature.fill is None:
                 raise InvalidValue(
                     f"{name} has no feature {label!r}, which {first} has; give the feature a fill="
@@ -163,16 +167,42 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
 SHARED = "task", "tokenizer"
 
 
-def _traits(corpus: AnyCorpus) -> dict[str, Any]:
-    """The properties that corpora must share to be read as one."""
-    entries = {(name.split(" of ")[0], name): value for name, value in flatten(corpus.identity)}
+def _give_sides(corpora: Mapping[str, AnyCorpus]) -> dict[str, AnyCorpus]:
+    """The corpora, all with the same sides: those that lack some have length 0 there."""
+    names = tuple(dict.fromkeys(name for each in corpora.values() for name in each.side_names))
+    arrays = {name for each in corpora.values() for name in each.unpriced}
+    found = dict(corpora)
+    for name, corpus in corpora.items():
+        if not arrays.issuperset(side for side in names if side not in corpus.side_names):
+            raise InvalidValue(
+                f"{name} has the sides {', '.join(corpus.side_names)}, and all have "
+                f"{', '.join(names)}; corpora that are read as one must agree: only sides of "
+                "arrays may be missing"
+            )
+        if corpus.side_names != names:
+            found[name] = WithSides(corpus, names)
+    return found
+
+
+def _traits(corpus: AnyCorpus, arrays: Sequence[str]) -> dict[str, Any]:
+    """The properties that corpora must share to be read as one; sides of arrays do not count."""
+    entries = {
+        (name.split(" of ")[0], name): value
+        for name, value in flatten(corpus.identity)
+        if name.split(" of ")[-1] not in arrays
+    }
     shared = {name: value for (what, name), value in entries.items() if what in SHARED}
     # Corpora, pairs and views of one kind have the same names of entries, whether or not they are
     # split or have added features.
     names = ", ".join(
         name for what, name in entries if f" of {Split.kind}" not in name and what != "features"
     )
-    return shared | {"vocabulary": corpus.vocab_size, "an identity of": names}
+    loss = corpus.loss_side if corpus.loss_side is None else corpus.side_names[corpus.loss_side]
+    return shared | {
+        "the loss on the side": loss,
+        "vocabulary": corpus.vocab_size,
+        "an identity of": names,
+    }
 
 
 class CorporaSide(Readable):

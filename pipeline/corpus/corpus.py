@@ -29,6 +29,8 @@ from pipeline.corpus.manifest import (
 from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
+from pipeline.corpus.sides import Sides, record_sides
+from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
 from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.writer import ARRAYS, Writer
 from pipeline.errors import (
@@ -44,7 +46,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text import tokenizers
 from pipeline.text.features import Feature
-from pipeline.text.ragged import divide_arrays
+from pipeline.text.ragged import Ragged, divide_arrays
 from pipeline.text.tokenizers import Tokenizer
 
 # The file beside a corpus with the numbers of the examples that have no loss, if there are any.
@@ -481,6 +483,7 @@ class Corpus(Handles, SingleCorpus):
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
         task: Task = CAUSAL,
+        loss: str | None = None,
     ) -> "Corpus":
         """A corpus of tokenised examples, written into `directory`.
 
@@ -488,42 +491,35 @@ class Corpus(Handles, SingleCorpus):
             columns: 1-D integer arrays (or lists) of token ids, marks included; may be a generator.
                 A causal example of `n` ids has length `n - 1`. Or a dict of such columns: "tokens",
                 optionally "weights" (of the loss, a number from 0 up for each token; without them
-                1 everywhere, which takes no space), and each of `features` by its name.
+                1 everywhere, which takes no space), and each of `features` by its name. With
+                features of sides, "tokens" may be missing, and `Sides` are returned.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
             features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+            loss: the side of arrays that carries the loss, if one does; see `Sides`.
 
         Raises:
             ValueError: an example is not a 1-D array of ids, there is none, a column does not match
                 its feature or the tokens, or `directory` holds other data.
         """
-        features, directory = task.check(features), as_path(directory)
+        sides, directory = task.divide(columns, features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts = divide_arrays(columns, features, vocab_size)
-        try:
-            writer = Writer(directory, vocab_size=vocab_size, task=task)
-        except Exists:
-            corpus = cls(directory)
-            require_same_origin(directory, corpus.origin, ARRAYS)
-            corpus.require_task(task)
-            there = corpus._manifest.table.strings("sha256")
-            if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
-                raise InvalidValue(
-                    f"{os.fspath(directory)} holds a corpus of other examples ({len(corpus):,} of "
-                    f"them, {corpus.fingerprint}); choose another directory, or delete this one"
-                ) from None
-            return corpus
-        with writer:
-            if writer.examples:
-                raise InvalidValue(
-                    f"{os.fspath(directory)} holds a corpus that grows; finish it with "
-                    "pipeline.Writer, or choose another directory"
-                )
-            for part in parts:
-                writer.append_part(part)
-            writer.finish()
-        return cls(directory)
+        parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
+        single = [*sides] == [task.side] and loss is None
+        with contextlib.ExitStack() as stack:
+            made = {}
+            for name in sides:
+                of = (task, vocab_size) if name == task.side else (OF_ARRAYS, None)
+                place = directory if single else directory / name
+                made[name] = stack.enter_context(_Made(place, *of))
+            for side, part in parts:
+                made[side].append(part)
+            corpora = {name: each.finish() for name, each in made.items()}
+        if single:
+            return corpora[task.side]
+        record_sides(directory, [*sides], loss)
+        return Sides(corpora, loss=loss)  # type: ignore[return-value]  # as of groups
 
     @classmethod
     def from_groups(
@@ -642,3 +638,49 @@ class Corpus(Handles, SingleCorpus):
     def __repr__(self) -> str:
         follow = ", follow=True" if self.grows else ""
         return f"Corpus.open({os.fspath(self.directory)!r}{follow})"
+
+
+class _Made:
+    """A corpus that is written part by part, or compared with the one that is there already."""
+
+    def __init__(self, directory: epath.Path, task: Task, vocab_size: int | None):
+        self._directory, self._task, self._vocab_size = directory, task, vocab_size
+        self._digests: list[str] = []
+
+    def __enter__(self) -> "_Made":
+        self._writer: Writer | None = None
+        with contextlib.suppress(Exists):
+            self._writer = Writer(self._directory, vocab_size=self._vocab_size, task=self._task)
+            if self._writer.examples:
+                self._writer.close()
+                raise InvalidValue(
+                    f"{os.fspath(self._directory)} holds a corpus that grows; finish it with "
+                    "pipeline.Writer, or choose another directory"
+                )
+        return self
+
+    def append(self, part: Ragged) -> None:
+        if self._writer is None:
+            self._digests.append(part.digest)
+        else:
+            self._writer.append_part(part)
+
+    def finish(self) -> Corpus:
+        """The finished corpus."""
+        if self._writer is not None:
+            self._writer.finish()
+            return Corpus(self._directory)
+        corpus = Corpus(self._directory)
+        require_same_origin(self._directory, corpus.origin, ARRAYS)
+        corpus.require_task(self._task)
+        there = corpus._manifest.table.strings("sha256")
+        if self._digests != there or self._vocab_size != corpus.vocab_size:
+            raise InvalidValue(
+                f"{os.fspath(self._directory)} holds a corpus of other examples ({len(corpus):,} "
+                f"of them, {corpus.fingerprint}); choose another directory, or delete this one"
+            )
+        return corpus
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()

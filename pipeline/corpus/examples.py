@@ -9,7 +9,8 @@ import numpy as np
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.reader import Reader
-from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
+from pipeline.corpus.sides import Sides
+from pipeline.corpus.tasks import ARRAYS, CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
@@ -29,10 +30,11 @@ class Examples(SingleCorpus):
         columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a list
             for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
             each token), and each of `features` by its name. A causal example of n ids has length
-            n - 1.
+            n - 1. With features of sides, "tokens" may be missing, and `Sides` are returned.
         features: the schemas of the other columns, by name.
         vocab_size: if given, ids must be below it.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+        loss: the side of arrays that carries the loss, if one does; see `Sides`.
 
     Attributes:
         identity, fingerprint: digests of the content.
@@ -42,21 +44,38 @@ class Examples(SingleCorpus):
             is not allowed.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         columns: Any,
         *,
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
         task: Task = CAUSAL,
-    ):
-        features = task.check(features)
-        self.task = task
-        self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts = list(divide_arrays(columns, features, self.vocab_size))
-        if not parts:
+        loss: str | None = None,
+    ) -> Any:
+        """The examples, or if they have several sides, `Sides` of such examples."""
+        examples = super().__new__(cls)
+        if columns is ...:  # a pickle has the rest
+            return examples
+        sides = task.divide(columns, features)
+        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        parts: dict[str, list[Ragged]] = {name: [] for name in sides}
+        for side, part in divide_arrays(columns, sides, vocab_size, task.lookahead):
+            parts[side].append(part)
+        if not all(parts.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        self._ragged = Ragged.concatenate(parts)
+        made: dict[str, Examples] = {}
+        for name, some in parts.items():
+            made[name] = one = examples if name == task.side else super().__new__(cls)
+            one._fill(Ragged.concatenate(some), task if name == task.side else ARRAYS)
+            one.vocab_size = vocab_size if name == task.side else None
+        return examples if [*made] == [task.side] and loss is None else Sides(made, loss=loss)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (...,)
+
+    def _fill(self, examples: Ragged, task: Task) -> None:
+        self.task, self._ragged = task, examples
         self.features = self._ragged.features
         self.weighted = self.features.pop(WEIGHTS, None) is not None
         self.lengths = task.lengths(self._ragged.counts)

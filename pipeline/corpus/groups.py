@@ -18,7 +18,7 @@ from etils import epath
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus
 from pipeline.corpus.reader import Pieces
-from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
@@ -393,7 +393,7 @@ def divide_groups(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
     """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
-    given, known = split_columns(columns, features)
+    given, known = split_columns(columns, GROUPS.check(features))
     known.pop(WEIGHTS, None)
     shapes = (
         _Shape.of(group, f"group {number}", vocab_size)

@@ -27,7 +27,7 @@ COUNTED = 1 << 22
 
 
 class Readable:
-    """One side of a corpus: the tokens of examples, or the inputs or targets of pairs.
+    """One side of a corpus: the tokens of examples, the inputs or targets of pairs, or arrays.
 
     Attributes:
         lengths: positions of each example: unsigned [examples].
@@ -74,7 +74,7 @@ class Readable:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        names = self._names(features, "inputs", "targets")
+        names = self._names(features, per_example=False)
         given = examples, starts, lengths, lengths if reach is None else reach
         epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
         pieces = Pieces._make([*(np.asarray(each, np.int64) for each in given), epoch])
@@ -115,7 +115,7 @@ class Readable:
             examples: their numbers; ints, [n].
             features: names of features of examples or continuations; None: all.
         """
-        names = self._names(features, "example", "continuation")
+        names = self._names(features, per_example=True)
         examples = np.asarray(examples, np.int64)
         require_numbers(examples, len(self))
         return self._read_examples(examples, names) if names else {}
@@ -128,15 +128,15 @@ class Readable:
         """The nodes of whole examples, int64 [n]; a document is one node."""
         return Nodes.of_documents(self.lengths[examples])
 
-    def _names(self, features: Iterable[str] | None, *of: str) -> list[str]:
-        """The names of the features to read, of the kinds `of`; refuses unknown ones."""
-        known = [name for name, each in self.features.items() if each.of in of]
+    def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
+        """The names of the features to read, of examples or of positions; refuses unknown ones."""
+        known = [name for name, each in self.features.items() if each.per_example == per_example]
         if features is None:
             return known
         names = list(features)
         for name in names:
             if name not in known:
-                kind = "examples" if "example" in of else "tokens"
+                kind = "examples" if per_example else "tokens"
                 raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, known)}")
         return names
 
@@ -154,10 +154,13 @@ class AnyCorpus:
 
     Attributes:
         members: the corpora that this one reads. Where they must agree, the first one decides.
-        sides: where batches read tokens: the corpus itself; for pairs, inputs and targets.
-        lengths: positions of each example: `[n]`, for pairs `[n, 2]`. They are unsigned, so that a
-            plan need not check a billion of them for negative ones. Make them int64 before you
-            subtract: differences of unsigned integers wrap.
+        sides: where batches read tokens and arrays: the corpus itself; of several sides, each.
+        side_names: the names of the sides.
+        loss_side: the number of the side that carries the loss; None if none does.
+        unpriced: the names of the sides of arrays beside others: what they cost must be given.
+        lengths: positions of each example: `[n]`, of several sides `[n, sides]`. They are unsigned,
+            so that a plan need not check a billion of them for negative ones. Make them int64
+            before you subtract: differences of unsigned integers wrap.
         identity: describes the tokens, as JSON, so that errors can name the difference.
         vocab_size: token ids are below this; None if unknown.
         num_learnt: positions that carry loss; None if unknown.
@@ -171,6 +174,9 @@ class AnyCorpus:
 
     members: tuple["AnyCorpus", ...] = ()
     sides: tuple[Readable, ...]
+    side_names: tuple[str, ...] = ("inputs",)
+    loss_side: int | None = 0
+    unpriced: tuple[str, ...] = ()
     lengths: np.ndarray
     identity: Mapping[str, Any]
     vocab_size: int | None = None
@@ -218,7 +224,7 @@ class AnyCorpus:
 
     @property
     def trees(self) -> np.ndarray | None:
-        """See `Readable.trees`; None for pairs."""
+        """See `Readable.trees`; None for several sides."""
         return self.sides[0].trees if len(self.sides) == 1 else None
 
     @property
@@ -238,8 +244,9 @@ class AnyCorpus:
         self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> np.ndarray | None:
         """The positions with loss in each of some pieces: int64; None if all have loss."""
-        side = self.sides[-1]
-        if self.covers_all or not side.weighted or self.trees is not None:
+        if self.loss_side is None or self.covers_all or self.trees is not None:
+            return None
+        if not (side := self.sides[self.loss_side]).weighted:
             return None
         found = [lengths_module.NO_EXAMPLES]
         group = np.cumsum(sizes) // COUNTED
@@ -261,10 +268,10 @@ class AnyCorpus:
         return self.with_each(change)
 
     def read(self, examples: Any, starts: Any, lengths: Any, *more: Any, **options: Any) -> Fields:
-        """Pieces of examples; see `Readable.read`. Pairs have no `read`, but their `sides` do."""
+        """Pieces of examples; see `Readable.read`. Of several sides, each of `sides` has it."""
         side, *others = self.sides
         if others:
-            raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
+            raise InvalidType(f"{self!r:.80} has several sides; read those of corpus.sides")
         return side.read(examples, starts, lengths, *more, **options)
 
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
@@ -312,8 +319,8 @@ class AnyCorpus:
 
     def _example(self, number: int) -> Fields:
         fields: Fields = {}
-        for side in self.sides:
-            fields |= side.read([number], [0], [side.lengths[number]])
+        for side, length in zip(self.sides, np.atleast_1d(self.lengths[number]), strict=True):
+            fields |= side.read([number], [0], [length])
             for name, rows in side.read_examples([number]).items():
                 fields[name] = rows[0] if side.features[name].of == "example" else rows
         return fields
@@ -388,6 +395,8 @@ class View(AnyCorpus):
     def __init__(self, corpus: AnyCorpus):
         self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
         self.vocab_size, self.covers_all = corpus.vocab_size, corpus.covers_all
+        self.side_names, self.loss_side = corpus.side_names, corpus.loss_side
+        self.unpriced = corpus.unpriced
 
     def count_loss(
         self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
@@ -426,7 +435,7 @@ class Split(View):
 
     Attributes:
         numbers: the numbers of its examples in the corpus, ascending: int64 [examples].
-        task: the task of the corpus; None for pairs.
+        task: the task of the corpus; None for several sides.
     """
 
     kind = "split"

@@ -138,8 +138,8 @@ class Manifest:
 
     @property
     def of_tokens(self) -> dict[str, Feature]:
-        """The columns of tokens and, if there are any, of their weights, as features."""
-        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,)
+        """The columns of tokens, if there are any, and of their weights, as features."""
+        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,) * bool(TASKS[self.task].shifts)
         return {name: OF_TOKENS[name] for name in names}
 
     @property

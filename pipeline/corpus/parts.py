@@ -18,7 +18,7 @@ from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import OF_TOKENS, TOKENS, WEIGHTS, Column, Feature
-from pipeline.text.ragged import Ragged
+from pipeline.text.ragged import Ragged, find_lead
 
 # The metadata key that marks a file as a part. Arrow stores it twice.
 MARK = b"lockstep"
@@ -69,24 +69,24 @@ class Part:
     Ids are uint16 if the vocabulary has at most 65,536, else int32. If tokens have weights, a
     column `weights` has lists of the same sizes, of float32. Each feature has a column of its name:
     lists of the same sizes if it is of tokens, else one value for each example. Values with a shape
-    are fixed-size lists, and booleans are bytes. A file of features that were added later has no
-    tokens.
+    are fixed-size lists, and booleans are bytes. A file of arrays, or of features that were added
+    later, has no tokens.
 
     Attributes:
         file: its name.
         examples: the number of examples.
-        tokens: the number of tokens of all examples.
+        tokens: the number of tokens, or of arrays, of all examples.
         bytes: the size of the file.
         sha256: of the content, not of the file: it stays the same when another version of Arrow
             lays the file out differently.
         offsets: the byte of the file where the offsets begin: int64 [examples + 1], where each
-            example begins among the tokens, and where the last one ends; 0 if it has no tokens.
+            example begins among the tokens, and where the last one ends; 0 if it has no lists.
         weighted: whether tokens have weights.
         learnt: positions that carry loss, whose weight is not 0.
         silent: the number of examples that have positions to train on, and no loss on any.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
         lengths_digest: the digest of the lengths of its examples, by
-            `pipeline.planning.lengths.digest`; "" if it has no tokens.
+            `pipeline.planning.lengths.digest`; "" if it has added features.
     """
 
     file: str
@@ -214,7 +214,7 @@ class PartFile:
         self.columns = _map_columns(batch, self.features)
         header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
         header |= {"file": name, "bytes": content.size, "weighted": WEIGHTS in self.columns}
-        if TOKENS in self.columns:
+        if "offsets" in self.columns:
             header["offsets"] = address_of(self.columns["offsets"]) - content.address
         self.part = Part(**header)
         if not all(values.flags.aligned for values in self.columns.values()):
@@ -235,21 +235,21 @@ class PartFile:
     @functools.cached_property
     def segments(self) -> dict[str, Segments]:
         """Where the examples are in memory, by column."""
-        found = {}
+        found, lead = {}, find_lead(self._kinds)
         for name, feature in self._kinds.items():
-            values, begins = self.columns[name], self.columns["offsets"] if name == TOKENS else None
+            values, begins = self.columns[name], self.columns["offsets"] if name == lead else None
             scale = values.itemsize * feature.size
             found[name] = Segments(values.dtype, address_of(values), begins, scale)
         return found
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """The tokens of each example: int64 [examples]; refuses offsets that descend."""
-        return _count_tokens(self.part.file, self.columns["offsets"], self.columns[TOKENS])
+        """The tokens or arrays of each example: int64 [examples]; refuses offsets that descend."""
+        return _count_tokens(self.part.file, self.columns["offsets"], self.part.tokens)
 
     def read(self) -> Ragged:
-        """The examples, as views of the file; those of features alone have no tokens or counts."""
-        counts = np.zeros(0, np.int64) if TOKENS not in self.columns else self.counts
+        """The examples, as views of the file; those without lists have no counts."""
+        counts = np.zeros(0, np.int64) if "offsets" not in self.columns else self.counts
         columns = {
             name: Column(feature, feature.restore(self.columns[name]))
             for name, feature in self._kinds.items()
@@ -270,15 +270,16 @@ def _kinds_of(columns: Collection[str], features: Mapping[str, Feature]) -> dict
 
 
 def _map_columns(batch: pa.RecordBatch, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
-    """The columns of a batch, flat, as they are stored, and beside tokens their offsets."""
+    """The columns of a batch, flat, as they are stored, and the offsets of lists."""
     columns: dict[str, np.ndarray] = {}
-    for name, feature in _kinds_of(batch.schema.names, features).items():
+    kinds = _kinds_of(batch.schema.names, features)
+    for name, feature in kinds.items():
         values = column = batch.column(name)
         if not feature.per_example:
             if not pa.types.is_large_list(column.type):
                 raise InvalidValue(f"its column {name} is {column.type}, not large_list")
             values = column.values
-        if name == TOKENS:
+        if name == find_lead(kinds):
             columns["offsets"] = _as_numbers(column, np.int64, len(column) + 1)
         size = 1
         if pa.types.is_fixed_size_list(values.type):
@@ -300,13 +301,11 @@ def _as_numbers(array: pa.Array, dtype: Any, count: int) -> np.ndarray:
     return np.frombuffer(b"" if memory is None else memory, dtype, count)
 
 
-def _count_tokens(file: str, offsets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _count_tokens(file: str, offsets: np.ndarray, tokens: int) -> np.ndarray:
     """The tokens of each example: int64 [examples]; refuses offsets that descend."""
     counts = np.diff(offsets)
-    if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
-        raise InvalidValue(
-            f"the offsets of {file} do not ascend from 0 to its {len(tokens):,} tokens"
-        )
+    if offsets[0] or offsets[-1] != tokens or counts.min(initial=0) < 0:
+        raise InvalidValue(f"the offsets of {file} do not ascend from 0 to its {tokens:,} tokens")
     return counts
 
 

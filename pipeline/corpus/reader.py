@@ -13,7 +13,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
-from pipeline.text.ragged import IDS, Ragged
+from pipeline.text.ragged import IDS, Ragged, find_lead
 
 # The most parts that are mapped at a time: Linux allows a process 65,530 maps.
 MAPPED = 1 << 14
@@ -108,7 +108,7 @@ class _Table:
         for name, column in segments.items():
             begins = column.begins
             if begins is None and not self._features[name].per_example:
-                begins = segments[TOKENS].begins
+                begins = segments[find_lead(self._features) or TOKENS].begins
             place = 0 if begins is None else address_of(begins)
             self.columns[name][:, number] = column.address, place
         self.has[number] = True
@@ -122,7 +122,7 @@ class Reader(Handles):
         lengths: positions of each example.
         examples: the number of examples of each part: int64 [parts].
         features: what each column holds, by name: `TOKENS`, `WEIGHTS` if tokens have weights,
-            and the features of the corpus.
+            and the features of the corpus; of arrays, these alone.
         stores: the parts of the tokens, then of added features; all divide examples alike.
         owner: names the file of another program, whose features are converted, and whose values
             are checked, when they are read; None: all values are as features say.
@@ -162,9 +162,10 @@ class Reader(Handles):
         """The reader of examples in memory."""
         offsets = np.cumsum(np.append(0, examples.counts))
         segments, features = {}, {}
+        lead = find_lead({name: column.feature for name, column in examples.columns.items()})
         for name, (feature, values) in examples.columns.items():
             scale = feature.size * values.itemsize
-            begins = offsets if name == TOKENS else None
+            begins = offsets if name == lead else None
             dtype = feature.as_stored(values).dtype
             segments[name] = Segments(dtype, address_of(values), begins, scale)
             features[name] = feature
@@ -192,8 +193,8 @@ class Reader(Handles):
         """The number of tokens of each example, part by part: int64."""
         for number in range(len(self._first)):
             (opened,) = self._stores[0].open([number])
-            begins = opened.segments[TOKENS].begins
-            assert begins is not None, "tokens have a table of places"
+            begins = opened.segments[find_lead(self.features) or TOKENS].begins
+            assert begins is not None, "tokens and arrays have a table of places"
             yield np.diff(begins)
 
     def _read(self, pieces: Pieces, names: Iterable[str]) -> Fields:

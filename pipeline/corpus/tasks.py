@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import OF, TOKENS, WEIGHTS, Feature, check_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,12 @@ class Task:
     @property
     def lookahead(self) -> int:
         """The number of tokens beyond its length that an example needs."""
-        return max(self.shifts.values())
+        return max(self.shifts.values(), default=0)
+
+    @property
+    def side(self) -> str:
+        """The name of the side that these tokens are, if examples have several."""
+        return "inputs" if "inputs" in self.shifts else "targets"
 
     def shift_of(self, feature: Feature) -> int:
         """The shift of a feature against the inputs."""
@@ -35,21 +41,61 @@ class Task:
         field = "loss_weights" if name == WEIGHTS else name
         return self.shifts if name == TOKENS else {field: self.shift_of(feature)}
 
+    def divide(
+        self, columns: Any, features: Mapping[str, Feature] | None
+    ) -> dict[str, dict[str, Feature]]:
+        """The features of each side of examples by name, those of the tokens first; checked.
+
+        Values of whole examples are stored with the first side.
+        """
+        known, sides = check_features(features), dict[str, dict[str, Feature]]()
+        has_tokens = not isinstance(columns, Mapping) or TOKENS in columns
+        if has_tokens or all(feature.of in OF for feature in known.values()):
+            sides[self.side] = {}
+        for feature in known.values():
+            if feature.of not in OF and self.name != GROUPS.name:
+                sides.setdefault(feature.of, {})
+        first = next(iter(sides))
+        for name, feature in known.items():
+            sides[feature.of if feature.of in sides else first][name] = feature
+            if feature.to is not None and feature.to not in sides:
+                raise InvalidValue(
+                    f"the feature {name!r} points to the side {feature.to!r}; there are "
+                    f"{', '.join(sides)}"
+                )
+            for side in sides:
+                if name in (f"{side}_segment_ids", f"{side}_positions"):
+                    raise InvalidValue(
+                        f"a feature is named {name!r}, as a field of the side {side!r}; give it "
+                        "another name"
+                    )
+        for side, mine in sides.items():
+            (self if side == self.side else ARRAYS).check(mine)
+        return sides
+
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task cannot have."""
         known = check_features(features)
         allowed = [of for of in ("inputs", "targets") if of in self.shifts]
-        for name, feature in known.items() if self.name != GROUPS.name else ():
+        for name, feature in known.items():
+            if feature.of not in OF and self.name != ARRAYS.name:
+                raise InvalidValue(
+                    f"{'groups' if self.name == GROUPS.name else 'these examples'} have one side, "
+                    f"and {name!r} is of the side {feature.of!r}; examples of several sides are "
+                    "made by Examples, Corpus.from_arrays and prepare, and cannot grow yet"
+                )
+            if self.name == GROUPS.name:
+                continue
             if feature.of == "continuation":
                 raise InvalidValue(
                     f"the feature {name!r} is of continuations, but these examples are not groups; "
                     "make them with from_groups, or give it of='example'"
                 )
-            if feature.of not in [*allowed, "example"]:
+            if feature.of in OF and feature.of not in [*allowed, "example"]:
                 raise InvalidValue(
                     f"the feature {name!r} is of {feature.of}, but examples of the task "
-                    f"{self.name!r} have {' and '.join(allowed)}; give it to the other side of the "
-                    "pairs, or give another task="
+                    f"{self.name!r} have {' and '.join(allowed) or 'no tokens'}; give it to the "
+                    "other side of the pairs, or give another task="
                 )
         return known
 
@@ -107,4 +153,7 @@ TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 # The nodes of groups, each stored as an example of its unshifted tokens; see `corpus.groups`.
 GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 
-TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS)}
+# A side of arrays: features without tokens.
+ARRAYS = Task(name="arrays", shifts={})
+
+TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS, ARRAYS)}

@@ -191,6 +191,7 @@ class SpanCorruption(TokenView):
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
         self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
         self.sides = self.inputs, self.targets
+        self.side_names, self.loss_side = (INPUTS.side, TARGETS.side), 1
         self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
         wanted = int(self._shape(np.array([self.max_length]))[1][0])
         if sentinels is None:

@@ -20,13 +20,7 @@ from pipeline.errors import (
     require_whole,
 )
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.collate import (
-    POSITIONS,
-    Positions,
-    collate,
-    collate_examples,
-    collate_pairs,
-)
+from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
 from pipeline.loading.iteration import Ended, StepDataset, never_ends
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -150,7 +144,7 @@ class Batches(StepDataset):
     Attributes:
         sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
             copy, such as that of a worker, has none.
-        blocks: the `Block` that this process builds, by bucket (for pairs, by side of a bucket).
+        blocks: by bucket, the `Block` of each side that this process builds.
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
         origin: the `StateKey`: `origin.state(step)` is the data state after `step` batches, and
@@ -187,10 +181,11 @@ class Batches(StepDataset):
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
             )
-        sides = len(corpus.sides)
-        if len(plan.buckets[0].lengths) != sides:
-            kind = "pairs" if sides == 1 else "examples of one length"
-            raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
+        if (planned := plan.buckets[0].names) != corpus.side_names:
+            raise InvalidValue(
+                f"the plan has the sides {', '.join(planned)}, and the corpus has "
+                f"{', '.join(corpus.side_names)}; make the plan from this corpus"
+            )
         if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
                 f"the plan begins with {plan.counts[0]:,} examples, and others join later; give "
@@ -211,6 +206,7 @@ class Batches(StepDataset):
                 f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or omit it from features="
             )
+        _require_whole_sides(corpus, plan, self.features)
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -234,12 +230,14 @@ class Batches(StepDataset):
         self._epochs: int | None = 1
         self._planned = False
         self.sharding = None if sharding is None else batch_sharding(sharding)
-        self.blocks: dict[Bucket, Block] = {
-            side: slice_of_process(side.shape, process_index, process_count)
-            if self.sharding is None
-            else block_of_sharding(self.sharding, side.shape, context_order)
+        self.blocks: dict[Bucket, tuple[Block, ...]] = {
+            bucket: tuple(
+                slice_of_process(side.shape, process_index, process_count)
+                if self.sharding is None
+                else block_of_sharding(self.sharding, side.shape, context_order)
+                for side in bucket.sides
+            )
             for bucket in plan.buckets
-            for side in bucket.sides
         }
 
     def __repr__(self) -> str:
@@ -346,14 +344,10 @@ class Batches(StepDataset):
         }
 
     def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
-        sides = self.corpus.sides
-        of_tokens = [name for name, each in self.features.items() if not each.per_example]
-        if len(sides) == 2:  # never split, so positions begin at 0 either way
-            batch: Any = collate_pairs(sides, planned, self.blocks, of_tokens)
-        else:
-            block = self.blocks[planned.bucket]
-            batch = collate(sides[0], planned, block, self.positions, of_tokens)
-        rows = self.blocks[planned.bucket.sides[0]].rows
+        blocks = self.blocks[planned.bucket]
+        of_positions = [name for name, each in self.features.items() if not each.per_example]
+        batch = collate(self.corpus, planned, blocks, self.positions, of_positions)
+        rows = blocks[0].rows
         if self._room:
             room = {of: columns[planned.bucket] for of, columns in self._room.items()}
             mine = {name: each for name, each in self.features.items() if each.per_example}
@@ -393,6 +387,25 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
         )
     known = {**corpus.features, EXAMPLE_ID: Feature("example", dtype=np.int32)}
     return {name: known[name] for name in names}
+
+
+def _require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Feature]) -> None:
+    """Refuses plans that cut sides that pointers point to."""
+    for name, feature in features.items():
+        if feature.to is None:
+            continue
+        side = corpus.side_names.index(feature.to)
+        longest = np.reshape(corpus.lengths, (len(corpus), -1))[:, side].max(initial=0)
+        for stage in plan.stages:
+            options = stage.options
+            over = longest > options.buckets[-1].lengths[side]
+            if options.packing == "fill" or (over and options.overflow in ("split", "truncate")):
+                which = "packing" if options.packing == "fill" else "overflow"
+                raise InvalidValue(
+                    f"{which} is {getattr(options, which)!r}, but {name} points to {feature.to}, "
+                    f"so {feature.to} cannot be cut; give overflow='drop' and packing='best_fit', "
+                    "or longer buckets"
+                )
 
 
 def _count_arguments(transform: Any) -> int:

@@ -1,6 +1,7 @@
 """Collation: the arrays of a batch from its planned segments, without a loop over segments."""
 
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -8,10 +9,9 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.loading.sharding import Block
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import EXAMPLE_ID, Feature
+from pipeline.text.features import EXAMPLE_ID, NOWHERE, Feature
 
 INT = np.int32
 
@@ -21,13 +21,67 @@ POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 
 def collate(
-    corpus: Readable,
+    corpus: AnyCorpus,
     planned: PlannedBatch,
-    block: Block,
+    blocks: Sequence[Block],
     positions: Positions = "continue",
     features: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """The arrays of one block of a planned batch; padding is 0 in every field.
+    """The arrays of this process's part of a planned batch, for all sides.
+
+    All sides of an example have the same segment id. A row of pairs, the first of 3 inputs and 2
+    targets, the second of 1 and 2:
+
+        inputs_segment_ids   [1, 1, 1, 2, 0, 0]
+        targets_segment_ids  [1, 1, 2, 2]
+
+    Args:
+        corpus: the corpus.
+        planned: the batch.
+        blocks: the part of the batch to build, on each side.
+        positions: "continue", or "restart" at 0 in later pieces of an example.
+        features: names of features of positions.
+
+    Returns:
+        For each side, the fields of `collate_side` with its name; and `loss_weights` (float32) of
+        the side that carries the loss.
+    """
+    batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for number, (side, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
+        own = [feature for feature in features if feature in side.features]
+        name = corpus.side_names[number]
+        aims = {feature: to for feature in own if (to := side.features[feature].to)}
+        pointers = {feature: corpus.side_names.index(to) for feature, to in aims.items()}
+        whole = block
+        if block.order is not None:  # its columns may come from anywhere in the row
+            length = planned.bucket.lengths[number]
+            whole = dataclasses.replace(block, columns=(0, length), order=None)
+        fields = collate_side(side, planned, number, whole, positions, own, pointers, name)
+        if block.order is not None:
+            taken = block.order[slice(*block.columns)]
+            fields = {name: values[:, taken] for name, values in fields.items()}
+        for feature, aim in pointers.items():
+            if (order := blocks[aim].order) is not None:
+                places = np.append(np.argsort(order), NOWHERE).astype(INT)  # -1 is the last one
+                fields[feature] = places[fields[feature]]
+        if number == corpus.loss_side:
+            loss["loss_weights"] = fields.pop("loss_weights")
+        fields.pop("loss_weights", None)
+        batch |= fields
+    return batch | loss
+
+
+def collate_side(
+    side: Readable,
+    planned: PlannedBatch,
+    number: int,
+    block: Block,
+    positions: Positions = "continue",
+    features: Sequence[str] = (),
+    pointers: Mapping[str, int] = types.MappingProxyType({}),
+    name: str = "inputs",
+) -> dict[str, np.ndarray]:
+    """The arrays of one side of a batch; padding is 0 in every field, and -1 in pointers.
 
     A row with two segments, the second a later piece that starts at position 7 of its example
     (with `positions="restart"` its positions are `0, 1`):
@@ -37,28 +91,28 @@ def collate(
         loss_weights        [1, 1, 1, 1, 1, 0]
 
     Args:
-        corpus: the corpus.
-        planned: the batch, of one side.
-        block: the part of the batch to build.
-        positions: "continue", or "restart" at 0 in later pieces of an example.
-        features: names of features of tokens.
+        side: the side of a corpus.
+        planned: the batch.
+        number: the number of the side.
+        block: the part of its columns to build, in order.
+        positions: as for `collate`.
+        features: those of the side, as for `collate`.
+        pointers: the number of the side that each pointer among the features points to.
+        name: the name of the side.
 
     Returns:
-        The corpus's fields (`inputs`, `targets`, int32), `inputs_segment_ids` and
-        `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block,
-        and each of the features, `[rows, length, *shape]`. If the corpus has groups, also
-        `visible_until` and `inputs_branch_ids`; see `_lay_out_nodes`.
+        The side's fields (for text `inputs`, `targets`, int32), `inputs_segment_ids` and
+        `inputs_positions` (int32) with its name in place of `inputs`, and `loss_weights`
+        (float32), each `[rows, length]` of the block, and each of the features,
+        `[rows, length, *shape]`. If there are groups, also `visible_until` and
+        `inputs_branch_ids`; see `_lay_out_nodes`.
     """
-    if block.order is not None:  # its columns may come from anywhere in the row
-        whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
-        batch = collate(corpus, planned, whole, positions, features)
-        return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
-    segments = _in_rows(planned, block.rows, positions)
-    if corpus.trees is not None:
-        count = corpus.trees[segments.example, 1]
+    segments = _in_rows(planned, number, block.rows, positions, with_begins=bool(pointers))
+    if side.trees is not None:
+        count = side.trees[segments.example, 1]
         segments = segments._replace(branch=count_before(segments.row, count))
-    if block.columns != (0, planned.bucket.shape[1]) or not segments.size.all():
+    if block.columns != (0, planned.bucket.lengths[number]) or not segments.size.all():
         segments = _in_columns(segments, block.columns)
     row, column, ids, example, start, position, size, *_, epoch = segments
     begin, cells = row * width + column, height * width
@@ -68,52 +122,27 @@ def collate(
     reach = np.empty_like(begin)
     reach[:-1], reach[-1:] = begin[1:], cells
     reach -= begin
-    batch = corpus.read(example, start, size, reach, epoch, features)
-    batch["inputs_segment_ids"] = ids.astype(INT).repeat(reach)
-    batch["inputs_positions"] = ranges(position, reach, INT)
-    if "loss_weights" not in batch:
-        batch["loss_weights"] = np.ones(cells - edge, np.float32)
-    if corpus.trees is not None:
-        batch |= _lay_out_nodes(corpus, segments, reach, block.columns[0])
+    batch = side.read(example, start, size, reach, epoch, features)
+    weights = batch.pop("loss_weights", None)
+    batch[f"{name}_segment_ids"] = ids.astype(INT).repeat(reach)
+    batch[f"{name}_positions"] = ranges(position, reach, INT)
+    if side.trees is not None:
+        batch |= _lay_out_nodes(side, segments, reach, block.columns[0])
+    batch["loss_weights"] = np.ones(cells - edge, np.float32) if weights is None else weights
+    for pointer, to in pointers.items():
+        values, shift = batch[pointer], segments.begins[:, to].astype(INT).repeat(reach)
+        shift = shift.reshape(-1, *[1] * (values.ndim - 1))
+        batch[pointer] = np.where(values >= 0, values + shift, INT(NOWHERE))
     padded = np.flatnonzero(reach > size)  # segments with padding after them
     padding = ranges((begin + size - edge)[padded], (reach - size)[padded])
-    for name, values in batch.items():
-        values[padding] = 0
+    for field, values in batch.items():
+        empty = NOWHERE if field in pointers else 0
+        values[padding] = empty
         shape = values.shape[1:]
         if edge:  # the first rows are empty
-            values = np.concatenate([np.zeros((edge, *shape), values.dtype), values])
-        batch[name] = values.reshape(height, width, *shape)
+            values = np.concatenate([np.full((edge, *shape), empty, values.dtype), values])
+        batch[field] = values.reshape(height, width, *shape)
     return batch
-
-
-def collate_pairs(
-    sides: Sequence[Readable],
-    planned: PlannedBatch,
-    blocks: Mapping[Bucket, Block],
-    features: Sequence[str] = (),
-) -> dict[str, np.ndarray]:
-    """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
-
-    A row with a pair of 3 inputs and 2 targets, and a pair of 1 and 2:
-
-        inputs_segment_ids   [1, 1, 1, 2, 0, 0]
-        targets_segment_ids  [1, 1, 2, 2]
-
-    Returns:
-        `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
-        inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), `[rows, length]` of the targets' block; and each of
-        the features, of the block of its side.
-    """
-    batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for name, corpus, side in zip(planned.bucket.names, sides, planned.sides, strict=True):
-        own = [feature for feature in features if feature in corpus.features]
-        fields = collate(corpus, side, blocks[side.bucket], features=own)
-        loss["loss_weights"] = fields.pop("loss_weights")  # that of the last side
-        places = ("segment_ids", "positions")
-        moved = {f"{name}_{field}": fields.pop(f"inputs_{field}") for field in places}
-        batch |= fields | moved
-    return batch | loss
 
 
 def collate_examples(
@@ -142,7 +171,7 @@ def collate_examples(
     Returns:
         An array `[n, room, *shape]` for each of the features.
     """
-    segments = _in_rows(planned.sides[0], rows, "continue")
+    segments = _in_rows(planned, 0, rows, "continue")
     found = corpus.read_examples(segments.example, [n for n in features if n != EXAMPLE_ID])
     places = {"example": (segments.row, segments.ids - 1)}
     if "continuation" in room:
@@ -191,7 +220,7 @@ def _lay_out_nodes(
 
 
 class _Segments(NamedTuple):
-    """Segments of a block; all fields but the last two are int64 [segments]."""
+    """Segments of a block; all fields but the last three are int64 [segments]."""
 
     row: np.ndarray  # counted within the block
     column: np.ndarray  # the first one
@@ -202,12 +231,22 @@ class _Segments(NamedTuple):
     size: np.ndarray  # positions
     end: np.ndarray  # the column of the row after the last one, also outside the block
     branch: Any  # the continuations before it in the row, int64 [segments]; 0 without groups
+    begins: Any  # its first column on each side, int64 [segments, sides]; 0 without pointers
     epoch: np.ndarray | int  # one for all, or int64 [segments]
 
 
-def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _Segments:
-    """The segments of `rows`, at their columns in the global batch."""
-    row, example, start, size = planned.segments.T
+def _in_rows(
+    planned: PlannedBatch,
+    number: int,
+    rows: np.ndarray,
+    positions: Positions,
+    *,
+    with_begins: bool = False,
+) -> _Segments:
+    """The segments of `rows`, at their columns in the global batch on one side."""
+    row, example, start = planned.segments[:, :3].T
+    size, sides = planned.segments[:, 3 + number], len(planned.bucket.lengths)
+    columns = planned.columns.reshape(len(row), sides)
     keep: slice | np.ndarray
     if len(rows) == planned.bucket.rows:
         keep = slice(None)
@@ -219,7 +258,7 @@ def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _
         keep = np.flatnonzero(np.isin(row, rows))
         row = np.searchsorted(rows, row[keep])
     example, start, size = (values[keep] for values in (example, start, size))
-    column = planned.columns[keep]
+    column = columns[keep, number]
     return _Segments(
         row=row,
         column=column,
@@ -230,6 +269,7 @@ def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _
         size=size,
         end=column + size,
         branch=0,
+        begins=columns[keep] - start[:, None] if with_begins else 0,
         epoch=planned.epoch if planned.epochs is None else planned.epochs[keep],
     )
 

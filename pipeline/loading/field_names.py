@@ -94,7 +94,14 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     return renamed | own
 
 
-def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str, Any]:
+def cu_seqlens(
+    batch: Fields,
+    max_segments: int,
+    *,
+    align: int = 1,
+    side: str | None = None,
+    parts: str | None = None,
+) -> dict[str, Any]:
     """The boundaries of the sequences of a batch, for variable-length attention kernels (THD).
 
     They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
@@ -109,31 +116,37 @@ def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str,
             shapes.
         align: that of the plan (1). Above 1, padding may follow every segment, and is a sequence
             there: a row has `2 · max_segments` sequences instead of `max_segments + 1`.
+        side: the side of both q and kv. Default None: for pairs, q is the side of the targets and
+            kv that of the inputs; otherwise both are the inputs.
+        parts: instead, a pointer to a side of parts, such as "patch_image", whose parts are the
+            sequences; then `max_segments` is the length of that side.
 
     Returns:
         `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
-        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int. For pairs, q is
-        the side of the targets and kv that of the inputs.
+        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int.
 
     Raises:
         ValueError: the batch has no segment ids; or a row of NumPy arrays has more segments, or,
             with `align=1`, padding before a segment.
     """
-    if "inputs_segment_ids" not in batch:
+    needed = parts or f"{side or 'inputs'}_segment_ids"
+    if needed not in batch:
         raise InvalidValue(
-            f"the batch has no inputs_segment_ids; it has {', '.join(batch)}. Call cu_seqlens on a "
-            "batch before it is renamed or transformed"
+            f"the batch has no {needed}; it has {', '.join(batch)}. Call cu_seqlens on a batch "
+            "before it is renamed or transformed"
         )
     if "visible_until" in batch:
         raise InvalidValue(
             "the batch has groups, whose shared prefixes cu_seqlens cannot express; use "
             "visible_until, or examples that are not groups"
         )
-    kv = batch["inputs_segment_ids"]
+    q = kv = batch[needed] + (parts is not None)
+    if side is None and parts is None:
+        q = batch.get("targets_segment_ids", kv)
     lengths = {}
-    for side, ids in (("q", batch.get("targets_segment_ids", kv)), ("kv", kv)):
-        lengths[f"cu_seqlens_{side}"] = _sequence_ends(ids, max_segments, align)
-        lengths[f"max_seqlen_{side}"] = ids.shape[1]
+    for name, ids in (("q", q), ("kv", kv)):
+        lengths[f"cu_seqlens_{name}"] = _sequence_ends(ids, max_segments, align)
+        lengths[f"max_seqlen_{name}"] = ids.shape[1]
     return lengths
 
 

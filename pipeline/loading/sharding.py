@@ -39,7 +39,7 @@ class Block:
 
     rows: np.ndarray  # in the global batch, ascending, int64 [n]
     columns: tuple[int, int]  # the first and one past the last
-    # For each of these columns, the column of the planned row that it holds; None: itself.
+    # For each column of a whole row, the column of the planned row that it holds; None: itself.
     order: np.ndarray | None = None
 
     @property
@@ -87,7 +87,7 @@ def block_of_sharding(
         columns = 0, shape[1]  # JAX takes parts that do not adjoin from the whole
     order = None
     if context_order != "contiguous" and length_parts > 1:
-        order = column_order(context_order, shape[1], length_parts)[slice(*columns)]
+        order = column_order(context_order, shape[1], length_parts)
     return Block(rows, columns, order)
 
 

@@ -193,7 +193,10 @@ class Fit:
                 f"lengths has shape {first.array.shape}; give more than two sides by name, as in "
                 "{'inputs': […], 'patches': […], 'images': […]}"
             )
-        self.costs = as_costs(options.get("cost", 1), names)
+        cost, unpriced = options.get("cost", 1), getattr(first.given, "unpriced", ())
+        if unpriced and not isinstance(cost, Mapping):
+            cost = {name: cost for name in names if name not in unpriced}
+        self.costs = as_costs(cost, names)
         self._aligns = whole_by_side("align", options.get("align", 1), names, 1)
         self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)

@@ -33,6 +33,8 @@ class Corpus(Protocol):
       the positions of its longest path, its continuations, and its cost in attention; or None.
     - `num_learnt`: the number of positions that carry loss.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
+    - `side_names`, of several sides; `loss_side`, the number of the one with loss, or None; and
+      `unpriced`, the names of sides whose cost must be given.
     - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
       None; pieces of overlong examples without loss are left out.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
@@ -124,6 +126,7 @@ class Lengths:
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         names: the names of the sides, if they are given.
+        loss_side: the number of the side with loss; the last one, if that is not known.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
@@ -134,7 +137,10 @@ class Lengths:
         self.given, self.excluded = given, excluded
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
-        self.names = tuple(given) if isinstance(given, Mapping) else ()
+        named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
+        self.names: tuple[str, ...] = tuple(named)
+        loss = getattr(given, "loss_side", None)
+        self.loss_side: int = -1 if loss is None else loss
         self.array = as_lengths(given)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,7 +213,8 @@ class Lengths:
                 f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
                 "carry loss; give corpora that were prepared with a template, or by='tokens'"
             )
-        return Fraction(learnt, int(self.array.reshape(len(self), -1)[:, -1].sum(dtype=np.int64)))
+        positions = self.array.reshape(len(self), -1)[:, self.loss_side]
+        return Fraction(learnt, int(positions.sum(dtype=np.int64)))
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:

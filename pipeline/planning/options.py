@@ -93,9 +93,11 @@ def by_side(name: str, value: Any, names: Sequence[str], default: Any = None) ->
         return (value,) * len(names)
     missing = [side for side in names if side not in value] if default is None else []
     if missing or not {*value} <= {*names}:
+        lacking = f", but not {' and '.join(missing)}" if missing else ""
+        free = "; give 0 for a side that costs nothing" if name == "cost" else ""
         raise InvalidValue(
-            f"{name} names {' and '.join(map(str, value)) or 'no side'}, and the sides are "
-            f"{', '.join(names)}; give a value for each of them"
+            f"{name} names {' and '.join(map(str, value)) or 'no side'}{lacking}; the sides are "
+            f"{', '.join(names)}{free or '; give a value for each of them'}"
         )
     return tuple(value.get(side, default) for side in names)
 
@@ -174,8 +176,8 @@ class Options:
         allowed = OVERFLOWS[1:] if self.vectors else OVERFLOWS
         if self.vectors and isinstance(self.overflow, str) and self.overflow == "split":
             raise InvalidValue(
-                "overflow is 'split'; a part of an example would lose its other sides; with "
-                f"several sides it must be one of {', '.join(allowed)}"
+                "overflow is 'split'; a piece would lose its other sides; give 'error', 'drop', or "
+                "'truncate' for sides that nothing points to"
             )
         require_one_of("overflow", self.overflow, allowed)
         if self.vectors and self.packing == "optimal":

@@ -58,7 +58,7 @@ class Pieces:
         lost: positions of these that are in no piece; those of a side count with its cost.
         silent: pieces of these that are left out since they have no loss, if the lengths are those
             of a corpus with weights: int64 [pieces, 3], the example, the first position and the
-            size (of several sides, that of the last).
+            size (of several sides, that of the one with loss).
         silent_first: the number of these that are first pieces.
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
@@ -164,7 +164,8 @@ class Pieces:
         """
         examples = self.overlong
         first, rest = (
-            np.reshape(each, (len(examples), -1))[:, -1] for each in (kept, self._lengths[examples])
+            np.reshape(each, (len(examples), -1))[:, self._of.loss_side]
+            for each in (kept, self._lengths[examples])
         )
         firsts = np.stack([examples, 0 * examples, first])
         loss = self._of.count_loss(*firsts)

@@ -16,10 +16,10 @@ from pipeline.corpus.manifest import MANIFEST, Manifest
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
 from pipeline.fs.atomic import as_path
-from pipeline.planning.bucket import Bucket
+from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import as_lengths
-from pipeline.planning.options import list_keywords, select_options
+from pipeline.planning.lengths import as_lengths, weigh
+from pipeline.planning.options import by_side, list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
 
 # Lengths in a file of counts must be below this, and their number at most this: 16 GiB.
@@ -65,12 +65,14 @@ class Options(dict[str, Any]):
     def for_lengths(self, lengths: np.ndarray) -> "Options":
         """These options; without `max_length`, one is set so that a batch can hold a row.
 
-        Pairs keep the default.
+        Examples of several sides keep the default.
         """
+        if lengths.ndim == 2 or self["max_length"] is not None:
+            return self
         most = self["tokens_per_batch"] // self["row_multiple"]
-        most -= most % (self["length_multiple"] or 128)
-        fits = lengths.ndim == 2 or not 0 < most < lengths.max(initial=0)
-        return self if fits or self["max_length"] is not None else self.replace(max_length=most)
+        (multiple,) = by_side("length_multiple", self["length_multiple"] or 128, PAIR[:1])
+        most -= most % multiple
+        return self.replace(max_length=most) if 0 < most < lengths.max(initial=0) else self
 
     def fit(self, lengths) -> tuple[Bucket, ...]:
         """The option `buckets`, or those that `fit_buckets` chooses for `lengths`."""
@@ -89,7 +91,7 @@ class Dataset:
 
     Attributes:
         name: the title of the report.
-        lengths: positions of each example, integers [n], for pairs [n, 2].
+        lengths: positions of each example, integers [n], of several sides [n, sides].
         sources: name and number of examples of each source, in the order of `lengths`.
         corpus: the corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
         options: the options of a config; empty without one.
@@ -107,9 +109,16 @@ class Dataset:
     tuning: Mapping[str, Any] | None = None
 
     @property
-    def pairs(self) -> bool:
-        """Whether its examples are pairs."""
-        return self.lengths.ndim == 2
+    def side_names(self) -> tuple[str, ...]:
+        """The names of several sides; empty for examples of one length."""
+        if self.lengths.ndim == 1:
+            return ()
+        return PAIR if self.corpus is None else self.corpus.side_names
+
+    @property
+    def by_side(self) -> Any:
+        """The lengths, of several sides by name."""
+        return dict(zip(self.side_names, self.lengths.T, strict=True)) or self.lengths
 
     @property
     def examples(self) -> Any:
@@ -135,7 +144,9 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     options["exclude"] = plan.stages[-1].excluded
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
-    options.setdefault("tokens_per_batch", max(bucket.positions for bucket in buckets))
+    costs = plan.options.costs
+    most = max(bucket.rows * weigh(bucket.lengths, costs) for bucket in buckets)
+    options.setdefault("tokens_per_batch", int(most))
     return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)
 
 
@@ -158,8 +169,8 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
         return parts[0]
-    if len({part.lengths.ndim for part in parts}) > 1:
-        raise InvalidValue("some of these are pairs and others are not; give one kind")
+    if len({part.side_names for part in parts}) > 1:
+        raise InvalidValue("these have different sides, such as pairs and text; give one kind")
     return Dataset(
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),

@@ -9,14 +9,13 @@ import numpy as np
 from pipeline.history.plans import find_corpora
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.figures import Counts, count_losses
-from pipeline.planning.lengths import histogram
+from pipeline.planning.lengths import histogram, weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
 from pipeline.report.strategies import PLAIN, Strategy, compare_others, compare_plans, count_plan
 from pipeline.report.tiers import compare_tiers, row_costs
 
-SIDES = ("inputs", "targets")  # of pairs
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
 
@@ -29,9 +28,9 @@ RUN = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """The lengths of a dataset; for pairs, those of the inputs or of the targets."""
+    """The lengths of a dataset, on one of several sides."""
 
-    name: str  # "corpus"; for pairs "inputs" or "targets"
+    name: str  # "corpus"; of several sides its name
     examples: int
     tokens: int  # positions to train on
     learnt: int | None  # those of them that carry loss; None if unknown
@@ -57,7 +56,7 @@ class Epoch:
     padding: float  # the share of positions that hold no token
     losses: dict[str, int]  # see `planning.figures.count_losses`
     buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
-    used: dict[str, float]  # of pairs, the share of the positions of each side that hold tokens
+    used: dict[str, float]  # the share of the positions of each of several sides that is used
     walked: int  # the number of first batches from which the following fields are computed
     over_ideal: list[dict[str, Any]]  # see `compare_tiers`
     # For each corpus of a mixture, the largest difference between its weight and its share of any
@@ -72,7 +71,7 @@ class Figures:
     Attributes:
         name: the name of the dataset.
         options: the options of the plan.
-        sides: the lengths; for pairs, those of the inputs and those of the targets.
+        sides: the lengths, on each side.
         ran: whether the plan is that of a run.
         plan: an epoch of the plan.
         strategies: ways to make batches of this data, from the most work to the least.
@@ -97,23 +96,25 @@ def measure(
     plan = dataset.plan or options.plan(dataset.examples)
     longest, width = plan.options.buckets[-1].lengths, options["width"]
     if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
-        options = options.replace(max_length=longest if dataset.pairs else longest[0])
-    ours = compare_plans(dataset.lengths, options, plan, progress)
-    if dataset.pairs:
-        bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
-        padded = options.replace(packing="none", **PLAIN).plan(dataset.lengths, (bucket,))
-        name, about = "padded to the longest of all", f"one pair in a row of {bucket}"
+        options = options.replace(max_length=longest if dataset.side_names else longest[0])
+    ours = compare_plans(dataset.by_side, options, plan, progress)
+    if dataset.side_names:
+        size = weigh(longest, plan.options.costs)
+        rows = max(int(options["tokens_per_batch"] // size), 1)
+        bucket = Bucket(rows, longest, plan.options.names)
+        padded = options.replace(packing="none", **PLAIN).plan(dataset.by_side, (bucket,))
+        name, about = "padded to the longest of all", f"one example in a row of {bucket}"
         others = [count_plan(padded, width, name=name, about=about)]
     else:
         stays = np.ones(len(dataset.lengths), bool)
         stays[np.asarray(options.get("exclude", ()), np.int64)] = False
         others = compare_others(*histogram(dataset.lengths[stays]), options, *longest)
-    names = SIDES if dataset.pairs else ("corpus",)
+    sides = zip(dataset.side_names or ("corpus",), longest, strict=True)
     attention = options["attention"]
     return Figures(
         name=dataset.name,
         options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
-        sides=[measure_side(dataset, *each) for each in zip(names, longest, strict=True)],
+        sides=[measure_side(dataset, *each) for each in sides],
         ran=dataset.plan is not None,
         plan=measure_epoch(plan, width),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
@@ -122,8 +123,12 @@ def measure(
 
 
 def measure_side(dataset: Dataset, name: str, row: int) -> Side:
-    """The lengths of a dataset, or of the `name` side of pairs, for rows of `row` positions."""
-    lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, int(name == "targets")]
+    """The lengths of a dataset, on the side `name`, for rows of `row` positions."""
+    lengths, number = dataset.lengths, 0
+    if dataset.side_names:
+        number = dataset.side_names.index(name)
+        lengths = lengths[:, number]
+    learns = dataset.corpus is not None and dataset.corpus.loss_side == number
     sizes, counts = histogram(lengths)
     overlong, empty = int(counts[sizes > row].sum()), int(counts[sizes == 0].sum())
     if sizes.any():  # if all are empty, 0 is their mean and their longest
@@ -147,7 +152,7 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
         name=name,
         examples=len(lengths),
         tokens=tokens,
-        learnt=None if dataset.corpus is None or name == "inputs" else dataset.corpus.num_learnt,
+        learnt=dataset.corpus.num_learnt if learns and dataset.corpus else None,
         empty=empty,
         mean=tokens / int(below[-1]),
         percentiles={
@@ -169,12 +174,16 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
     counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
         number, _, *tokens = counts.buckets[bucket]
-        fill = float(sum(tokens) / (number * bucket.positions)) if number else None
+        size = bucket.rows * weigh(bucket.lengths, plan.options.costs)
+        fill = float(weigh(tokens, plan.options.costs) / (number * size)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     steps = range(first, min(last, first + MOST_BATCHES))
     costs, shares = [], []
     for batch in map(plan.batch, steps):
-        costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width, plan.trees)))
+        of_rows = row_costs(
+            batch.bucket, batch.segments, width, plan.trees, costs=plan.options.costs
+        )
+        costs.append((batch.bucket, of_rows))
         shares.append(_count_shares(plan, batch))
     return Epoch(
         fingerprint=plan.fingerprint,
@@ -192,7 +201,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
 
 
 def _count_used(plan: Plan, counts: Counts) -> dict[str, float]:
-    """The share of the positions of each side that hold tokens."""
+    """The share of the positions of each side that is used."""
     tokens, positions = np.zeros((2, len(plan.options.names)))
     for bucket, (batches, _, *real) in counts.buckets.items():
         tokens += real

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.planning.figures import count_losses
 from pipeline.planning.lengths import Lengths
+from pipeline.planning.options import by_side
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.plan import Plan
@@ -197,7 +198,7 @@ def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:
 
 
 def compare_plans(
-    lengths: np.ndarray, options: Options, plan: Plan, progress: Callable[[str], None]
+    lengths: Any, options: Options, plan: Plan, progress: Callable[[str], None]
 ) -> list[Strategy]:
     """Lockstep with the buckets of `plan`, other numbers of buckets, and one example a row.
 
@@ -205,7 +206,9 @@ def compare_plans(
     """
     own = plan.options.buckets
     unit = options["length_multiple"] or 128
-    row = sum(-(-length // unit) * unit for length in own[-1].lengths)
+    units = by_side("length_multiple", unit, own[-1].names)
+    row = [-(-length // each) * each for length, each in zip(own[-1].lengths, units, strict=True)]
+    row = math.ceil(np.dot(row, plan.options.costs))
     budget = max(options["tokens_per_batch"], options["row_multiple"] * row)
     found = []
     for packing in dict.fromkeys(("best_fit", "none", options["packing"])):
@@ -231,17 +234,17 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are its other fields."""
     batches = plan.batches(0, plan.num_batches())
     layout = plan.stages[-1].streams[0].whole.layout
-    squares = 0
+    squares, costs = 0, plan.options.costs
     for window in range(len(layout)):
         sizes = layout.pieces.locate(layout.pieces_in(window))[2]
-        squares += int(_scores(sizes.T).sum())
+        squares += _scores(np.multiply(sizes, costs).T).sum()
         if layout.cuts[window]:
             squares -= _scores_between_pieces(layout.packed(window))
     return weigh(
         width,
         tokens=plan.num_tokens,
-        positions=sum(number * bucket.positions for bucket, number in batches.items()),
-        scores=sum(n * b.rows * int(_scores(b.lengths)) for b, n in batches.items()),
+        positions=sum(n * b.rows * float(np.dot(b.lengths, costs)) for b, n in batches.items()),
+        scores=sum(n * b.rows * _scores(np.multiply(b.lengths, costs)) for b, n in batches.items()),
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
@@ -261,6 +264,6 @@ def _scores_between_pieces(packed: Packed) -> int:
 
 
 def _scores(sides: Any) -> Any:
-    """The scores of attention in rows or segments; targets also attend to inputs."""
+    """The scores of attention in rows or segments; later sides also attend to the first."""
     first, *second = sides
     return first**2 + sum(first * each + each**2 for each in second)

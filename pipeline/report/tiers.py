@@ -7,27 +7,35 @@ import numpy as np
 
 from pipeline.planning.balance import even_order
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.lengths import weigh
 
 GROUPS = (8, 32, 128, 1024)  # numbers of groups of rows, such as devices, to compare
 TIERS = (1, 4, 16)  # numbers of steps in a block of tiers to compare
 
 
 def row_costs(
-    bucket: Bucket, segments: np.ndarray, width: int = 1024, trees: np.ndarray | None = None
+    bucket: Bucket,
+    segments: np.ndarray,
+    width: int = 1024,
+    trees: np.ndarray | None = None,
+    costs: Sequence[float] | None = None,
 ) -> np.ndarray:
     """The cost of each row of a batch with attention that skips other segments: float64 [rows].
 
     A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`. `segments`
-    are those of a `PlannedBatch`. For groups, the cost in the plan's `trees` replaces `l²`.
+    are those of a `PlannedBatch`. For groups, the cost in the plan's `trees` replaces `l²`. The
+    positions of each side count with its entry of `costs`.
 
     >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()
     [36.0, 18.0]
     """
-    squares = (segments[:, 3:] ** 2.0).sum(axis=1)
+    costs = (1,) * len(bucket.lengths) if costs is None else costs
+    squares = weigh(segments[:, 3:] ** 2.0, costs)
     if trees is not None:
-        _, branches, costs = trees[segments[:, 1]].T
-        squares = np.where(branches > 0, costs, squares)
-    return sum(bucket.lengths) + np.bincount(segments[:, 0], squares, bucket.rows) / (6 * width)
+        _, branches, of_groups = trees[segments[:, 1]].T
+        squares = np.where(branches > 0, of_groups, squares)
+    of_rows = np.bincount(segments[:, 0], squares, bucket.rows)
+    return weigh(bucket.lengths, costs) + of_rows / (6 * width)
 
 
 def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:

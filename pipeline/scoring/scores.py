@@ -94,7 +94,7 @@ def score(
         directory: the directory for `scores.arrow`, and for `scores.json`, which describes it and
             has its digest; parts are in `scores.parts` until the table is complete.
         per: the kind of record in the step's arrays, or a dict of kinds by name: "position",
-            `[rows, length, …]`; for pairs "inputs" or "targets", by side; "segment",
+            `[rows, length, …]`; of several sides the name of one, as "targets"; "segment",
             `[rows, segments, …]`, from segment id 1 on, with at least `max_segments` of them;
             "continuation" of groups, `[rows, continuations, …]`, with branch id b in column b - 1,
             as `pipeline.steps.sum_continuations` makes them; or "row", `[rows, …]`, if a row has
@@ -145,7 +145,7 @@ def score(
         traces = {bucket: _trace(run, state, specs) for bucket, specs in loader.specs.items()}
         programs = [program for program, _ in traces.values()]
         outputs = {bucket: shapes for bucket, (_, shapes) in traces.items()}
-        values = find_values(outputs, per, reduce, plan, corpus.trees)
+        values = find_values(outputs, per, reduce, plan, corpus)
         manifest: dict[str, Any] = {
             "corpus": corpus.identity,
             "plan": plan.identity,

@@ -68,8 +68,7 @@ def write_table(
 ) -> None:
     """Writes the table of all parts; an example that is in none of them has nulls.
 
-    `shape` is the number of examples, which are the rows of the table, and of sides: 1, or 2 for
-    pairs.
+    `shape` is the number of examples, which are the rows of the table, and of sides.
     """
     positions = np.zeros(shape, np.int64)
     for part in parts:

@@ -12,6 +12,7 @@ from pipeline.errors import InvalidType, InvalidValue, counted, name_some, requi
 from pipeline.loading.batches import Batch, Batches
 from pipeline.loading.sharding import batch_sharding, field_specs, place
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.options import BySide
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -23,6 +24,7 @@ from pipeline.scoring.values import (
     continuations_of,
     kinds_of,
     shape_of_records,
+    side_of,
 )
 from pipeline.steps import hosts
 
@@ -36,7 +38,8 @@ def pack(
     *,
     sharding: Mesh | NamedSharding | None = None,
     overflow: Overflow = "error",
-    align: int = 1,
+    align: BySide = 1,
+    cost: BySide = 1,
     max_segments: int | None = None,
     features: Iterable[str] | None = None,
 ) -> "Packed":
@@ -57,6 +60,7 @@ def pack(
         overflow: what to do with an example longer than every bucket, as for `Plan`; default an
             error.
         align: the multiple at which every segment begins, as for `Plan`; default 1.
+        cost: what a position of each side costs, as for `Plan`; default 1.
         max_segments: the most segments in a row. Features of examples need it, since it decides
             their shape. Default None: no limit.
         features: names of features to read, as for `load`; None: all.
@@ -75,7 +79,7 @@ def pack(
             f"examples is a {type(examples).__name__}; make pipeline.Examples of them, or give a "
             "corpus"
         )
-    empty = np.flatnonzero(np.reshape(examples.lengths, (len(examples), -1)).min(axis=1) == 0)
+    empty = np.flatnonzero(np.reshape(examples.lengths, (len(examples), -1)).max(axis=1) == 0)
     if len(empty):
         raise InvalidValue(
             f"{counted(len(empty), 'example')} of {len(examples):,} have length 0, and so nothing "
@@ -87,6 +91,7 @@ def pack(
             "give an update with weights that are not all 0"
         )
     options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
+    options["cost"] = cost
     plan = Plan(examples.covering(), buckets, shuffle=False, tiers=ALL_STEPS, **options)
     sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)
@@ -150,7 +155,7 @@ def unpack(
             or a dict of arrays. On several hosts, each host has the whole arrays.
         examples: the argument of `pack`, or the corpus of a plan.
         per: the kind of record in an array, or a dict of kinds by name: "position",
-            `[rows, length, …]`; for pairs "inputs" or "targets", by side; "segment",
+            `[rows, length, …]`; of several sides the name of one, as "targets"; "segment",
             `[rows, segments, …]`, with segment id s in column s - 1; "continuation" of groups,
             `[rows, continuations, …]`, with branch id b in column b - 1; or "row", `[rows, …]`, if
             a row has one segment.
@@ -206,7 +211,12 @@ def _unpack(
         most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
         shape = shape_of_records(name, array, per, batch.bucket, most)
         value = Value(
-            per=per, shape=shape, dtype=array.dtype, reduce=reduce, continuations=continuations
+            per=per,
+            shape=shape,
+            dtype=array.dtype,
+            reduce=reduce,
+            continuations=continuations,
+            side=side_of(per, batch.bucket, examples),
         )
         records.append(value.cut(array, batch))
         segments.append(batch.segments)

@@ -8,14 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted, require_one_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-
-# Kinds of records with one for each position, and the side of the positions.
-POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
 
 # Kinds of records with one for each segment.
 SINGLE = ("segment", "row")
@@ -31,12 +29,14 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: the kind of its records: one of `POSITIONS`, one of `SINGLE`, or `CONTINUATION`.
+        per: the kind of its records: "position" or the name of a side, one of `SINGLE`, or
+            `CONTINUATION`.
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean" over the records of an example; None keeps them.
         continuations: the number of continuations of each example, int64 [examples], if each has
             a record; otherwise None.
+        side: the number of the side of the positions; of other records, of that with loss.
     """
 
     per: str
@@ -44,6 +44,7 @@ class Value:
     dtype: np.dtype
     reduce: str | None
     continuations: np.ndarray | None = None
+    side: int = 0
 
     def __str__(self) -> str:
         return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
@@ -57,7 +58,7 @@ class Value:
         """The number of records of each segment, if not `SINGLE`: int64 [segments]."""
         if self.continuations is not None:
             return self.continuations[segments[:, 1]]
-        return segments[:, 3 + POSITIONS[self.per]]
+        return segments[:, 3 + self.side]
 
     @property
     def sum_dtype(self) -> np.dtype:
@@ -76,14 +77,14 @@ class Value:
         segments, row = planned.segments, planned.segments[:, 0]
         if self.per in SINGLE:
             records = array[row] if self.per == "row" else array[row, planned.numbers]
-            records = records.astype(self.sum_dtype)
-            return records * _outer(segments[:, -1], records) if self.reduce == "mean" else records
+            records, size = records.astype(self.sum_dtype), segments[:, 3 + self.side]
+            return records * _outer(size, records) if self.reduce == "mean" else records
         size = self.count(segments)
         before = np.cumsum(size) - size
         if self.per == CONTINUATION:
             columns = count_before(row, size)
         else:
-            columns = planned.columns.reshape(len(row), -1)[:, POSITIONS[self.per]]
+            columns = planned.columns.reshape(len(row), segments.shape[1] - 3)[:, self.side]
         begin = row * array.shape[1] + columns
         records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
         if self.reduce is None:
@@ -107,7 +108,7 @@ class Records:
         if value.continuations is not None:
             self.counts = value.continuations * positions.any(axis=1)
         else:
-            self.counts = positions[:, POSITIONS.get(value.per, -1)]
+            self.counts = positions[:, value.side]
         self._begins = np.cumsum(self.counts) - self.counts
         count = int(self.counts.sum()) if value.ragged else len(positions)
         self._array = make((count, *value.shape), value.sum_dtype)
@@ -145,11 +146,11 @@ def find_values(
     per: str | Mapping[str, str],
     reduce: str | None,
     plan: Plan,
-    trees: np.ndarray | None,
+    corpus: AnyCorpus,
 ) -> dict[str, Value]:
     """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
-    `per` is the kind of all records, or a dict of kinds by name; `trees` are those of the corpus.
+    `per` is the kind of all records, or a dict of kinds by name.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, REDUCE)
@@ -166,7 +167,7 @@ def find_values(
                 "with a name for each array"
             )
     return {
-        name: _find(name, kind, outputs, reduce, plan, trees)
+        name: _find(name, kind, outputs, reduce, plan, corpus)
         for name, kind in kinds_of(next(iter(outputs.values())), per).items()
     }
 
@@ -198,9 +199,9 @@ def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int)
 
     `most` is the largest number of segments, or of continuations, in a row.
     """
-    positions = ("inputs", "targets") if len(bucket.lengths) > 1 else ("position",)
+    positions = positions_of(bucket)
     require_one_of(f"per of {name}", per, (*positions, "segment", CONTINUATION, "row"))
-    side = POSITIONS.get(per)
+    side = positions.index(per) if per in positions else None
     if per == "row" and most > 1:
         raise InvalidValue(
             f"{name} has one record a row, and rows hold up to {most} examples; give "
@@ -218,15 +219,26 @@ def shape_of_records(name: str, array: Any, per: str, bucket: Bucket, most: int)
     return array.shape[1 if per == "row" else 2 :]
 
 
+def positions_of(bucket: Bucket) -> tuple[str, ...]:
+    """The kinds of records with one for each position, in the order of the sides."""
+    return bucket.names if len(bucket.lengths) > 1 else ("position",)
+
+
+def side_of(per: str, bucket: Bucket, corpus: AnyCorpus) -> int:
+    """The number of the side of these records; of those that are of no side, that with loss."""
+    positions = positions_of(bucket)
+    return positions.index(per) if per in positions else corpus.loss_side or 0
+
+
 def _find(
     name: str,
     per: str,
     outputs: Mapping[Bucket, Any],
     reduce: str | None,
     plan: Plan,
-    trees: np.ndarray | None,
+    corpus: AnyCorpus,
 ) -> Value:
-    continuations = continuations_of(name, per, trees)
+    continuations = continuations_of(name, per, corpus.trees)
     most = plan.most_segments() if continuations is None else plan.most_continuations()
     shapes = {
         shape_of_records(name, values[name], per, bucket, most[bucket])
@@ -253,5 +265,10 @@ def _find(
             "return such, and the parts of a complex number as values of their own"
         )
     return Value(
-        per=per, shape=shapes.pop(), dtype=dtype, reduce=reduce, continuations=continuations
+        per=per,
+        shape=shapes.pop(),
+        dtype=dtype,
+        reduce=reduce,
+        continuations=continuations,
+        side=side_of(per, plan.buckets[0], corpus),
     )

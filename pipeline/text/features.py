@@ -1,10 +1,11 @@
 """Features: the arrays that examples carry beside their tokens, such as rewards or log-probs."""
 
 import dataclasses
+import difflib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16, finfo
@@ -13,12 +14,12 @@ from pipeline.errors import (
     InvalidType,
     InvalidValue,
     counted,
-    require_one_of,
     require_whole,
     suggest_option,
 )
 
-Of = Literal["inputs", "targets", "continuation", "example"]
+# What may have a value beside the positions of a side that a corpus names itself.
+OF = "inputs", "targets", "continuation", "example"
 
 # The columns of examples that are not features.
 TOKENS, WEIGHTS = "tokens", "weights"
@@ -33,6 +34,9 @@ FIELDS = (
     *("visible_until", "inputs_branch_ids"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
+
+# What a pointer holds where it points to nothing.
+NOWHERE = -1
 
 
 def as_array(given: Any, what: str) -> np.ndarray:
@@ -73,30 +77,37 @@ class Feature:
     """The schema of a column that examples carry beside their tokens.
 
     >>> Feature("targets", dtype="float32")  # one number for each token that is predicted
-    Feature(of='targets', dtype=dtype('float32'), shape=(), fill=None)
+    Feature(of='targets', dtype=dtype('float32'), shape=(), fill=None, to=None)
+    >>> Feature("patches", dtype="uint8", shape=588)  # a side of arrays: a patch at each position
+    Feature(of='patches', dtype=dtype('uint8'), shape=(588,), fill=None, to=None)
 
     Args:
         of: "inputs" or "targets": an array `[n, *shape]` for an example of n tokens. In a batch,
             the entry of a token lies where the token is an input, or where it is predicted, as
             `loss_weights` do. "example": one value, of `shape`, for an example. "continuation", for
-            groups: a value for each continuation of an example, `[continuations, *shape]`.
+            groups: a value for each continuation of an example, `[continuations, *shape]`. Any
+            other name is that of a side, whose features are `[n, *shape]` for its n positions in an
+            example.
         dtype: in the batch, boolean or a number of at most 32 bits, also "bfloat16". Default None:
             that of the first example's data, with 32 bits in place of 64.
         shape: that of the value of one token, or of one example; default a number.
         fill: the value where the feature is missing: in a corpus of a mixture, a record, or a span
             of a template; default None: refused.
+        to: makes the feature a pointer: its values, int32, are positions of this side in the same
+            example, or -1 for none. In a batch, they are columns of the row, and -1 on padding.
 
     Raises:
         ValueError: an argument is not as above.
     """
 
-    of: Of
+    of: str
     dtype: Any = dataclasses.field(default=None, kw_only=True)
     shape: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
     fill: float | None = dataclasses.field(default=None, kw_only=True)
+    to: str | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_one_of("of", self.of, get_args(Of))
+        self._check_sides()
         shape = self.shape if isinstance(self.shape, tuple | list) else (self.shape,)
         object.__setattr__(self, "shape", tuple(require_whole("shape", n, 1) for n in shape))
         if self.fill is not None:
@@ -118,6 +129,24 @@ class Feature:
             if self.fill is not None and not _can_hold(dtype, self.fill):
                 raise InvalidValue(f"fill is {self.fill!r}, which {dtype} cannot hold")
 
+    def _check_sides(self) -> None:
+        of, taken = self.of, {*RESERVED} - {*OF}
+        if not isinstance(of, str) or not of.isidentifier() or of in taken:
+            raise InvalidValue(
+                f"of is {of!r}; it must be one of {', '.join(OF)}, or the name of a side, of "
+                "letters, digits and _"
+            )
+        if of not in OF and (meant := difflib.get_close_matches(of, OF, 1, 0.85)):
+            raise InvalidValue(f"of is {of!r}, too like {meant[0]!r} for the name of a side")
+        if self.to is not None:
+            if self.per_example or self.dtype not in (None, np.int32, "int32"):
+                raise InvalidValue(
+                    f"to is {self.to!r}, which makes a pointer; its dtype is int32, and it is of "
+                    f"the positions of a side, not {self.dtype} of {of}"
+                )
+            object.__setattr__(self, "dtype", np.dtype(np.int32))
+            object.__setattr__(self, "fill", NOWHERE)
+
     @property
     def per_example(self) -> bool:
         """Whether an example has one value, rather than one for each of its tokens.
@@ -134,7 +163,8 @@ class Feature:
     @property
     def as_json(self) -> dict[str, Any]:
         """The arguments, as JSON; the dtype must be known."""
-        return {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
+        made = {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
+        return made if self.to is None else {**made, "to": self.to}
 
     def filled(self, count: int) -> np.ndarray:
         """`count` values that are `fill`, or 0: `[count, *shape]`."""
@@ -268,10 +298,10 @@ def split_columns(
                 f"{next(iter(known))!r}: …}}"
             )
         return {TOKENS: columns}, {}
-    if TOKENS not in columns:
+    if TOKENS not in columns and (WEIGHTS in columns or all(f.of in OF for f in known.values())):
         raise InvalidValue(
             f"columns are {', '.join(map(str, columns)) or 'none'}; one of them must be 'tokens', "
-            "the token ids of each example"
+            "the token ids of each example, or have a feature of a side of arrays"
         )
     for name in columns:
         if name not in (TOKENS, WEIGHTS, *known):

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import (
+    NOWHERE,
     OF_TOKENS,
     TOKEN_IDS,
     TOKENS,
@@ -22,8 +23,8 @@ from pipeline.text.features import (
     zip_columns,
 )
 
-# A part ends with the example that takes it to either limit: 32 or 64 MiB of tokens, or 8 MiB of
-# offsets. Nothing else decides it, so any number of workers makes the same parts.
+# A part ends with the example that takes it to either limit: 32 or 64 MiB of tokens or arrays, or 8
+# MiB of offsets. Nothing else decides it, so any number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
@@ -42,7 +43,7 @@ class Ragged:
     Attributes:
         counts: the number of tokens of each example.
         columns: by name, the tokens of the examples, their weights, if they have any, and their
-            features. For features that are added to a corpus, there are no tokens.
+            features. For arrays, and for features that are added to a corpus, there are no tokens.
         text_bytes: UTF-8 bytes of the text of each example, only of text that carries loss if
             tokens have weights; None if no text is known (a corpus made from arrays).
     """
@@ -82,7 +83,7 @@ class Ragged:
                 "2**32 - 1"
             )
         sha = hashlib.sha256()
-        if TOKENS in self.columns:
+        if find_lead({name: each.feature for name, each in self.columns.items()}):
             sha.update(np.ascontiguousarray(self.counts, "<u4").data)
         for name in sorted(self.columns, key=lambda name: (name != TOKENS, name != WEIGHTS, name)):
             feature, values = self.columns[name]
@@ -119,9 +120,16 @@ class Ragged:
         return cls(counts, columns, np.concatenate(texts) if texts else None)
 
 
-def is_full(examples: int, tokens: int) -> bool:
-    """Whether a part with this many examples and tokens is full."""
-    return tokens >= TOKENS_PER_PART or examples >= EXAMPLES_PER_PART
+def is_full(examples: int, tokens: int, width: int = 4) -> bool:
+    """Whether a part with this many examples and tokens, or arrays of `width` bytes, is full."""
+    most = TOKENS_PER_PART * 4 // max(width, 4)
+    return tokens >= most or examples >= EXAMPLES_PER_PART
+
+
+def find_lead(columns: Mapping[str, Feature]) -> str | None:
+    """The column whose values tell where examples begin: the tokens, or the first of arrays."""
+    every = (name for name, feature in columns.items() if not feature.per_example)
+    return TOKENS if TOKENS in columns else next(every, None)
 
 
 def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]]:
@@ -152,19 +160,86 @@ def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]
 
 
 def divide_arrays(
-    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
-) -> Iterator[Ragged]:
-    """Examples from arrays, part by part, each entry checked; see `Corpus.from_arrays`."""
-    columns, known = split_columns(columns, features)
+    columns: Any,
+    sides: Mapping[str, Mapping[str, Feature]],
+    vocab_size: int | None,
+    lookahead: int = 0,
+) -> Iterator[tuple[str, Ragged]]:
+    """Examples from arrays, side by side and part by part, each entry checked.
+
+    Args:
+        columns: as for `Corpus.from_arrays`.
+        sides: the features of each side by name; if there are tokens, those of the first.
+        vocab_size: if given, ids must be below it.
+        lookahead: the number of tokens that an example has beyond its length.
+    """
+    columns, known = split_columns(columns, _join_sides(sides))
+    weighted = {WEIGHTS: known[WEIGHTS]} if WEIGHTS in known else {}
+    tokens = next(iter(sides)) if TOKENS in columns else None
     # An iterator may reuse the memory of an entry for the next one.
     lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
-    buffer = Buffer(known, vocab_size, BLOCK if lasting else 1)
+    block = BLOCK if lasting else 1
+    buffers: dict[str, Buffer] = {}
+    measured = len(sides) > 1 or tokens is None or any(each.to for each in known.values())
     for number, example in zip_columns(columns):
-        buffer.add(example, number)
-        if buffer.full:
-            yield buffer.take()
-    if len(buffer):
-        yield buffer.take()
+        if not buffers:
+            buffers = {
+                side: Buffer({**features, **weighted}, vocab_size, block)
+                if side == tokens
+                else Buffer.of_arrays(features, example)
+                for side, features in sides.items()
+            }
+        sizes = _measure(example, sides, tokens, lookahead, number) if measured else {}
+        for side, buffer in buffers.items():
+            if side == tokens:
+                mine = {name: example[name] for name in (TOKENS, *buffer.features)}
+                buffer.add(mine, number)
+            else:
+                buffer.add({name: example[name] for name in sides[side]}, number, sizes[side])
+            if buffer.full:
+                yield side, buffer.take()
+    for side, buffer in buffers.items():
+        if len(buffer):
+            yield side, buffer.take()
+
+
+def _join_sides(sides: Mapping[str, Mapping[str, Feature]]) -> dict[str, Feature]:
+    return {name: each for features in sides.values() for name, each in features.items()}
+
+
+def _measure(
+    example: dict[str, Any],
+    sides: Mapping[str, Mapping[str, Feature]],
+    tokens: str | None,
+    lookahead: int,
+    number: int,
+) -> dict[str, int]:
+    """The positions of an example on each side; refuses arrays and pointers that do not fit."""
+    sizes: dict[str, int] = {}
+    for side, features in sides.items():
+        if side == tokens:
+            sizes[side] = max(as_array(example[TOKENS], f"example {number}").size - lookahead, 0)
+            continue
+        for name, feature in features.items():
+            if feature.per_example:
+                continue
+            example[name] = array = as_array(example[name], f"{name} of example {number}")
+            size = len(array) if array.ndim else 0
+            if sizes.setdefault(side, size) != size:
+                lead = find_lead(features)
+                raise InvalidValue(
+                    f"{name} of example {number} has {size:,} values, and {lead} {sizes[side]:,}; "
+                    f"both are of the side {side!r}"
+                )
+    for name, feature in _join_sides(sides).items():
+        if feature.to is not None:
+            places, room = as_array(example[name], f"{name} of example {number}"), sizes[feature.to]
+            for at in places[(places < NOWHERE) | (places >= room)][:1] if places.size else ():
+                raise InvalidValue(
+                    f"{name} of example {number} points to position {at} of {feature.to}, which "
+                    f"has {room:,}; give positions from 0, or {NOWHERE} for none"
+                )
+    return sizes
 
 
 class Buffer:
@@ -182,7 +257,16 @@ class Buffer:
 
     def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, block: int = 1):
         self.features, self._vocab_size, self._block = dict(features), vocab_size, block
+        self._width = 4
         self._clear()
+
+    @classmethod
+    def of_arrays(cls, features: Mapping[str, Feature], example: Mapping[str, Any]) -> "Buffer":
+        """The buffer of a side of arrays, the first of which tell their dtypes."""
+        known = {name: each.infer(example[name], name) for name, each in features.items()}
+        buffer, moving = cls(known, None), [f for f in known.values() if not f.per_example]
+        buffer._width = sum(each.size * each.dtype.itemsize for each in moving)
+        return buffer
 
     def _clear(self) -> None:
         self._rows: list[tuple[int, int, Mapping[str, Any]]] = []
@@ -196,12 +280,12 @@ class Buffer:
     @property
     def full(self) -> bool:
         """Whether a part ends with the last example."""
-        return is_full(self._examples, self._tokens)
+        return is_full(self._examples, self._tokens, self._width)
 
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
         """Adds an example, an entry for each name; errors are those of `Corpus.from_arrays`.
 
-        `tokens` is the number of its tokens if these are stored already.
+        `tokens` is the number of its tokens if these are stored already, or of its arrays.
         """
         if tokens is None:
             ids = as_array(example[TOKENS], f"example {number}")

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 import pipeline
 import pipeline.report
-from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
+from pipeline import Bucket, Corpora, Corpus, Feature, Pairs, Plan, errors, fit_buckets, prepare
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
@@ -373,6 +373,39 @@ def test_check_verifies_sides_and_plans_and_names_what_is_damaged(run, name, req
         assert f"wrong: the corpus is damaged at {part.parent}" in err
 
 
+def test_commands_tell_of_every_side(run, tmp_path):
+    rng = np.random.default_rng(0)
+    features = {
+        "patches": Feature("patches", dtype="float32"),
+        "to": Feature("inputs", to="patches"),
+    }
+    sizes = rng.integers(2, 30, (200, 2)).tolist()
+    columns = {
+        "tokens": [rng.integers(1, 9, n) for n, _ in sizes],
+        "patches": [rng.normal(size=n) for _, n in sizes],
+        "to": [rng.integers(0, patches, n) for n, patches in sizes],
+    }
+    Corpus.from_arrays(columns, tmp_path / "sides", features=features)
+    options = ["--tokens-per-batch", "512", "--cost", "inputs=1,patches=0.5"]
+    options += ["--length-multiple", "inputs=8,patches=16"]
+    seen = json.loads(run.done("report", tmp_path / "sides", *options, "--json"))
+    assert [side["name"] for side in seen["sides"]] == ["inputs", "patches"]
+    assert [side["tokens"] for side in seen["sides"]] == [
+        sum(n - 1 for n, _ in sizes),
+        sum(n for _, n in sizes),
+    ]
+    assert min(seen["plan"]["used"].values()) > 0.8
+    out = run.done("report", tmp_path / "sides", *options)
+    assert "\npatches\n" in out
+    space: dict = {}
+    exec(run.done("buckets", tmp_path / "sides", *options), space)
+    assert space["buckets"][-1].names == ("inputs", "patches")
+    assert "patches ▕" in run.done("show", tmp_path / "sides", *options)
+    assert "no row over its length" in run.done("check", tmp_path / "sides", *options)
+    err = run.refused("buckets", tmp_path / "sides", *options[:2])
+    assert "cost names inputs, but not patches; the sides are inputs, patches; give 0 for" in err
+
+
 def test_of_pairs_report_tells_of_both_sides(run, pairs):
     out = run.done("report", pairs.directory, "--json", *PAIRED)
     seen = json.loads(out)
@@ -395,7 +428,7 @@ def test_of_pairs_report_tells_of_both_sides(run, pairs):
     assert "\ninputs\n" in f"\n{out}"
     assert "\ntargets\n" in out
     err = run.refused("report", pairs.directory, *PAIRED, "--overflow", "split")
-    assert "overflow is 'split'; a part of an example would lose its other sides" in err
+    assert "overflow is 'split'; a piece would lose its other sides" in err
 
 
 @pytest.fixture(params=["text", "pairs", "several", "masked", "corrupted"])

@@ -3,7 +3,17 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import Batches, Examples, Masked, Pairs, Plan, prepare, prepare_pairs, templates
+from pipeline import (
+    Batches,
+    Examples,
+    Feature,
+    Masked,
+    Pairs,
+    Plan,
+    prepare,
+    prepare_pairs,
+    templates,
+)
 from pipeline.cli.show import COLOURS, Shown, printable
 from pipeline.corpus import tasks
 from pipeline.planning.bucket import Bucket
@@ -123,6 +133,19 @@ def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
         for side in (0, 1)
     ]
     assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
+
+
+def test_of_sides_of_arrays_a_line_is_shown():
+    features = {"patches": Feature("patches", dtype="uint8")}
+    columns = {"tokens": [[5, 6, 7], [8, 9, 5, 6]], "patches": [[1, 2], [3, 4, 5]]}
+    examples = Examples(columns, features=features)
+    plan = Plan(examples, [Bucket(1, {"inputs": 8, "patches": 8})], shuffle=False)
+    assert list(Shown(examples, plan, 0).lines(width=60))[3:] == [
+        "row 0   inputs ▕AAABB···▏ 5 of 8",
+        "  A example 1, positions 0 to 2, weights 3: 8 9 5 6",
+        "  B example 0, positions 0 to 1, weights 2: 5 6 7",
+        "row 0   patches ▕AAABB···▏ 5 of 8",
+    ]
 
 
 def test_without_a_tokenizer_ids_are_shown():

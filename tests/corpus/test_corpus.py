@@ -102,8 +102,10 @@ def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
             yield held[: len(each)]
 
     columns = {"tokens": examples, "value": examples}
-    parts = list(ragged.divide_arrays(columns, features, None))
-    again = list(ragged.divide_arrays({name: streamed() for name in columns}, features, None))
+    sides = {"inputs": features}
+    parts = [part for _, part in ragged.divide_arrays(columns, sides, None)]
+    streams = {name: streamed() for name in columns}
+    again = [part for _, part in ragged.divide_arrays(streams, sides, None)]
     assert [part.digest for part in again] == [part.digest for part in parts]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:

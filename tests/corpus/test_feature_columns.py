@@ -284,7 +284,10 @@ def test_a_fill_is_any_number_that_its_dtype_can_hold(dtype, fill, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"of": "rows"}, "of is 'rows'; it must be one of inputs, targets, continuation, example"),
+        (
+            {"of": "a row"},
+            "of is 'a row'; it must be one of inputs, targets, continuation, example",
+        ),
         ({"of": "inputs", "dtype": "int64"}, "dtype is int64; .* at most 32 bits"),
         ({"of": "inputs", "dtype": "text"}, "dtype is 'text'"),
         ({"of": "inputs", "shape": (0,)}, "shape is 0; it must be a whole number from 1"),

@@ -132,10 +132,10 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
         (lambda: Pairs(fewer.inputs, pairs.targets), "there are 9 inputs and 300 targets"),
         (lambda: tag(tagged, tagged, tmp_path / "twice"), "both have a feature 'a'"),
         (lambda: tag([[1]], [[1]], tmp_path / "none"), "the feature 'a' has no column"),
-        (lambda: load(pairs, overflow="split"), "it must be one of truncate, drop, error"),
+        (lambda: load(pairs, overflow="split"), "a piece would lose its other sides"),
         (lambda: load(pairs), "give a longer bucket, or overflow='truncate' or 'drop'"),
         (lambda: load(tmp_path / "a.txt"), "is a file; give the directory of a corpus"),
-        (lambda: Batches(one, plan), "the plan is for pairs"),
+        (lambda: Batches(one, plan), "the plan has the sides inputs, targets, and the corpus"),
     ):
         with pytest.raises(ValueError, match=sentence):
             act()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
-from pipeline.loading.collate import collate
+from pipeline.loading.collate import collate_side
 from pipeline.loading.sharding import Block
 from tests.loading.definition import define_rows, join, leaves_of, nodes_of, require_same
 from tests.meshes import mesh_of
@@ -141,7 +141,7 @@ def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
         require_same(spread[step], whole[step])
     for begin, end in ((0, 11), (11, 32), (5, 6)):
         block = Block(np.array([1, 3]), (begin, end))
-        for name, values in collate(corpus.sides[0], plan.batch(0), block).items():
+        for name, values in collate_side(corpus.sides[0], plan.batch(0), 0, block).items():
             np.testing.assert_array_equal(values, whole[0][name][[1, 3], begin:end], name)
 
 

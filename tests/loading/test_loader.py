@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.collate import collate
+from pipeline.loading.collate import collate_side
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
@@ -68,9 +68,9 @@ def test_every_field_is_right_position_by_position(
 def test_columns_may_be_divided_within_a_segment_and_within_padding(align, corpus):
     planned, (reader,) = Plan(corpus, [Bucket(4, 64)], align=align).batch(0), corpus.sides
     block = slice_of_process(planned.bucket.shape, 0, 1)
-    whole = collate(reader, planned, block)
+    whole = collate_side(reader, planned, 0, block)
     for edges in ((0, 7), (7, 40), (40, 41), (41, 64)):
-        part = collate(reader, planned, dataclasses.replace(block, columns=edges))
+        part = collate_side(reader, planned, 0, dataclasses.replace(block, columns=edges))
         require_same(part, {name: values[:, slice(*edges)] for name, values in whole.items()})
 
 
@@ -108,7 +108,7 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, p
         batches = Batches(corpus, plan, sharding=part, positions=positions)
         for step in range(3):
             built, planned = batches[step], plan.batch(step)
-            block, shape = batches.blocks[planned.bucket], planned.bucket.shape
+            (block,), shape = batches.blocks[planned.bucket], planned.bucket.shape
             here = block.rows.tolist(), [*range(*block.columns)]
             indices = part.addressable_devices_indices_map(shape).values()
             for axis, held in enumerate(here):

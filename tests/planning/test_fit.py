@@ -235,7 +235,10 @@ PAIR = {"lengths": [[300, 200]]}
         ({"lengths": []}, "nothing to fit buckets to"),
         ({"max_length": (3, 4)}, "max_length is (3, 4); it must be a whole number"),
         ({"max_length": []}, "max_length is []; it must be a whole number"),
-        (PAIR | {"max_length": {"inputs": 64}}, "max_length names inputs, and the sides are"),
+        (
+            PAIR | {"max_length": {"inputs": 64}},
+            "max_length names inputs, but not targets; the sides are",
+        ),
         (PAIR | {"max_length": (64, 0)}, "max_length is 0"),
         (PAIR | {"lengths": [[0, 0]]}, "nothing to fit buckets to"),
         (

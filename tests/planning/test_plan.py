@@ -235,7 +235,7 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"lengths": [3, -2]}, "holds -2"),
         (ONE | {"lengths": [3, 1 << 32]}, "holds 4,294,967,296; a length is at least 0 and below"),
         (ONE | {"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
-        (TWO | {"overflow": "split"}, "a part of an example would lose its other sides"),
+        (TWO | {"overflow": "split"}, "a piece would lose its other sides"),
         (TWO | {"overflow": np.zeros(2)}, "it must be one of truncate, drop, error"),
         (TWO | {"overflow": "wrap"}, "it must be one of truncate, drop, error"),
         (TWO | {"overflow": "error"}, "example 1 has 3 and 100"),

@@ -1,0 +1,41 @@
+"""Pointers: the values of a side at the columns that another side points to."""
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.loading.sharding import rows_of, with_auto_axes
+
+
+def follow(values: Any, pointer: Any) -> Any:
+    """The values that a pointer points to; zeros where it points to nothing.
+
+    >>> follow(np.array([[[1, 2], [3, 4]]]), np.array([[1, 1, -1]])).tolist()
+    [[[3, 4], [3, 4], [0, 0]]]
+
+    A pointer to a side of parts, plus 1, is the segment ids of attention within a part.
+
+    Args:
+        values: `[rows, length, …]`, fields of a side or what a model made of them, of NumPy or JAX,
+            also in a compiled step; whole rows.
+        pointer: columns of `values`, or -1: `[rows, …]`, such as a field of a batch with
+            `Feature(…, to=side)`.
+
+    Returns:
+        `[*pointer.shape, …]`, of NumPy or JAX like `values`.
+    """
+    if isinstance(values, np.ndarray) and isinstance(pointer, np.ndarray):
+        return _take(np, values, pointer)
+    import jax
+
+    def take(values: Any, pointer: Any) -> Any:
+        return _take(jax.numpy, values, pointer)
+
+    return with_auto_axes(take, values, pointer, spec=jax.sharding.PartitionSpec(rows_of(values)))
+
+
+def _take(xp: Any, values: Any, pointer: Any) -> Any:
+    rows = xp.arange(len(pointer)).reshape(-1, *[1] * (pointer.ndim - 1))
+    found = values[rows, xp.maximum(pointer, 0)]
+    points = (pointer >= 0).reshape(*pointer.shape, *[1] * (found.ndim - pointer.ndim))
+    return xp.where(points, found, xp.zeros_like(found))

@@ -1,0 +1,533 @@
+"""Examples of several sides: their batches are those of the definition, value by value."""
+
+import copy
+import functools
+import itertools
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import (
+    Batches,
+    Bucket,
+    Corpora,
+    Corpus,
+    Examples,
+    Feature,
+    Plan,
+    follow,
+    load,
+    pack,
+    score,
+    unpack,
+)
+from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
+from pipeline.loading import cu_seqlens
+from pipeline.loading.sharding import column_order
+from tests.loading.definition import join, require_same
+from tests.meshes import mesh_of
+
+TASKS = {"causal": CAUSAL, "inputs": INPUTS, "targets": TARGETS}
+ARRAYS = "frames", "patches", "images"
+SHAPES = {"uint8": (3,), "float32": (), "int32": (2, 2), "bool": (1,)}
+
+
+# ---- examples of any sides, drawn from a seed
+
+
+class Drawn:
+    """Examples with tokens or without, some sides of arrays, and pointers between all of them."""
+
+    def __init__(self, seed, task, arrays, examples=14, most=9):
+        rng = self.rng = np.random.default_rng(seed)
+        self.task, self.tokens = TASKS.get(task), {"inputs": "inputs", "causal": "inputs"}
+        self.tokens = None if self.task is None else self.task.side
+        self.names = [*([self.tokens] if self.tokens else []), *arrays]
+        self.columns, self.features = {}, {}
+        self.counts = {name: rng.integers(0, most, examples) for name in self.names}
+        #: Positions of each side of each example.
+        self.sizes = dict(self.counts)
+        if self.tokens:
+            ahead = self.task.lookahead
+            self.columns["tokens"] = [rng.integers(1, 99, n) for n in self.counts[self.tokens]]
+            self.sizes[self.tokens] = np.maximum(self.counts[self.tokens] - ahead, 0)
+        for number, side in enumerate(arrays):
+            dtype = [*SHAPES][(seed + number) % len(SHAPES)]
+            self.add(side, Feature(side, dtype=dtype, shape=SHAPES[dtype]))
+        for side, to in itertools.product(self.names, self.names):
+            if rng.random() < 0.5:
+                self.add(f"{side}_to_{to}", Feature(side, to=to, shape=() if side == to else (2,)))
+        self.learns = self.tokens if self.task not in (None, INPUTS) else None
+
+    def add(self, name, feature):
+        """A feature with random values, or with pointers to positions and to nothing."""
+        sizes = self.counts[feature.of]
+        self.features[name] = feature
+        if feature.to is None:
+            draws = [
+                self.rng.integers(0, 2, (n, *feature.shape)).astype(feature.dtype) for n in sizes
+            ]
+        else:
+            room = self.sizes[feature.to]
+            draws = [
+                self.rng.integers(-1, most, (n, *feature.shape))
+                for n, most in zip(sizes, room, strict=True)
+            ]
+        self.columns[name] = draws
+
+    def options(self):
+        """The arguments of `Examples` and `from_arrays`."""
+        return {"features": self.features, **({"task": self.task} if self.task else {})}
+
+
+def define(drawn, planned, align, examples=None):
+    """The batch that a plan makes of drawn examples; `examples` are their numbers in the plan."""
+    rows, lengths = planned.bucket.rows, dict(zip(drawn.names, planned.bucket.lengths, strict=True))
+    batch, begins, at = {}, [], {name: [0] * rows for name in drawn.names}
+    for side, length in lengths.items():
+        for field in ("segment_ids", "positions"):
+            batch[f"{side}_{field}"] = np.zeros((rows, length), np.int32)
+        for field in drawn.task.shifts if side == drawn.tokens else ():
+            batch[field] = np.zeros((rows, length), np.int32)
+        if side == drawn.learns:
+            batch["loss_weights"] = np.zeros((rows, length), np.float32)
+    for name, feature in drawn.features.items():
+        shape = rows, lengths[feature.of], *feature.shape
+        batch[name] = np.full(shape, 0 if feature.to is None else -1, feature.dtype)
+    segments = [0] * rows
+    for row, _, _, *sizes in planned.segments.tolist():
+        segments[row] += 1
+        for side, size in zip(drawn.names, sizes, strict=True):
+            at[side][row] += -at[side][row] % align.get(side, 1)
+            begins.append((segments[row], side, at[side][row]))
+            at[side][row] += size
+    begins = iter(begins)
+    for row, example, start, *sizes in planned.segments.tolist():
+        assert start == 0
+        placed = [next(begins) for _ in sizes]
+        begin = {side: column for _, side, column in placed}
+        if (number := example if examples is None else examples.get(example)) is None:
+            continue
+        for (segment, side, column), size in zip(placed, sizes, strict=True):
+            for k in range(size):
+                cell = row, column + k
+                batch[f"{side}_segment_ids"][cell] = segment
+                batch[f"{side}_positions"][cell] = k
+                for field, shift in drawn.task.shifts.items() if side == drawn.tokens else ():
+                    batch[field][cell] = drawn.columns["tokens"][number][k + shift]
+                if side == drawn.learns:
+                    batch["loss_weights"][cell] = 1
+                for name, feature in drawn.features.items():
+                    if feature.of == side:
+                        later = drawn.task.lookahead if side == "targets" else 0
+                        value = np.asarray(drawn.columns[name][number][k + later])
+                        if feature.to is not None:
+                            value = np.where(value < 0, -1, value + begin[feature.to])
+                        batch[name][cell] = value
+    return batch
+
+
+def require_defined(batch, due):
+    assert {*batch} == {*due}
+    for name, values in due.items():
+        assert batch[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(batch[name], values, name)
+
+
+sides = st.tuples(
+    st.integers(0, 10**6),
+    st.sampled_from([*TASKS, None]),
+    st.lists(st.sampled_from(ARRAYS), min_size=1, max_size=3, unique=True),
+)
+
+
+def buckets_of(drawn, seed):
+    """One bucket or two that four hosts can share; the capacities of some rows are small."""
+    longest = {name: -(-max(int(n.max()), 1) // 2) * 2 for name, n in drawn.sizes.items()}
+    large = {name: n + 2 * ((seed >> k) % 4) for k, (name, n) in enumerate(longest.items())}
+    if seed % 3 == 0:
+        return [Bucket(4, large)]
+    small = {name: max(2, n // 4 * 2) for name, n in large.items()}
+    return [Bucket(4, small), Bucket(4, large)] if small != large else [Bucket(4, large)]
+
+
+@given(sides, st.sampled_from([1, 4]), st.booleans())
+def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, tiers, excludes):
+    seed, task, arrays = about
+    drawn = Drawn(seed, task, arrays)
+    if not any(n.any() for n in drawn.sizes.values()):
+        return
+    if drawn.learns and not drawn.sizes[drawn.learns].any():
+        return
+    corpus = Examples(drawn.columns, **drawn.options())
+    align = {drawn.names[seed % len(drawn.names)]: 2}
+    exclude = [3, 5] if excludes else []
+    buckets = buckets_of(drawn, seed)
+    try:
+        plan = Plan(corpus, buckets, align=align, tiers=tiers, exclude=exclude, overflow="error")
+    except ValueError as error:  # all may be left out
+        assert "none of the examples has a position" in str(error)  # noqa: PT017
+        return
+    plan = plan.after(1, buckets=buckets[-1:]) if seed % 5 == 0 and tiers == 1 else plan
+    batches, seen = Batches(corpus, plan).repeat(2), []
+    parts = [Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)]
+    halves = [Batches(corpus, plan, process_index=p, process_count=2) for p in range(2)]
+    iterator = iter(batches.to_iter_dataset())
+    for step in drawn.rng.permutation(len(batches)).tolist():
+        planned, batch = plan.batch(step), batches[step]
+        require_defined(batch, define(drawn, planned, align))
+        require_same(join([part[step] for part in parts]), batch)
+        if step < len(halves[0]):
+            require_same(join([part[step] for part in halves]), batch)
+        iterator.set_state(batches.origin.state(step))
+        require_same(next(iterator), batch)
+        seen += [(planned.epoch, example) for example in planned.segments[:, 1].tolist()]
+    sizes = np.stack([drawn.sizes[name] for name in drawn.names], axis=1)
+    if drawn.learns:
+        sizes[drawn.sizes[drawn.learns] == 0] = 0
+    due = [n for n in np.flatnonzero(sizes.any(axis=1)).tolist() if n not in exclude]
+    assert sorted(seen) == [(epoch, number) for epoch in (0, 1) for number in due]
+
+
+@given(st.integers(0, 10**6), st.booleans())
+def test_text_alone_is_mixed_with_sides(seed, weighted):
+    drawn = Drawn(seed, "causal", ["patches", "images"])
+    alone = Examples([np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)])
+    drawn.add("patch", Feature("inputs", to="patches"))
+    pictures = Examples(drawn.columns, **drawn.options())
+    corpora = {"text": alone, "pictures": pictures}
+    if seed % 2:
+        corpora = dict(reversed(corpora.items()))
+    mixture = Corpora(corpora)
+    buckets = [Bucket(4, dict.fromkeys(mixture.side_names, 16))]
+    options = {"weights": {"text": 1, "pictures": 2}} if weighted else {}
+    plan = Plan(mixture, buckets, seed=seed, **options)
+    batches = Batches(mixture, pickle.loads(pickle.dumps(plan)))
+    first = int(mixture.first[list(corpora).index("pictures")])
+    names = {first + number: number for number in range(len(pictures))}
+    drawn.names = [*mixture.side_names]
+    for step in range(len(batches)):
+        planned, batch = plan.batch(step), batches[step]
+        due = define(drawn, planned, {}, names)
+        real = due["inputs_segment_ids"] > 0
+        for name, values in due.items():
+            if name.startswith(("patch", "image")) and name != "patch":
+                np.testing.assert_array_equal(batch[name], values, name)
+            else:
+                np.testing.assert_array_equal(batch[name][real], values[real], name)
+        assert (batch["patch"][~real] == -1).all()
+
+
+# ---- columns over devices, and what else batches are given to
+
+
+def draw_pictures(seed=0, examples=40):
+    drawn = Drawn(seed, "causal", ["patches", "images"], examples, most=8)
+    for name, feature in {
+        "patch": Feature("inputs", to="patches"),
+        "patch_image": Feature("patches", to="images"),
+        "label": Feature("example", dtype="float32"),
+    }.items():
+        if name != "label":
+            drawn.add(name, feature)
+        else:
+            drawn.features[name] = feature
+            drawn.columns[name] = [float(n) for n in range(examples)]
+    return drawn
+
+
+PICTURES = Bucket(8, {"inputs": 16, "patches": 24, "images": 8})
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
+def test_pointers_follow_the_columns_of_the_side_that_they_point_to(order):
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+    plan = Plan(corpus, [PICTURES])
+    mesh = mesh_of(data=2, context=2)
+    features = [name for name in drawn.features if name != "label"]
+    whole = Batches(corpus, plan, features=features)
+    batches = Batches(corpus, plan, features=features, sharding=mesh, context_order=order)
+    orders = {
+        name: column_order(order, length, 2)
+        for name, length in zip(corpus.side_names, PICTURES.lengths, strict=True)
+    }
+    for step in range(len(batches)):
+        expected, batch = whole[step], batches[step]
+        for name, values in expected.items():
+            feature = drawn.features.get(name)
+            side = feature.of if feature else name.split("_")[0]
+            side = "inputs" if side in ("targets", "loss") else side
+            due = values[:, orders[side]]
+            if feature and feature.to:
+                places = {column: place for place, column in enumerate(orders[feature.to].tolist())}
+                due = np.vectorize(lambda at: places.get(at, -1), otypes=[int])(due)  # noqa: B023
+            np.testing.assert_array_equal(batch[name], due, name)
+        if order != "contiguous":
+            moved = follow(batch["patches"], batch["patch"])
+            np.testing.assert_array_equal(
+                moved, follow(expected["patches"], expected["patch"])[:, orders["inputs"]]
+            )
+
+
+def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
+    rng = np.random.default_rng(0)
+    values = rng.random((3, 5, 2)).astype(np.float32)
+    for shape in ((3, 4), (3, 4, 2)):
+        pointer = rng.integers(-1, 5, shape)
+        due = np.zeros((*shape, 2), np.float32)
+        for place in np.ndindex(shape):
+            if pointer[place] >= 0:
+                due[place] = values[place[0], pointer[place]]
+        np.testing.assert_array_equal(follow(values, pointer), due)
+        np.testing.assert_array_equal(jax.jit(follow)(values, pointer), due)
+    gradient = jax.grad(lambda values: follow(values, np.array([[1, -1]] * 3)).sum())(values)
+    np.testing.assert_array_equal(np.asarray(gradient).sum(axis=(1, 2)), [2, 2, 2])
+
+
+def test_a_step_is_compiled_for_batches_of_sides_and_split_into_microbatches():
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+    mesh = mesh_of(data=2)
+
+    def sums(state, batch):
+        return state, follow(batch["patches"].astype("float32"), batch["patch"]).sum((1, 2))
+
+    with load(corpus, buckets=[PICTURES], sharding=mesh, num_epochs=1, max_segments=16) as loader:
+        compiled = pipeline.steps.Compiled(sums, 0.0, loader.specs)
+        for batch in loader:
+            _, found = compiled(0.0, batch)
+            whole = {name: np.asarray(values) for name, values in batch.items()}
+            due = follow(whole["patches"].astype(np.float32), whole["patch"]).sum((1, 2))
+            np.testing.assert_array_equal(found, due)
+            assert whole["label"].shape == (8, 16)
+            halves = pipeline.steps.microbatches.split(batch, 2, loader.sharding)
+            assert halves["patches"].shape == (2, 4, 24, *whole["patches"].shape[2:])
+
+
+def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
+    drawn = draw_pictures()
+    examples = Examples(drawn.columns, **drawn.options())
+    made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options())
+    opened = open_corpus(tmp_path / "made")
+    again = Corpus.from_arrays(
+        {name: (each for each in column) for name, column in drawn.columns.items()},
+        tmp_path / "made",
+        **drawn.options(),
+    )
+    cached = open_corpus(tmp_path / "made", cache=tmp_path / "cache", cache_bytes=300_000)
+    plan = Plan(opened, [PICTURES], max_segments=9)
+    every = [made, opened, again, cached, examples, copy.copy(examples)]
+    every += [pickle.loads(pickle.dumps(each)) for each in (opened, examples)]
+    for corpus in every:
+        np.testing.assert_array_equal(corpus.lengths, examples.lengths)
+        for step in range(len(Batches(opened, plan))):
+            one, other = (Batches(each, plan)[step] for each in (opened, corpus))
+            require_same(one, other)
+    assert made.fingerprint == opened.fingerprint == again.fingerprint
+    opened.verify()
+    assert {*opened[1]} == {"inputs", "targets", *drawn.features}
+    with pytest.raises(ValueError, match="inputs holds a corpus of other examples"):
+        Corpus.from_arrays(
+            {name: column[:-1] for name, column in drawn.columns.items()},
+            tmp_path / "made",
+            **drawn.options(),
+        )
+
+
+def test_views_of_sides_have_each_example_once(tmp_path):
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+    shares = corpus.split(0.3)
+    numbers = np.concatenate([each.numbers for each in shares])
+    assert sorted(numbers.tolist()) == list(range(len(corpus)))
+    for share in shares:
+        for number, mine in zip(share.numbers, share, strict=True):
+            require_same(mine, corpus[int(number)])
+    joined = Corpora({"train": shares[0], "rest": shares[1]})
+    for number, mine in zip(numbers, joined, strict=True):
+        require_same(mine, corpus[int(number)])
+
+
+def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+    (plan, batch) = next(
+        iter(Batches(corpus, Plan(corpus, [PICTURES]), features=["patch_image"]).with_plans())
+    )
+    for options, ids in (
+        ({"side": "patches", "causal": False}, batch["patches_segment_ids"]),
+        ({"side": "patches", "parts": "patch_image", "causal": False}, batch["patch_image"] + 1),
+        ({"side": "images"}, batch["images_segment_ids"]),
+    ):
+        mask = pipeline.attention_mask(batch, **options)
+        compiled = jax.jit(functools.partial(pipeline.attention_mask, **options))
+        np.testing.assert_array_equal(compiled(batch), mask)
+        for row, query, key in np.ndindex(mask.shape):
+            sees = ids[row, query] == ids[row, key] and (
+                not options.get("causal", True) or key <= query
+            )
+            assert mask[row, query, key] == (sees if ids[row, query] else query == key)
+    ends = cu_seqlens(batch, plan.numbers.max() + 1, side="patches")["cu_seqlens_q"]
+    found = np.sort(np.diff(ends))
+    sizes = plan.segments[:, 4]
+    assert found.sum() == 8 * 24
+    assert np.isin(sizes[sizes > 0], found).all()
+    ends = cu_seqlens({"patch_image": np.array([[0, 0, 2, 2, 2, -1]])}, 4, parts="patch_image")
+    assert ends["cu_seqlens_kv"].tolist() == [0, 2, 2, 5, 5, 6]
+
+
+def test_results_of_any_side_are_those_of_its_examples(tmp_path):
+    drawn = draw_pictures()
+    corpus = Examples(drawn.columns, **drawn.options())
+
+    def step(batch):
+        return {
+            "sum": batch["patches"].astype("float32").sum(tuple(range(2, batch["patches"].ndim)))
+        }
+
+    due = [
+        np.asarray(each, np.float32).sum(tuple(range(1, np.ndim(each))))
+        for each in drawn.columns["patches"]
+    ]
+    due = [
+        each if size else each[:0] for each, size in zip(due, drawn.sizes["inputs"], strict=True)
+    ]
+    scored = score(corpus, step, per="patches", directory=tmp_path, buckets=[PICTURES])
+    for found, each in zip(scored["sum"].to_pylist(), due, strict=True):
+        assert (found or []) == each.tolist()
+    some = corpus.split(0.5)[0]
+    kept = np.flatnonzero(some.lengths.any(axis=1))
+    packed = pack(
+        take(drawn, some.numbers[kept]),
+        [PICTURES],
+        max_segments=16,
+        cost={"inputs": 1, "patches": 1, "images": 0},
+    )
+    results = [(planned, step(batch)["sum"]) for planned, batch in packed]
+    found = unpack(results, take(drawn, some.numbers[kept]), per="patches")
+    for mine, number in zip(found, some.numbers[kept], strict=True):
+        np.testing.assert_array_equal(mine, due[number])
+
+
+def take(drawn, numbers):
+    """Some of the examples."""
+    columns = {name: [column[int(n)] for n in numbers] for name, column in drawn.columns.items()}
+    return Examples(columns, **drawn.options())
+
+
+def test_arrays_alone_have_a_loss_if_one_is_named():
+    columns = {"patches": [np.ones((n, 3), np.uint8) for n in (4, 0, 2)]}
+    features = {"patches": Feature("patches", dtype="uint8", shape=3)}
+    plain = Examples(columns, features=features)
+    learnt = Examples(columns, features=features, loss="patches")
+    plan = Plan(learnt, [Bucket(2, {"patches": 6})])
+    assert plan.num_batches() == 1
+    (batch,) = Batches(learnt, plan)
+    assert batch["loss_weights"].tolist() == [[1] * 6, [0] * 6]
+    assert "loss_weights" not in Batches(plain, plan)[0]
+    assert plain.fingerprint != learnt.fingerprint
+
+
+# ---- what is refused
+
+
+def examples_of(**features):
+    """An example of three tokens and two patches, with more features."""
+    columns = {"tokens": [[5, 6, 7]], "patches": [[[1, 2], [3, 4]]]}
+    columns |= {name: [values] for name, (_, values) in features.items()}
+    known = {"patches": Feature("patches", dtype="uint8", shape=2)}
+    known |= {name: feature for name, (feature, _) in features.items()}
+    return Examples(columns, features=known)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: examples_of(yx=(Feature("patches", dtype="int32"), [1, 2, 3])),
+            "yx of example 0 has 3 values, and patches 2; both are of the side 'patches'",
+        ),
+        (
+            lambda: examples_of(patch=(Feature("inputs", to="patches"), [0, 2, -1])),
+            "patch of example 0 points to position 2 of patches, which has 2; give positions",
+        ),
+        (
+            lambda: examples_of(word=(Feature("patches", to="inputs"), [0, 2])),
+            "word of example 0 points to position 2 of inputs, which has 2",
+        ),
+        (
+            lambda: examples_of(patch=(Feature("inputs", to="image"), [0, 0, 0])),
+            "the feature 'patch' points to the side 'image'; there are inputs, patches",
+        ),
+        (
+            lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])),
+            "'patches_positions', as a field of the side 'patches'",
+        ),
+        (lambda: Feature("input"), "of is 'input', too like 'inputs' for the name of a side"),
+        (lambda: Feature("loss_weights"), "of is 'loss_weights'; it must be one of"),
+        (lambda: Feature("example", to="patches"), "to is 'patches', which makes a pointer; its"),
+        (lambda: Feature("a", to="b", dtype="int64"), "its dtype is int32, and it is of"),
+        (
+            lambda: Examples({"x": [[1]]}, features={"x": Feature("inputs")}),
+            "columns are x; one of them must be 'tokens', the token ids of each example, or",
+        ),
+        (
+            lambda: Examples.from_groups(
+                {"tokens": [([1], [[2], [3]])], "patches": [[1]]},
+                features={"patches": Feature("patches")},
+            ),
+            "groups have one side, and 'patches' is of the side 'patches'",
+        ),
+        (
+            lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
+            "these examples have one side, and 'patches' is of the side 'patches'; examples of .* "
+            "cannot grow yet",
+        ),
+        (
+            lambda: Examples(
+                {"tokens": [[1, 2]], "patches": [[1]]},
+                features={"patches": Feature("patches")},
+                loss="patches",
+            ),
+            "inputs and patches both carry the loss; one side may",
+        ),
+    ],
+)
+def test_examples_that_do_not_fit_their_sides_are_refused(make, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_plans_that_would_cut_a_side_are_refused():
+    examples = examples_of(patch=(Feature("inputs", to="patches"), [0, 1, -1]))
+    small = [Bucket(2, {"inputs": 2, "patches": 1})]
+    with pytest.raises(ValueError, match="overflow is 'split'; a piece would lose its other sides"):
+        Plan(examples, small, overflow="split")
+    with pytest.raises(ValueError, match=r"packing is 'fill', which cuts examples .*several give"):
+        Plan(examples, small, packing="fill")
+    with pytest.raises(
+        ValueError, match="overflow is 'truncate', but patch points to patches, so patches cannot"
+    ):
+        Batches(examples, Plan(examples, small, overflow="truncate"))
+    short = [Bucket(2, {"inputs": 1, "patches": 2})]  # nothing points to the inputs
+    batch = Batches(examples, Plan(examples, short, overflow="truncate"))[0]
+    assert batch["patch"].tolist() == [[0], [-1]]
+    with pytest.raises(
+        ValueError, match=r"cost names inputs, but not patches; the sides are .*0 for"
+    ):
+        pipeline.fit_buckets(examples, tokens_per_batch=64, max_buckets=1)
+    with pytest.raises(
+        ValueError, match="the plan has the sides inputs, and the corpus has inputs, p"
+    ):
+        Batches(examples, Plan([2], [Bucket(2, 2)]))
+    features = {"patches": Feature("patches", dtype="uint8", shape=2)}
+    arrays = Examples({"patches": [[[1, 2]]]}, features=features)
+    with pytest.raises(ValueError, match="agree: only sides of arrays may be missing"):
+        Corpora({"text": examples, "arrays": arrays})
