@@ -60,7 +60,8 @@ def pack(
         surplus: for each length, the number of surplus rows, if later rows continue the batches.
             None: the number of rows that fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
-        fill: whether segments are cut to fill the rows of each length; see `fill_rows`.
+        fill: whether segments are cut to fill the rows of each length; see `fill_rows`. If rows
+            with a limit on segments then cost more than rows of whole segments, these are used.
     """
     groups = group_tails(buckets)
     rooms = np.array([bucket.lengths for bucket, *_ in groups])
@@ -94,8 +95,11 @@ def pack(
 
     search = by_length if len(weights) == 1 else by_vector
     placed, cost = place(search)
+    filled: Packed | None = None
     if fill:
-        return _fill(placed, groups, len(counts), max_segments, surplus)
+        filled = _fill(placed, groups, len(counts), max_segments, surplus)
+        if max_segments is None:
+            return filled
     if search is by_length and max_segments not in (None, 1):
         each = [(room, p) for room, ps in zip(room_fills, placed, strict=True) for p in ps]
         empty = sum([(room - p.fill) * p.rows for room, p in each if p.segments == max_segments])
@@ -123,7 +127,9 @@ def pack(
         placed[to] += repack(moving)
     counts = counts.copy()
     counts[0] = 0
-    return Packed(tuple(map(tuple, placed)), counts)
+    found = Packed(tuple(map(tuple, placed)), counts)
+    # Where the limit ends rows, whole documents may need fewer.
+    return found if filled is None or found.cost(prices) < filled.cost(prices) else filled
 
 
 def _fill(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.bucket import PAIR
 
 # Large arrays are read in chunks of this many examples: a memory-mapped array of a billion lengths
 # is never copied at once.
@@ -31,10 +32,11 @@ class Corpus(Protocol):
       None.
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
-    - `num_learnt`: the number of positions that carry loss.
+    - `loss_side`: the number of the side that carries the loss; and `num_learnt`: the number of its
+      positions that do.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
     - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
-      None; pieces of overlong examples without loss are left out.
+      None; pieces of overlong examples without loss are left out. With it comes `fingerprint`.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, if several act as one and number their examples consecutively: each by its name;
@@ -191,23 +193,72 @@ class Lengths:
         """The number of examples left out since they have no loss."""
         return len(np.intersect1d(getattr(self.given, "silent", NO_EXAMPLES), self.excluded))
 
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """See `Corpus`; None for lengths alone."""
+    @property
+    def weighted(self) -> bool:
+        """Whether some positions may have no loss, and the corpus says which."""
         count = getattr(self.given, "count_loss", None)
-        return None if count is None else count(examples, starts, sizes)
+        return count is not None and count(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES) is not None
+
+    def find_silent(self, pieces: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, int]:
+        """The numbers of those `pieces` that have no loss, and the positions with loss in `rest`.
+
+        Both are int64 [3, n]: examples, starts and sizes. Weights are read once: what they say is
+        stored beside the corpus.
+        """
+        count = self.given.count_loss
+
+        def make() -> bytes:
+            silent = np.flatnonzero(count(*pieces) == 0)
+            return np.append(count(*rest).sum(), silent).astype("<i8").tobytes()
+
+        sha = hashlib.sha256(self.given.fingerprint.encode())
+        sha.update(np.concatenate([pieces, rest], axis=1).astype("<i8").tobytes())
+        found = np.frombuffer(self.store(f"silent-{sha.hexdigest()[:16]}.int64", make), "<i8")
+        return found[1:].astype(np.int64), int(found[0])
 
     @property
     def loss_share(self) -> Fraction:
-        """The share of the positions that carry loss; an error if the corpus has no record."""
+        """The share of the positions of `loss_side` that carry loss, in examples that have any.
+
+        An error if the corpus has no record of it.
+        """
         learnt = getattr(self.given, "num_learnt", None)
         if not learnt:
             raise InvalidValue(
                 f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
                 "carry loss; give corpora that were prepared with a template, or by='tokens'"
             )
-        return Fraction(learnt, int(self.array.reshape(len(self), -1)[:, -1].sum(dtype=np.int64)))
+        silent = getattr(self.given, "silent", NO_EXAMPLES)
+        every, without = (
+            int(each.reshape(-1, self.num_sides)[:, self.loss_side].sum(dtype=np.int64))
+            for each in (self.array, self.array[silent])
+        )
+        return Fraction(learnt, every - without)
+
+    @property
+    def loss_side(self) -> int:
+        """The number of the side that carries the loss.
+
+        If the corpus does not say, that of targets, else of inputs, else the first.
+        """
+        names = self.names or PAIR[: self.num_sides]
+        known = [names.index(name) for name in reversed(PAIR) if name in names]
+        side = getattr(self.given, "loss_side", None)
+        return [*known, 0][0] if side is None else side
+
+    def count_by(self, unit: str, positions: Any, costs: Sequence[float], examples: int) -> int:
+        """What some positions of each side, of so many examples, count in a unit of weights.
+
+        Tokens of text and of pairs count with their costs; sides of other names are unlike, and the
+        one with the loss counts.
+        """
+        if unit == "examples":
+            return examples
+        if unit == "loss":
+            return round(positions[self.loss_side] * self.loss_share)
+        if self.names in ((), PAIR[: self.num_sides]):
+            return round(weigh(positions, costs))
+        return round(positions[self.loss_side])
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:

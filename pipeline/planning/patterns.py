@@ -6,7 +6,7 @@ pattern, so the cost grows with the number of patterns and not with the number o
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,12 @@ class Packed:
     def rows(self, index: int) -> int:
         """Rows of length number `index`, without empty rows."""
         return count_rows(self.patterns[index])
+
+    def cost(self, prices: Sequence[float]) -> float:
+        """The cost of all rows, from the price of a row of each length."""
+        return sum(
+            count_rows(each) * price for each, price in zip(self.patterns, prices, strict=True)
+        )
 
     def most_in_row(self, index: int, continuations: np.ndarray | None) -> tuple[int, int]:
         """The most segments (at least 1) and continuations in a row of length number `index`.

@@ -88,7 +88,8 @@ class Plan:
             may join at a later phase; it then comes after the others. Default None: one corpus,
             each example once per epoch.
         by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
-            (positions that carry loss, for corpora that say how many do).
+            (positions that carry loss, for corpora that say how many do). Of sides other than
+            inputs and targets, the one that carries the loss counts.
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
             reshuffled; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
@@ -116,8 +117,8 @@ class Plan:
             number is for all sides; numbers by name, as in `{"patches": 4}`, leave others at 1.
             Columns between segments are padding.
         cost: what a position costs, for each side by name, such as `{"inputs": 1, "patches": 0.5,
-            "images": 0}`. Figures and shares of tokens weigh positions by it; a side that costs
-            nothing only limits what a row holds. Default 1 for every side.
+            "images": 0}`. Figures weigh positions by it; a side that costs nothing only limits what
+            a row holds. Default 1 for every side.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.

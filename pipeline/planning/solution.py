@@ -106,9 +106,7 @@ def _search(
     tokens = int(counts @ np.arange(len(counts)))
     least: float = tokens
 
-    def cost_of(packed: Packed) -> float:
-        return sum(packed.rows(n) * row_cost(bucket.length) for n, bucket in enumerate(buckets))
-
+    prices = [row_cost(bucket.length) for bucket in buckets]
     if 0 < np.count_nonzero(counts) <= SIZES:
         rooms = np.array([bucket.length for bucket in buckets])
         # The bound counts positions. The rows minimise the model's cost: with positions alone,
@@ -121,7 +119,7 @@ def _search(
         least = bounds[0]
         found = round_rows(programs[-1], counts)
         other = pack(counts, buckets, max_segments=max_segments, patterns=found)
-        best = min(best, other, key=cost_of)
+        best = min(best, other, key=lambda each: each.cost(prices))
     patterns = [[[each.rows, each.pieces] for each in of_bucket] for of_bucket in best.patterns]
     content = {"of": of, "bound": min(tokens / least, 1.0), "patterns": patterns}
     return json.dumps(content).encode()

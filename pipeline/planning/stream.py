@@ -25,7 +25,7 @@ from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.growing import Parts, Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
-from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest, weigh
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
     Purpose,
@@ -129,11 +129,10 @@ class Pass:
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
-        self.size = round(weigh(layout.real.sum(axis=(0, 1)), options.costs))
-        if options.by == "examples":
-            self.size = int(layout.counts[1:].sum()) - pieces.num_later
-        elif options.by == "loss":
-            self.size = max(int(self.size * stream.lengths.loss_share), 1)
+        real, examples = layout.real.sum(axis=(0, 1)), int(layout.counts[1:].sum())
+        self.size = stream.lengths.count_by(
+            options.by, real.tolist(), options.costs, examples - pieces.num_later
+        )
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
@@ -313,7 +312,7 @@ class Leg:
 
 def _leg_of(planned: Pass, chapter: Chapter, epoch: int, **options: bool) -> Leg:
     """The leg of a pass that is no window, with which a chapter begins."""
-    rows, size, places = planned.rows, planned.size, (chapter.place, chapter.place)
+    rows, size, places = planned.rows, max(planned.size, 1), (chapter.place, chapter.place)
     return Leg(chapter.start, rows, size, epoch, chapter, places, **options, planned=planned)
 
 
