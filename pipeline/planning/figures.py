@@ -29,6 +29,11 @@ class Counts(NamedTuple):
     costs: tuple[float, ...]
 
     @property
+    def batches(self) -> dict[Bucket, int]:
+        """The batches of each bucket."""
+        return {bucket: round(counts[0]) for bucket, counts in self.buckets.items()}
+
+    @property
     def num_tokens(self) -> int:
         """Real positions; those of a side count with its cost."""
         return round(sum(self.tokens.values()))

@@ -481,21 +481,12 @@ class Plan:
         """The largest position in any batch, from 0; a position table needs one entry more."""
         return max(stage.max_position for stage in self.stages)
 
-    def batches(self, first: int, last: int) -> dict[Bucket, int]:
-        """Batches of each bucket in the steps `first` to `last`."""
-        counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
-        for stage, begin, end in self.stages_between(first, last):
-            before, after = (stage.schedule.taken(at).batches for at in (begin, end))
-            for bucket, count in zip(stage.options.buckets, after - before, strict=True):
-                counts[bucket] += int(count)
-        return counts
-
     @property
     def _used(self) -> set[Bucket]:
         """The buckets of all steps from the first on."""
         last = self.stages[-1]
         used = last.schedule.used(max(self.first, last.start))
-        earlier = self.batches(self.first, last.start).items()
+        earlier = self.count(self.first, last.start).batches.items()
         found = {bucket for bucket, number in earlier if number}
         return found | {last.options.buckets[number] for number in np.flatnonzero(used)}
 
@@ -511,8 +502,9 @@ class Plan:
             return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self.first, end)
-        return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
+        counts = self.count(self.first, end).batches
+        every = {bucket for stage in self.stages for bucket in stage.options.buckets}
+        return {each: max(counts.get(each, 0), int(each in used)) for each in every}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

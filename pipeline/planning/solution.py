@@ -59,17 +59,20 @@ class Solution:
         *,
         max_segments: int | None = None,
         surplus: Sequence[int] | None = None,
+        used: Sequence[int] | None = None,
     ) -> Packed:
-        """Packs a part of the histogram by its share of each pattern, and the rest by best fit."""
+        """Packs a part of the histogram by its share of each pattern, and the rest by best fit.
+
+        The solution is for the lengths `used` of the buckets.
+        """
         share, left = int(counts.sum()), counts.tolist()
-        patterns: list[list[Pattern]] = []
-        for of_bucket in self._patterns:
-            patterns.append([])
+        patterns: list[list[Pattern]] = [[] for _ in group_tails(buckets)]
+        for index, of_bucket in zip(used or range(len(patterns)), self._patterns, strict=True):
             for pattern in of_bucket:
                 rows = -(-pattern.rows * share // self._total)
                 rows = min([rows, *(left[size] // times for size, times in pattern.pieces)])
                 if rows:
-                    patterns[-1].append(pattern._replace(rows=rows))
+                    patterns[index].append(pattern._replace(rows=rows))
                     for size, times in pattern.pieces:
                         left[size] -= rows * times
         return pack(
@@ -78,6 +81,7 @@ class Solution:
             max_segments=max_segments,
             surplus=surplus,
             patterns=patterns,
+            used=used,
         )
 
 
@@ -87,11 +91,7 @@ def load_solution(
     buckets: Sequence[Bucket],
     max_segments: int | None,
 ) -> Solution:
-    """The stored solution for some buckets and a histogram; computed if it is missing.
-
-    It does not depend on tails.
-    """
-    buckets = [bucket for bucket, *_ in group_tails(buckets)]
+    """The stored solution for some buckets, without tails, and a histogram; computed if missing."""
     shapes = [bucket.as_json for bucket in buckets]
     of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"
