@@ -32,9 +32,9 @@ class Corpus(Protocol):
       None.
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
-    - `loss_side`: the number of the side that carries the loss; and `num_learnt`: the number of its
-      positions that do.
+    - `num_learnt`: the number of positions that carry loss.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
+    - `side_names`, of several sides; and `loss_side`, the number of the one with loss, or None.
     - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
       None; pieces of overlong examples without loss are left out. With it comes `fingerprint`.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
@@ -84,13 +84,15 @@ def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
         )
     if isinstance(given, Mapping):
         return dict(zip(given, array[:examples].T, strict=True))
-    begin = types.SimpleNamespace(lengths=array[:examples])
+    same = "cached_file", "count_loss", "fingerprint"
+    known = {name: getattr(given, name) for name in same if hasattr(given, name)}
+    begin = types.SimpleNamespace(lengths=array[:examples], **known)
+    if (silent := getattr(given, "silent", None)) is not None:
+        begin.silent = silent[: int(np.searchsorted(silent, examples))]
     if (files := getattr(given, "files", None)) is not None:
         begin.files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
     if (trees := getattr(given, "trees", None)) is not None:
         begin.trees = trees[:examples]
-    if hasattr(given, "cached_file"):
-        begin.cached_file = given.cached_file
     return begin if len(vars(begin)) > 1 else begin.lengths
 
 
@@ -126,6 +128,8 @@ class Lengths:
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         names: the names of the sides, if they are given.
+        loss_side: the number of the side with loss; if that is not known, that of targets, else of
+            inputs, else of the last.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
@@ -136,7 +140,13 @@ class Lengths:
         self.given, self.excluded = given, excluded
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
-        self.names = tuple(given) if isinstance(given, Mapping) else ()
+        named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
+        self.names: tuple[str, ...] = tuple(named)
+        loss = getattr(given, "loss_side", None)
+        self.loss_side: int = -1 if loss is None else loss
+        known = [self.names.index(name) for name in reversed(PAIR) if name in self.names]
+        if loss is None and known:
+            self.loss_side = known[0]
         self.array = as_lengths(given)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,17 +244,6 @@ class Lengths:
             for each in (self.array, self.array[silent])
         )
         return Fraction(learnt, every - without)
-
-    @property
-    def loss_side(self) -> int:
-        """The number of the side that carries the loss.
-
-        If the corpus does not say, that of targets, else of inputs, else the first.
-        """
-        names = self.names or PAIR[: self.num_sides]
-        known = [names.index(name) for name in reversed(PAIR) if name in names]
-        side = getattr(self.given, "loss_side", None)
-        return [*known, 0][0] if side is None else side
 
     def count_by(self, unit: str, positions: Any, costs: Sequence[float], examples: int) -> int:
         """What some positions of each side, of so many examples, count in a unit of weights.

@@ -57,8 +57,8 @@ class Pieces:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece; those of a side count with its cost.
         silent: pieces of these without loss, whose key is 0, if the lengths are those of a corpus
-            with weights: int64 [pieces, 3], the example, the first position and the size (of
-            several sides, that of the one with the loss).
+            with weights: int64 [pieces, 3], the example, the first position and the
+            size (of several sides, that of the one with loss).
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
         align: as given.

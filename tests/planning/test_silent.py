@@ -160,6 +160,17 @@ def test_a_plan_without_silent_pieces_covers_what_it_should(overflow):
         assert all("each once" in line for line in said)
 
 
+def test_a_plan_without_silent_pieces_is_replayed_also_with_examples_that_joined():
+    weights = [[0] * 9 + [1] * 8, [0, 0, 0], [0, 1], [0] * 6] * 3
+    before, after = Examples(columns(weights[:7])), Examples(columns(weights))
+    plan = Plan(before, [Bucket(1, 4)]).after(3, lengths=after)
+    again = Plan.replay(after, plan.changes)
+    assert again.fingerprint == plan.fingerprint
+    assert [again.batch(step).digest for step in range(30)] == [
+        plan.batch(step).digest for step in range(30)
+    ]
+
+
 def test_a_plan_without_silent_pieces_changes_without_loss():
     weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6] * 3
     plan = Plan(Examples(columns(weights)), [Bucket(1, 4)])
