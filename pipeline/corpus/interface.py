@@ -250,7 +250,8 @@ class AnyCorpus:
             return None
         found = [lengths_module.NO_EXAMPLES]
         group = np.cumsum(sizes) // COUNTED
-        for each in np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(group)) + 1):
+        edges = np.flatnonzero(np.diff(group)) + 1
+        for each in np.split(np.arange(len(sizes)), edges) if len(sizes) else ():
             of = examples[each], starts[each], sizes[each]
             weights = side.read(*of, features=())["loss_weights"]
             piece = np.arange(len(each)).repeat(sizes[each])

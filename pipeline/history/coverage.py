@@ -9,7 +9,7 @@ from pipeline.errors import InvalidValue, counted
 from pipeline.history.plans import find_corpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.stream import expected_positions, silent_spans
+from pipeline.planning.stream import expected_positions
 
 
 class NotAsPlanned(InvalidValue):
@@ -78,13 +78,7 @@ class Coverage:
         ones, which must be complete by now.
         """
         streams, over = self._plan.streams_of(which, self._step), self._over[which]
-        due = expected_positions(streams, epoch)
-        every = np.concatenate([stream.lost for stream in streams])
-        lost = every[every[:, 0] == epoch, 1:]
-        if (
-            due.shape[1] == 1
-        ):  # pieces of examples that are longer than a row, within which others are
-            lost = np.concatenate([lost, silent_spans(streams, epoch)])
+        due, lost = expected_positions(streams, epoch)
         if epoch < over:
             return due, lost, len(due)
         stream, whole = streams[-1], 0

@@ -38,6 +38,7 @@ def pack(
     max_segments: int | None = None,
     surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
+    used: Sequence[int] | None = None,
     fill: bool = False,
 ) -> Packed:
     """Packs a histogram into rows of the buckets.
@@ -60,7 +61,9 @@ def pack(
         surplus: for each length, the number of surplus rows, if later rows continue the batches.
             None: the number of rows that fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
-        fill: whether segments are cut to fill the rows of each length; see `fill_rows`.
+        used: the numbers of the lengths that may have rows; None for all.
+        fill: whether segments are cut to fill the rows of each length; see `fill_rows`. If rows
+            with a limit on segments then cost more than rows of whole segments, these are used.
     """
     groups = group_tails(buckets)
     rooms = np.array([bucket.lengths for bucket, *_ in groups])
@@ -68,6 +71,7 @@ def pack(
     weights: Sequence[float] = costs or (1,) * positions.shape[1]
     fills, room_fills = weigh(positions, weights), weigh(rooms, weights)
     prices = [row_cost(*room) for room in (rooms * weights).tolist()]
+    lengths = range(len(rooms)) if used is None else used
 
     def by_length(left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
         return best_fit(left, int(rooms[index, 0]), opens, max_segments)
@@ -84,9 +88,9 @@ def pack(
         placed = [list(of_length) for of_length in patterns or [()] * len(rooms)]
         left = counts - count_segments([p for each in placed for p in each], len(counts))
         left[0] = 0
-        holds = np.stack([(positions <= room).all(axis=1) for room in rooms])
-        for index in reversed(range(len(rooms))):
-            opens = ~np.logical_or.reduce(holds[:index])
+        for index in reversed(lengths):
+            shorter = rooms[[each for each in lengths if each < index]]
+            opens = (positions[:, None] > shorter).any(axis=2).all(axis=1)
             placed[index] += search(left, index, opens)
         assert not left.any(), "the last bucket holds every segment"
         of_length = zip(map(count_rows, placed), prices, strict=True)
@@ -94,19 +98,21 @@ def pack(
 
     search = by_length if len(weights) == 1 else by_vector
     placed, cost = place(search)
+    filled: Packed | None = None
     if fill:
-        return _fill(placed, groups, len(counts), max_segments, surplus)
+        filled = _fill(placed, groups, len(counts), max_segments, surplus)
+        if max_segments is None:
+            return filled
     if search is by_length and max_segments not in (None, 1):
         each = [(room, p) for room, ps in zip(room_fills, placed, strict=True) for p in ps]
         empty = sum([(room - p.fill) * p.rows for room, p in each if p.segments == max_segments])
         if empty > WORTH_VECTORS * sum([room * p.rows for room, p in each]):
             other, less = place(by_vector)
             placed, search = (other, by_vector) if less < cost else (placed, search)
-    for index, room in enumerate(rooms[:-1]):
-        rest = range(index + 1, len(rooms))
-        to = next((each for each in rest if np.all(room <= rooms[each])), None)
-        if to is None:  # only where a plan takes single rows, of which none is surplus
-            continue
+    for index in lengths:
+        longer = (n for n in lengths if n > index and np.all(rooms[index] <= rooms[n]))
+        if (to := next(longer, None)) is None:
+            continue  # it is the last, or the plan takes single rows, of which none is surplus
 
         def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
             moved = count_segments(rows, len(counts))
@@ -123,7 +129,9 @@ def pack(
         placed[to] += repack(moving)
     counts = counts.copy()
     counts[0] = 0
-    return Packed(tuple(map(tuple, placed)), counts)
+    found = Packed(tuple(map(tuple, placed)), counts)
+    # Where the limit ends rows, whole documents may need fewer.
+    return found if filled is None or found.cost(prices) < filled.cost(prices) else filled
 
 
 def _fill(

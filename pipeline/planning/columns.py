@@ -7,13 +7,12 @@ on the cost of any packing. The solver (HiGHS) needs scipy. Rounding turns the p
 rows into whole rows of segments.
 """
 
-import bisect
 from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline.errors import require
-from pipeline.planning.patterns import Pattern
+from pipeline.planning.patterns import Pattern, Remaining, count_rows
 
 # Limits are numbers of iterations, never seconds: the load of a machine must not change the result.
 ITERATIONS = 60
@@ -204,50 +203,31 @@ class Columns:
         self._times, self._bucket = self._times[:, stay], self._bucket[stay]
 
 
-class SegmentStock:
-    """The number of segments of each length without a row yet, and the rows of each bucket."""
+def make_rows(
+    left: Remaining, places: Sequence[tuple[int, int]], room: int, most: int | None, rows: int
+) -> list[Pattern]:
+    """Up to `rows` rows of `room` positions, whose segments are taken from those `left`.
 
-    def __init__(self, counts: np.ndarray, rooms: np.ndarray, most: int | None):
-        self.counts = counts.tolist()
-        self.counts[0] = 0
-        self.patterns: list[list[Pattern]] = [[] for _ in rooms]
-        self._rooms, self._most = rooms.tolist(), most
-        self._sizes = np.flatnonzero(self.counts).tolist()  # of remaining segments
-
-    def place(self, places: list[tuple[int, int]], index: int, rows: int) -> int:
-        """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
-
-        `places` has lengths, the longest first, each with its number of places in a row. A place
-        takes the longest segment that fits into it; more such segments fill the rest.
-        """
-        done = 0
-        while done < rows and self._sizes:
-            row = self._fill_row(places, self._rooms[index])
-            if not row:
-                break
-            times = min(rows - done, min(self.counts[size] // many for size, many in row.items()))
-            for size, many in row.items():
-                self.counts[size] -= times * many
-                if not self.counts[size]:
-                    self._sizes.remove(size)
-            self.patterns[index].append(Pattern.of_lengths(row.items(), times))
-            done += times
-        return done
-
-    def _fill_row(self, places: list[tuple[int, int]], room: int) -> dict[int, int]:
-        """The lengths in one row, each with its number of segments."""
-        row: dict[int, int] = {}
-        segments = self._most or room
+    `places` has lengths, the longest first, each with its number of places in a row. A place takes
+    the longest segment that fits into it; more such segments, `most` in all, fill the rest.
+    """
+    found = list[Pattern]()
+    while rows and left.segments:
+        row, free, segments = dict[int, int](), room, most or room
         for size, times in [*places, (room, segments)]:
             for _ in range(min(times, segments)):
-                fitting = self._sizes[: bisect.bisect(self._sizes, min(size, room))]
-                there = (n for n in reversed(fitting) if self.counts[n] > row.get(n, 0))
-                if not (longest := next(there, 0)):
+                if not (longest := left.longest(min(size, free))):
                     break
+                left.take(longest)
                 row[longest] = row.get(longest, 0) + 1
-                room -= longest
-                segments -= 1
-        return row
+                free, segments = free - longest, segments - 1
+        more = min(rows - 1, *(left.counts.get(size, 0) // many for size, many in row.items()))
+        for size, many in row.items():
+            if more:
+                left.take(size, more * many)
+        found.append(Pattern.of_lengths(row.items(), 1 + more))
+        rows -= 1 + more
+    return found
 
 
 def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
@@ -256,17 +236,25 @@ def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
     Each round makes the integer part of the program's rows, then one row for each of the largest
     fractions. Segments may remain at the end.
     """
-    stock = SegmentStock(counts, columns.rooms, columns.most)
+    counts = counts.copy()
+    counts[0] = 0
+    left, found = Remaining(counts), [list[Pattern]() for _ in columns.rooms]
+
+    def make(column: int, rows: int) -> int:
+        places, bucket = columns.places(column)
+        made = make_rows(left, places, int(columns.rooms[bucket]), columns.most, rows)
+        found[bucket] += made
+        return count_rows(made)
+
     for _ in range(ROUNDS):
-        demand = columns.demand(np.array(stock.counts))
-        if not demand.any():
+        if not left.segments:
             break
+        demand = np.array([left.counts.get(size, 0) for size in columns.sizes.tolist()], float)
         rows, _ = columns.solve(demand, ROUND_ITERATIONS)
-        done, whole = 0, np.floor(rows + 1e-6).astype(np.int64)
-        for column in np.flatnonzero(whole)[::-1]:
-            done += stock.place(*columns.places(column), int(whole[column]))
+        whole = np.floor(rows + 1e-6).astype(np.int64)
+        done = sum(make(column, int(whole[column])) for column in np.flatnonzero(whole)[::-1])
         for column in np.argsort(whole - rows, kind="stable"):
             if done >= SHARE * rows.sum():
                 break
-            done += stock.place(*columns.places(column), 1)
-    return stock.patterns
+            done += make(column, 1)
+    return found

@@ -29,6 +29,11 @@ class Counts(NamedTuple):
     costs: tuple[float, ...]
 
     @property
+    def batches(self) -> dict[Bucket, int]:
+        """The batches of each bucket."""
+        return {bucket: round(counts[0]) for bucket, counts in self.buckets.items()}
+
+    @property
     def num_tokens(self) -> int:
         """Real positions; those of a side count with its cost."""
         return round(sum(self.tokens.values()))
@@ -100,7 +105,7 @@ def count_losses(stage: Stage) -> dict[str, int]:
         layout, silent = stream.whole.layout, stream.lengths.num_silent
         pieces, left_out = layout.pieces, stream.lengths.num_left_out
         overlong = len(pieces.overlong)
-        dropped = overlong if stage.options.overflow == "drop" else pieces.silent_first
+        dropped = overlong if stage.options.overflow == "drop" else len(pieces.silent)
         empty = int(layout.counts[0]) - dropped - left_out
         of_pieces = overlong, pieces.lost, pieces.lost_loss, len(pieces.silent)
         found += (left_out - silent, silent, empty, *of_pieces)

@@ -311,13 +311,11 @@ def typical_lengths(
     corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
     phases, counts = as_phases(weights, tuple(corpora)), {}
     for name, each in corpora.items():  # relative numbers of examples
-        mean = 1.0
-        if by != "examples":
-            positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
-            mean = float(weigh(positions, costs)) / max(len(each.included), 1)
-        mean *= float(each.loss_share) if by == "loss" else 1
+        examples = len(each.included)
+        positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
+        size = each.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
-        counts[name] = float(shares) / max(mean, 1e-9)
+        counts[name] = float(shares) * examples / max(size, 1)
     parts = []
     for name, count in counts.items():
         if not len(lengths := corpora[name].included):

@@ -6,7 +6,6 @@ documents. So the more chains, the fewer cuts. (LeCun, Mautor, Quessette and Wei
 this bin packing with fragmentable items.)
 """
 
-import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.patterns import Pattern, best_fit, count_rows, count_segments
+from pipeline.planning.patterns import Pattern, Remaining, best_fit, count_rows, count_segments
 
 # A piece has at least this many positions, or an eighth of a short row. A model has hardly any
 # context for the first positions of a piece, and every piece is one more segment.
@@ -197,16 +196,17 @@ def _lay(
     that document is too short to be cut, the chain ends.
     """
     least, most = least_piece(length), max_segments or length
-    stock, found, rows = _Stock(counts), list[Chain](), list[Pattern]()
+    stock, found, rows = Remaining(counts), list[Chain](), list[Pattern]()
     second, carried = 0, 0  # the second piece of the document that was cut last, and its positions
-    while stock.documents or carried:
+    while stock.segments or carried:
         row = [(second, 1)] if carried else []
         room, free, carried = length - carried, most - len(row), 0
-        if copies > 1 and stock.positions < room and stock.documents <= free:
+        if copies > 1 and stock.positions < room and stock.segments <= free:
             break
         while free and (size := stock.longest(room)):
             times = min(stock.counts[size], room // size, free)
-            room, free = room - stock.take(size, times), free - times
+            stock.take(size, times)
+            room, free = room - size * times, free - times
             row.append((size, times))
         first = min(room, stock.longest(length) - least)
         if free and first >= least:
@@ -221,27 +221,3 @@ def _lay(
             found.append(Chain(rows))
             rows = []
     return found
-
-
-class _Stock:
-    """The documents that have no row yet, by size."""
-
-    def __init__(self, counts: np.ndarray):
-        self.sizes = np.flatnonzero(counts).tolist()  # ascending
-        self.counts = dict(zip(self.sizes, counts[self.sizes].tolist(), strict=True))
-        self.positions = int(counts @ np.arange(len(counts)))
-        self.documents = int(counts.sum())
-
-    def longest(self, room: int) -> int:
-        """The size of the longest document that fits into `room`; 0 if there is none."""
-        place = bisect.bisect_right(self.sizes, room)
-        return self.sizes[place - 1] if place else 0
-
-    def take(self, size: int, times: int = 1) -> int:
-        """Takes documents of a size; returns their positions."""
-        self.positions -= size * times
-        self.documents -= times
-        self.counts[size] -= times
-        if not self.counts[size]:
-            del self.counts[size], self.sizes[bisect.bisect_left(self.sizes, size)]
-        return size * times

@@ -10,6 +10,7 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.bucket import PAIR
 
 # Large arrays are read in chunks of this many examples: a memory-mapped array of a billion lengths
 # is never copied at once.
@@ -36,7 +37,7 @@ class Corpus(Protocol):
     - `side_names`, of several sides; `loss_side`, the number of the one with loss, or None; and
       `unpriced`, the names of sides whose cost must be given.
     - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
-      None; pieces of overlong examples without loss are left out.
+      None; pieces of overlong examples without loss are left out. With it comes `fingerprint`.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, if several act as one and number their examples consecutively: each by its name;
@@ -84,13 +85,15 @@ def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
         )
     if isinstance(given, Mapping):
         return dict(zip(given, array[:examples].T, strict=True))
-    begin = types.SimpleNamespace(lengths=array[:examples])
+    same = "cached_file", "count_loss", "fingerprint"
+    known = {name: getattr(given, name) for name in same if hasattr(given, name)}
+    begin = types.SimpleNamespace(lengths=array[:examples], **known)
+    if (silent := getattr(given, "silent", None)) is not None:
+        begin.silent = silent[: int(np.searchsorted(silent, examples))]
     if (files := getattr(given, "files", None)) is not None:
         begin.files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
     if (trees := getattr(given, "trees", None)) is not None:
         begin.trees = trees[:examples]
-    if hasattr(given, "cached_file"):
-        begin.cached_file = given.cached_file
     return begin if len(vars(begin)) > 1 else begin.lengths
 
 
@@ -126,7 +129,8 @@ class Lengths:
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         names: the names of the sides, if they are given.
-        loss_side: the number of the side with loss; the last one, if that is not known.
+        loss_side: the number of the side with loss; if that is not known, that of targets, else of
+            inputs, else of the last.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
@@ -141,6 +145,9 @@ class Lengths:
         self.names: tuple[str, ...] = tuple(named)
         loss = getattr(given, "loss_side", None)
         self.loss_side: int = -1 if loss is None else loss
+        known = [self.names.index(name) for name in reversed(PAIR) if name in self.names]
+        if loss is None and known:
+            self.loss_side = known[0]
         self.array = as_lengths(given)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,24 +204,61 @@ class Lengths:
         """The number of examples left out since they have no loss."""
         return len(np.intersect1d(getattr(self.given, "silent", NO_EXAMPLES), self.excluded))
 
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """See `Corpus`; None for lengths alone."""
+    @property
+    def weighted(self) -> bool:
+        """Whether some positions may have no loss, and the corpus says which."""
         count = getattr(self.given, "count_loss", None)
-        return None if count is None else count(examples, starts, sizes)
+        return count is not None and count(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES) is not None
+
+    def find_silent(self, pieces: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, int]:
+        """The numbers of those `pieces` that have no loss, and the positions with loss in `rest`.
+
+        Both are int64 [3, n]: examples, starts and sizes. Weights are read once: what they say is
+        stored beside the corpus.
+        """
+        count = self.given.count_loss
+
+        def make() -> bytes:
+            silent = np.flatnonzero(count(*pieces) == 0)
+            return np.append(count(*rest).sum(), silent).astype("<i8").tobytes()
+
+        sha = hashlib.sha256(self.given.fingerprint.encode())
+        sha.update(np.concatenate([pieces, rest], axis=1).astype("<i8").tobytes())
+        found = np.frombuffer(self.store(f"silent-{sha.hexdigest()[:16]}.int64", make), "<i8")
+        return found[1:].astype(np.int64), int(found[0])
 
     @property
     def loss_share(self) -> Fraction:
-        """The share of the positions that carry loss; an error if the corpus has no record."""
+        """The share of the positions of `loss_side` that carry loss, in examples that have any.
+
+        An error if the corpus has no record of it.
+        """
         learnt = getattr(self.given, "num_learnt", None)
         if not learnt:
             raise InvalidValue(
                 f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
                 "carry loss; give corpora that were prepared with a template, or by='tokens'"
             )
-        positions = self.array.reshape(len(self), -1)[:, self.loss_side]
-        return Fraction(learnt, int(positions.sum(dtype=np.int64)))
+        silent = getattr(self.given, "silent", NO_EXAMPLES)
+        every, without = (
+            int(each.reshape(-1, self.num_sides)[:, self.loss_side].sum(dtype=np.int64))
+            for each in (self.array, self.array[silent])
+        )
+        return Fraction(learnt, every - without)
+
+    def count_by(self, unit: str, positions: Any, costs: Sequence[float], examples: int) -> int:
+        """What some positions of each side, of so many examples, count in a unit of weights.
+
+        Tokens of text and of pairs count with their costs; sides of other names are unlike, and the
+        one with the loss counts.
+        """
+        if unit == "examples":
+            return examples
+        if unit == "loss":
+            return round(positions[self.loss_side] * self.loss_share)
+        if self.names in ((), PAIR[: self.num_sides]):
+            return round(weigh(positions, costs))
+        return round(positions[self.loss_side])
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:

@@ -21,7 +21,7 @@ from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 9
+VERSION = 10
 
 WINDOW = 1 << 22
 

@@ -4,9 +4,10 @@ Packing works on counts of sizes and never sees an example. All rows with the sa
 pattern, so the cost grows with the number of patterns and not with the number of examples.
 """
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,12 @@ class Packed:
         """Rows of length number `index`, without empty rows."""
         return count_rows(self.patterns[index])
 
+    def cost(self, prices: Sequence[float]) -> float:
+        """The cost of all rows, from the price of a row of each length."""
+        return sum(
+            count_rows(each) * price for each, price in zip(self.patterns, prices, strict=True)
+        )
+
     def most_in_row(self, index: int, continuations: np.ndarray | None) -> tuple[int, int]:
         """The most segments (at least 1) and continuations in a row of length number `index`.
 
@@ -57,6 +64,35 @@ class Packed:
             each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
             most = max(map(sum, each), default=0)
         return max([pattern.segments for pattern in patterns], default=1), most
+
+
+class Remaining:
+    """The segments of a histogram that have no row yet, by size.
+
+    Attributes:
+        counts: the number of each size.
+        positions: their positions.
+        segments: their number.
+    """
+
+    def __init__(self, histogram: np.ndarray):
+        self._sizes = np.flatnonzero(histogram).tolist()  # ascending
+        self.counts = dict(zip(self._sizes, histogram[self._sizes].tolist(), strict=True))
+        self.positions = int(histogram @ np.arange(len(histogram)))
+        self.segments = int(histogram.sum())
+
+    def longest(self, room: int) -> int:
+        """The size of the longest segment that fits into `room`; 0 if there is none."""
+        place = bisect.bisect_right(self._sizes, room)
+        return self._sizes[place - 1] if place else 0
+
+    def take(self, size: int, times: int = 1) -> None:
+        """Takes some segments of a size."""
+        self.positions -= size * times
+        self.segments -= times
+        self.counts[size] -= times
+        if not self.counts[size]:
+            del self.counts[size], self._sizes[bisect.bisect_left(self._sizes, size)]
 
 
 def count_rows(patterns: Iterable[Pattern]) -> int:

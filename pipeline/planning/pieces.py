@@ -56,10 +56,9 @@ class Pieces:
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece; those of a side count with its cost.
-        silent: pieces of these that are left out since they have no loss, if the lengths are those
-            of a corpus with weights: int64 [pieces, 3], the example, the first position and the
+        silent: pieces of these without loss, whose key is 0, if the lengths are those of a corpus
+            with weights: int64 [pieces, 3], the example, the first position and the
             size (of several sides, that of the one with loss).
-        silent_first: the number of these that are first pieces.
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
         align: as given.
@@ -82,8 +81,7 @@ class Pieces:
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
-        self._with_loss: np.ndarray | None = None  # which of these have loss; None: all may
-        self.lost = self.lost_loss = self.silent_first = 0
+        self.lost = self.lost_loss = 0
         self.silent = np.zeros((0, 3), np.int64)
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
@@ -97,7 +95,7 @@ class Pieces:
             longest = min(int(longest), room[0])
             if len(self._left_out):
                 firsts = max(int(sizes.max()) for _, sizes in self._chunks())
-                later = 0 if self._with_loss is None else self._later[2].max(initial=0)
+                later = self._later[2].max(initial=0) if len(self.silent) else 0
                 longest = max(firsts, int(later))
             self.table = np.arange(int(self._units(longest)) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
@@ -106,8 +104,9 @@ class Pieces:
             longest = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
         last = lengths[self.overlong].max() if len(self._times) else 0
-        if self._with_loss is not None:
-            last = (self._later[1] + self._later[2]).max(initial=0)
+        if len(self.silent):
+            _, start, size = self._later
+            last = (start + size).max(initial=0, where=size > 0)
         self.max_position = max(int(longest), int(last)) - 1
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
@@ -130,32 +129,33 @@ class Pieces:
         if trees is not None and not self._drops and (trees[overlong, 1] > 0).any():
             raise _overlong_group_error(lengths, overlong[trees[overlong, 1] > 0], room[0])
         sizes = lengths[overlong].astype(np.int64)
-        if overflow != "split":
-            kept = np.minimum(sizes, room) * (not self._drops)
+        kept = np.minimum(sizes, room) * (not self._drops)
+        if overflow == "split":
+            self._times = -(-sizes // room[0]) - 1
+        else:
             lost = (sizes - kept).reshape(len(sizes), -1).sum(axis=0)
             self.lost = round(lengths_lib.weigh(lost, self._costs))
-            if not self._drops:
-                self._leave_out_silent(kept)
-            return
-        self._times = -(-sizes // room[0]) - 1
-        self._leave_out_silent(np.minimum(sizes, room))
+        if not self._drops and self._of.weighted:
+            self._leave_out_silent(kept)
 
     @functools.cached_property
     def _later(self) -> np.ndarray:
-        """The example, first position and size of each later piece: int64 [3, later pieces]."""
-        if not len(times := self._times):
+        """The example, first position and size of each later piece: int64 [3, later pieces].
+
+        The size is 0 if the piece is in no row.
+        """
+        examples, times = self.overlong, self._times
+        if not len(times):
             return np.zeros((3, 0), np.int64)
-        examples = self.overlong
         number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
         start = number * self._room
         size = np.minimum(np.repeat(self._lengths[examples], times) - start, self._room)
-        later = np.stack([np.repeat(examples, times), start, size])
-        return later if self._with_loss is None else later[:, self._with_loss]
+        return np.stack([np.repeat(examples, times), start, size])
 
     @functools.cached_property
     def _later_pieces(self) -> np.ndarray:
         """The number of each later piece: that of number `j`, of example `e`, is `e + j + 1`."""
-        return self._later[0] + np.arange(self.num_later) + 1
+        return self._later[0] + np.arange(self._later.shape[1]) + 1
 
     def _leave_out_silent(self, kept: np.ndarray) -> None:
         """Leaves out the pieces of overlong examples that have no loss, and counts lost loss.
@@ -163,27 +163,17 @@ class Pieces:
         `kept` has the sizes of their first pieces.
         """
         examples = self.overlong
-        first, rest = (
+        first, whole = (
             np.reshape(each, (len(examples), -1))[:, self._of.loss_side]
             for each in (kept, self._lengths[examples])
         )
-        firsts = np.stack([examples, 0 * examples, first])
-        loss = self._of.count_loss(*firsts)
-        if loss is None:
-            return
-        self.silent, self.silent_first = firsts[:, loss == 0].T, int((loss == 0).sum())
-        silent = examples[loss == 0]
-        self._left_out = np.union1d(self._left_out, silent)
-        if len(self._times):
-            later = self._later
-            of_later = self._of.count_loss(*later)
-            assert of_later is not None, "the corpus has weights"
-            self._with_loss = of_later > 0
-            self.silent = np.concatenate([self.silent, later[:, of_later == 0].T])
-            del self._later  # which has those without loss
-        else:
-            lost = self._of.count_loss(examples, first, rest - first)
-            self.lost_loss = 0 if lost is None else int(lost.sum())
+        pieces = np.concatenate([[examples, 0 * examples, first], self._later], axis=1)
+        rest = np.stack([examples, first, (whole - first) * (len(self._times) == 0)])
+        silent, self.lost_loss = self._of.find_silent(pieces, rest)
+        self.silent = pieces[:, silent].T
+        is_first = silent < len(examples)
+        self._left_out = np.union1d(self._left_out, examples[silent[is_first]])
+        self._later[2, silent[~is_first] - len(examples)] = 0
 
     @property
     def _lengths(self) -> np.ndarray:
@@ -195,12 +185,12 @@ class Pieces:
         return self._of.trees
 
     def __len__(self) -> int:
-        return len(self._lengths) + self.num_later
+        return len(self._lengths) + int(self._times.sum())
 
     @property
     def num_later(self) -> int:
-        """The number of later pieces of split examples."""
-        return int((self._times if self._with_loss is None else self._with_loss).sum())
+        """The number of later pieces of split examples that are in a row."""
+        return int(np.count_nonzero(self._later[2]))
 
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
@@ -247,13 +237,12 @@ class Pieces:
         counts = np.zeros(len(self.table), np.int64)
         for keys, _ in self._chunks():
             counts += np.bincount(keys, minlength=len(counts))
-        if self._with_loss is not None:
-            np.add.at(counts, self._units(self._later[2]), 1)
-        elif len(self._times):  # all later pieces but the last of each example are full
-            full = self._times - 1
+        if len(self._times):  # all later pieces but the last of each example are full
             last = self._lengths[self.overlong] - self._times * self._room
-            counts[self._units(self._room)] += full.sum()
+            counts[self._units(self._room)] += (self._times - 1).sum()
             np.add.at(counts, self._units(last), 1)
+            silent = self.silent[self.silent[:, 1] > 0, 2]
+            np.subtract.at(counts, self._units(silent), 1)
         counts[0] = 0
         return counts
 
@@ -261,7 +250,7 @@ class Pieces:
     def mean_positions(self) -> np.ndarray:
         """The mean positions of pieces of each key: float64 [keys, sides]."""
         total = np.zeros(self.table.shape)
-        if self.num_later:
+        if len(self._times):
             np.add.at(total[:, 0], self._units(self._later[2]), self._later[2])
         for keys, sizes in self._chunks():
             for side, positions in enumerate(sizes.reshape(-1, len(self._costs)).T):
@@ -286,7 +275,7 @@ class Pieces:
 
         Sizes are int64 [len(pieces), sides].
         """
-        if not self.num_later:
+        if not len(self._times):
             return pieces, 0, self._sizes_of(pieces)
         before = self._later_pieces.searchsorted(pieces, side="right")
         example, start = pieces - before, np.zeros(len(pieces), np.int64)

@@ -88,7 +88,8 @@ class Plan:
             may join at a later phase; it then comes after the others. Default None: one corpus,
             each example once per epoch.
         by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
-            (positions that carry loss, for corpora that say how many do).
+            (positions that carry loss, for corpora that say how many do). Of sides other than
+            inputs and targets, the one that carries the loss counts.
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
             reshuffled; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
@@ -116,8 +117,8 @@ class Plan:
             number is for all sides; numbers by name, as in `{"patches": 4}`, leave others at 1.
             Columns between segments are padding.
         cost: what a position costs, for each side by name, such as `{"inputs": 1, "patches": 0.5,
-            "images": 0}`. Figures and shares of tokens weigh positions by it; a side that costs
-            nothing only limits what a row holds. Default 1 for every side.
+            "images": 0}`. Figures weigh positions by it; a side that costs nothing only limits what
+            a row holds. Default 1 for every side.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.
@@ -480,21 +481,12 @@ class Plan:
         """The largest position in any batch, from 0; a position table needs one entry more."""
         return max(stage.max_position for stage in self.stages)
 
-    def batches(self, first: int, last: int) -> dict[Bucket, int]:
-        """Batches of each bucket in the steps `first` to `last`."""
-        counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
-        for stage, begin, end in self.stages_between(first, last):
-            before, after = (stage.schedule.taken(at).batches for at in (begin, end))
-            for bucket, count in zip(stage.options.buckets, after - before, strict=True):
-                counts[bucket] += int(count)
-        return counts
-
     @property
     def _used(self) -> set[Bucket]:
         """The buckets of all steps from the first on."""
         last = self.stages[-1]
         used = last.schedule.used(max(self.first, last.start))
-        earlier = self.batches(self.first, last.start).items()
+        earlier = self.count(self.first, last.start).batches.items()
         found = {bucket for bucket, number in earlier if number}
         return found | {last.options.buckets[number] for number in np.flatnonzero(used)}
 
@@ -510,8 +502,9 @@ class Plan:
             return dict.fromkeys(self.buckets, 1)
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self.first, end)
-        return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
+        counts = self.count(self.first, end).batches
+        every = {bucket for stage in self.stages for bucket in stage.options.buckets}
+        return {each: max(counts.get(each, 0), int(each in used)) for each in every}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

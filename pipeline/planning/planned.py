@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import row_starts
+from pipeline.planning.options import by_side
 from pipeline.planning.pieces import Align
 
 
@@ -76,11 +77,7 @@ class PlannedBatch:
         """One batch for each side; the batch itself if it has one."""
         if len(self.bucket.lengths) == 1:
             return (self,)
-        aligns = (
-            self.align
-            if isinstance(self.align, tuple)
-            else (self.align,) * len(self.bucket.lengths)
-        )
+        aligns = by_side("align", self.align, self.bucket.names)
         return tuple(
             dataclasses.replace(
                 self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]], align=align

@@ -134,41 +134,33 @@ class Interval:
         return Taken(step, batches, rows, owed, self.begin.legs)
 
 
-class Epochs(NamedTuple):
-    """The epochs of streams from a mark on: of one that grows, as far as they are known there.
-
-    Attributes:
-        rest: int64 [lengths, streams], the rows before whole epochs, or `NEVER`.
-        whole: int64 [lengths, streams], the rows of a whole epoch; 0 if there is none.
-        first: int64 [streams], the epoch of the first row.
-        later: int64 [streams], the first whole epoch.
-    """
-
-    rest: np.ndarray
-    whole: np.ndarray
-    first: np.ndarray
-    later: np.ndarray
-
-    def after(self, rows: np.ndarray) -> list[int]:
-        """The least epoch of each stream that is not over after some rows [lengths, streams]."""
-        times = (rows - self.rest) // np.maximum(self.whole, 1)
-        times = times.min(axis=0, initial=NEVER, where=self.whole > 0)
-        return np.where((rows >= self.rest).all(axis=0), self.later + times, self.first).tolist()
-
-
 @dataclasses.dataclass(frozen=True)
 class Section:
     """Intervals from a mark to the next one; with one stream, also those of one whole epoch.
 
+    It knows the epochs of the streams: of one that grows, as far as they are known at the mark.
+
     Attributes:
         begin: what was taken before it.
-        epochs: the epochs of the streams.
+        rest: int64 [lengths, streams], the rows before whole epochs, or `NEVER`.
+        whole: int64 [lengths, streams], the rows of a whole epoch; 0 if there is none.
+        first: int64 [streams], the epoch of the first row.
+        later: int64 [streams], the first whole epoch.
         intervals: those that are known by now.
     """
 
     begin: Taken
-    epochs: Epochs
+    rest: np.ndarray
+    whole: np.ndarray
+    first: np.ndarray
+    later: np.ndarray
     intervals: tuple[Interval, ...] = ()
+
+    def epochs(self, rows: np.ndarray) -> list[int]:
+        """The least epoch of each stream that is not over after some rows [lengths, streams]."""
+        times = (rows - self.rest) // np.maximum(self.whole, 1)
+        times = times.min(axis=0, initial=NEVER, where=self.whole > 0)
+        return np.where((rows >= self.rest).all(axis=0), self.later + times, self.first).tolist()
 
     @functools.cached_property
     def starts(self) -> list[int]:
@@ -185,7 +177,7 @@ class Section:
     @functools.cached_property
     def epoch(self) -> int:
         """With one stream, the epoch of all its steps."""
-        (epoch,) = self.epochs.after(self.begin.rows)
+        (epoch,) = self.epochs(self.begin.rows)
         return epoch
 
 
@@ -228,21 +220,18 @@ class Schedule:
         self._sections: tuple[Section, ...] = ()  # those made last
         self.end: int | None = None
         self.offsets: tuple[int | None, ...] = (0,)
-        number = len(streams)
-        if taken is None:
-            rows = np.zeros((len(self._groups), number), np.int64)
-            taken = Taken(start, 0 * self._rows, rows, [[0] * number for _ in rows], [0] * number)
-        else:
-            joined = number - len(taken.legs)
-            rows = np.pad(taken.rows, ((0, 0), (0, joined)))
-            owed = [[*each, *[0] * joined] for each in taken.owed]
-            taken = Taken(start, 0 * self._rows, rows, owed, [*taken.legs, *[0] * joined])
         self._weights = [Fraction(1) if weights is None else weights[each.name] for each in streams]
+        had = taken or Taken(start, self._rows, np.zeros((len(self._groups), 0), np.int64), (), ())
+        new = [0] * (len(streams) - len(had.legs))
         # A corpus that grows and has no weight has no rows, and so is owed none.
         each = zip(self._weights, streams, strict=True)
         owes = [bool(weight) or one.parts is None for weight, one in each]
-        owed = [[due * n for due, n in zip(each, owes, strict=True)] for each in taken.owed]
-        self.marks: tuple[Taken, ...] = (taken._replace(owed=owed),)
+        owed = [
+            [due * n for due, n in zip([*of_length, *new], owes, strict=True)]
+            for of_length in had.owed or [()] * len(had.rows)
+        ]
+        rows = np.pad(had.rows, ((0, 0), (0, len(new))))
+        self.marks = (Taken(start, 0 * self._rows, rows, owed, [*had.legs, *new]),)
         self._one = weights is None
         if weights is None:
             return
@@ -260,7 +249,7 @@ class Schedule:
         """`offsets`, where streams that had a weight before keep theirs."""
         if before is None:
             return [0 if weight else None for weight in self._weights]
-        begun = self._find_epochs(self.marks[0]).after(self.marks[0].rows)
+        begun = self._open_section(self.marks[0]).epochs(self.marks[0].rows)
         epoch, offsets = before.epoch_of(self.start), before.offsets
         each = itertools.zip_longest(self._weights, begun, offsets)
         return [
@@ -340,29 +329,16 @@ class Schedule:
         )
 
     def _continue_one(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
-        """The next intervals of the only stream; if there are none, a mark."""
-        (stream,), (number,) = self._streams, taken.legs
-        while True:
-            leg, rows = stream.leg(number), taken.rows[:, 0]
-            times = stream.count_times(rows - leg.start)[0] if leg.repeats else 0
-            end = leg.end + times * leg.rows
-            left = end - rows
-            counts = self._count_batches(left)
-            if not leg.ends:
-                full = 0 * counts
-                full[self._bucket_of] = left // self._rows[self._bucket_of]
-                # The last window is the last only if no parts follow.
-                if full.any() or not stream.leg(number + 1).repeats:
-                    counts = full
-            if counts.any():
-                bits: tuple[Any, int] = leg.repeats, leg.epoch + times
-                if stream.parts is not None and not leg.repeats:
-                    bits = "windows", taken.step
-                begin = taken._replace(legs=[number])
-                return tuple(self._cut(counts, begin, end[:, None], *bits)), taken
-            number += 1
-            if leg.ends or stream.leg(number).repeats:
-                return (), taken._replace(legs=[number])
+        """The next intervals of the only stream, up to the end of an epoch; or a mark."""
+        (stream,), (number,), rows = self._streams, taken.legs, taken.rows[:, 0]
+        leg = stream.leg(number)
+        times = stream.count_times(rows - leg.start)[0] if leg.repeats else 0
+        end = leg.end + times * leg.rows
+        counts = self._count_batches(end - rows)
+        if not counts.any():
+            return (), taken._replace(legs=[number + 1])
+        bits = leg.repeats, leg.epoch + times
+        return tuple(self._cut(counts, taken, end[:, None], *bits)), taken
 
     # ---- several streams
 
@@ -384,8 +360,11 @@ class Schedule:
                 of_length.append(pace * count)
         return shares
 
-    def _continue_several(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
-        """The next intervals of several streams; if there are none, a mark."""
+    def _continue(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
+        """The next intervals; if there are none, a mark."""
+        stream = self._streams[0]
+        if self._one and (stream.parts is None or stream.leg(taken.legs[0]).repeats):
+            return self._continue_one(taken)
         legs, waiting, growing = [*taken.legs], dict[int, np.ndarray](), list[int]()
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if not weight or (leg := stream.leg(legs[number])).repeats:
@@ -517,16 +496,15 @@ class Schedule:
 
     def _make_section(self, step: int) -> Section:
         """The section of a step, with intervals up to that step."""
-        extend = self._continue_one if self._one else self._continue_several
         while True:
             mark = begin = self._mark_before(step)
             if self._one:
                 begin = self._skip_epochs(mark, step)
             section = next((each for each in self._sections if each.begin is begin), None)
-            section, following = section or Section(begin, self._find_epochs(begin)), begin
+            section, following = section or self._open_section(begin), begin
             while step >= section.end:
                 last = section.intervals[-1:]
-                more, following = extend(last[0].taken(int(section.end)) if last else begin)
+                more, following = self._continue(last[0].taken(int(section.end)) if last else begin)
                 if not more:
                     break
                 section = dataclasses.replace(section, intervals=section.intervals + more)
@@ -581,13 +559,17 @@ class Schedule:
         if self._one:
             return section.epoch
         _, rows = interval.before(step)  # faster than `taken`
-        epochs = zip(section.epochs.after(rows), self.offsets, strict=True)
+        epochs = zip(section.epochs(rows), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in epochs if offset is not None)
 
     def epochs_of(self, steps: range) -> list[int]:
-        """The epoch of each of some steps in a row."""
-        first, last = self.epoch_of(steps[0]), self.epoch_of(steps[-1])
-        return [first if first == last else self.epoch_of(step) for step in steps]
+        """The epoch of each of some steps in a row; epochs do not descend."""
+        found = list[int]()
+        while rest := steps[len(found) :]:
+            epoch, last = self.epoch_of(rest[0]), self.epoch_of(rest[-1])
+            end = len(rest) if epoch == last else bisect.bisect(rest, epoch, key=self.epoch_of)
+            found += [epoch] * end
+        return found
 
     def grows(self, step: int) -> bool:
         """Whether a step has rows of a corpus that still grows."""
@@ -621,10 +603,10 @@ class Schedule:
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
         section, interval = self._reach(max(step - 1, self.start))
-        return section.epochs.after(interval.before(step)[1])
+        return section.epochs(interval.before(step)[1])
 
-    def _find_epochs(self, begin: Taken) -> Epochs:
-        """The epochs of the streams from a mark on."""
+    def _open_section(self, begin: Taken) -> Section:
+        """The section from a mark on, without an interval."""
         rest = np.full_like(begin.rows, NEVER)
         whole, epochs = 0 * rest, np.zeros((2, rest.shape[1]), np.int64)
         each = zip(self._streams, self._weights, begin.legs, strict=True)
@@ -635,7 +617,7 @@ class Schedule:
             if (last := stream.leg(leg) if stream.parts is not None else stream.legs[-1]).repeats:
                 rest[:, number], whole[:, number] = last.start, last.rows
                 epochs[1, number] = last.epoch
-        return Epochs(rest, whole, *epochs)
+        return Section(begin, rest, whole, *epochs)
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch: at least `start`, and at most `end`."""

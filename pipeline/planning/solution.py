@@ -59,17 +59,20 @@ class Solution:
         *,
         max_segments: int | None = None,
         surplus: Sequence[int] | None = None,
+        used: Sequence[int] | None = None,
     ) -> Packed:
-        """Packs a part of the histogram by its share of each pattern, and the rest by best fit."""
+        """Packs a part of the histogram by its share of each pattern, and the rest by best fit.
+
+        The solution is for the lengths `used` of the buckets.
+        """
         share, left = int(counts.sum()), counts.tolist()
-        patterns: list[list[Pattern]] = []
-        for of_bucket in self._patterns:
-            patterns.append([])
+        patterns: list[list[Pattern]] = [[] for _ in group_tails(buckets)]
+        for index, of_bucket in zip(used or range(len(patterns)), self._patterns, strict=True):
             for pattern in of_bucket:
                 rows = -(-pattern.rows * share // self._total)
                 rows = min([rows, *(left[size] // times for size, times in pattern.pieces)])
                 if rows:
-                    patterns[-1].append(pattern._replace(rows=rows))
+                    patterns[index].append(pattern._replace(rows=rows))
                     for size, times in pattern.pieces:
                         left[size] -= rows * times
         return pack(
@@ -78,6 +81,7 @@ class Solution:
             max_segments=max_segments,
             surplus=surplus,
             patterns=patterns,
+            used=used,
         )
 
 
@@ -87,11 +91,7 @@ def load_solution(
     buckets: Sequence[Bucket],
     max_segments: int | None,
 ) -> Solution:
-    """The stored solution for some buckets and a histogram; computed if it is missing.
-
-    It does not depend on tails.
-    """
-    buckets = [bucket for bucket, *_ in group_tails(buckets)]
+    """The stored solution for some buckets, without tails, and a histogram; computed if missing."""
     shapes = [bucket.as_json for bucket in buckets]
     of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"
@@ -106,9 +106,7 @@ def _search(
     tokens = int(counts @ np.arange(len(counts)))
     least: float = tokens
 
-    def cost_of(packed: Packed) -> float:
-        return sum(packed.rows(n) * row_cost(bucket.length) for n, bucket in enumerate(buckets))
-
+    prices = [row_cost(bucket.length) for bucket in buckets]
     if 0 < np.count_nonzero(counts) <= SIZES:
         rooms = np.array([bucket.length for bucket in buckets])
         # The bound counts positions. The rows minimise the model's cost: with positions alone,
@@ -121,7 +119,7 @@ def _search(
         least = bounds[0]
         found = round_rows(programs[-1], counts)
         other = pack(counts, buckets, max_segments=max_segments, patterns=found)
-        best = min(best, other, key=cost_of)
+        best = min(best, other, key=lambda each: each.cost(prices))
     patterns = [[[each.rows, each.pieces] for each in of_bucket] for of_bucket in best.patterns]
     content = {"of": of, "bound": min(tokens / least, 1.0), "patterns": patterns}
     return json.dumps(content).encode()

@@ -1,11 +1,9 @@
 """Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
 
-import contextlib
 import copy
 import dataclasses
 import functools
-import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -14,6 +12,7 @@ import numpy as np
 from pipeline.errors import DoesNotFit, InvalidValue, counted
 from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
+from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.growing import APART, Place, grows
 from pipeline.planning.identity import fingerprint_of
@@ -179,6 +178,8 @@ class Stage(Handles):
         """Everything that the batches depend on, as JSON."""
         found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
         found["buckets"] = "+".join(map(str, self.options.buckets))
+        if (names := self.options.names) != PAIR[: len(names)]:
+            found["sides"] = [*names]
         del found["window"]  # each stream has its own
         for name in ("align", "cost"):
             if found[name] == 1:  # it has no effect
@@ -329,23 +330,10 @@ def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndar
     return select(exclude, take_first(given, count, several="" not in members), count)
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pauses the collector: packing makes millions of tuples, and no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 # A stage, and what was taken of its streams.
 Origin = tuple[Stage, Taken]
 
 
-@_no_garbage_collection()
 def make_streams(
     stage: Stage,
     before: Sequence[Stream],

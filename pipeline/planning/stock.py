@@ -20,8 +20,8 @@ from pipeline.planning.tails import count_batches
 SIZES, CELLS = 1_000, 600
 
 # Of more different vectors of lengths, about this many examples are packed, evenly spaced over the
-# corpus.
-SAMPLE = 2_000
+# corpus. The different ones are counted among SOME times as many.
+SAMPLE, SOME = 2_000, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +46,27 @@ class Stock:
     @classmethod
     def of(cls, lengths: np.ndarray, options: Options) -> "Stock | None":
         """The stock of lengths [n] or [n, sides]; None if no example remains."""
-        pieces, scale = options.cut(lengths), 1.0
+        scale, longest = 1.0, np.zeros(len(options.names), np.int64)
+        if options.vectors:
+            room = options.buckets[-1].lengths
+            if options.overflow == "drop":
+                lengths = lengths[(lengths <= room).all(axis=1)]
+            whole = np.minimum(lengths[lengths.any(axis=1)], room)
+            longest = round_up(whole.max(axis=0, initial=0), np.array(options.align))
+            # Sorting a million vectors to count the different ones takes a second.
+            some = whole[:: max(len(whole) // SAMPLE // SOME, 1)]
+            if len(np.unique(some, axis=0)) > SAMPLE:
+                lengths = whole[:: len(whole) // SAMPLE]
+                scale = len(whole) / len(lengths)
+        pieces = options.cut(lengths)
         sizes, counts = pieces.table, pieces.count()
-        if not (different := np.count_nonzero(counts)):
+        if not counts.any():
             return None
-        longest = sizes[counts > 0].max(axis=0) * np.array(options.align)
-        if options.vectors and different > SAMPLE:
-            whole = lengths[pieces.keys(0, len(lengths)) > 0]
-            sample = whole[:: len(whole) // SAMPLE]
-            scale, pieces = len(whole) / len(sample), options.cut(sample)
-            sizes, counts = pieces.table, pieces.count()
-        elif different > SIZES:
-            counts = _merge(counts)
-            sizes = sizes[: len(counts)]
+        if not options.vectors:
+            longest = np.flatnonzero(counts)[-1:] * options.align
+            if np.count_nonzero(counts) > SIZES:
+                counts = _merge(counts)
+                sizes = sizes[: len(counts)]
         return cls(options, sizes, counts, longest, scale)
 
     @functools.cached_property

@@ -19,13 +19,12 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
 from pipeline.planning import growing
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.growing import Parts, Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
-from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest, weigh
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
     Purpose,
@@ -43,6 +42,7 @@ from pipeline.planning.pieces import (
     merge_spans,
 )
 from pipeline.planning.solution import Solution, load_solution
+from pipeline.planning.tails import group_tails
 
 # The orders of windows that a pass keeps: readers are in up to two epochs at a time.
 ORDERS = 4
@@ -96,19 +96,19 @@ class Pass:
         pieces: Pieces,
         *names: object,
         first: int = 0,
-        buckets: tuple[Bucket, ...] = (),
+        used: Sequence[int] | None = None,
         spans: np.ndarray | None = None,
         rows_before: np.ndarray | None = None,
         ends: bool = True,
     ):
         """`names` select its random bits; `first` is its first example in the corpus.
 
-        `buckets` are those that may have rows, by default all; `rows_before` and `ends` are as for
-        `Layout`. The pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
+        `used` is as for `pack`, and `rows_before` and `ends` as for `Layout`. The pieces are cut
+        from `spans`, as for `merge_spans`; None: from whole examples.
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
-        pack_window, self.solution = _make_packer(stream, pieces, buckets or options.buckets)
+        pack_window, self.solution = _make_packer(stream, pieces, used)
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
         self.layout = layout = Layout(
@@ -129,11 +129,10 @@ class Pass:
         self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
-        self.size = round(weigh(layout.real.sum(axis=(0, 1)), options.costs))
-        if options.by == "examples":
-            self.size = int(layout.counts[1:].sum()) - pieces.num_later
-        elif options.by == "loss":
-            self.size = max(int(self.size * stream.lengths.loss_share), 1)
+        real, examples = layout.real.sum(axis=(0, 1)), int(layout.counts[1:].sum())
+        self.size = stream.lengths.count_by(
+            options.by, real.tolist(), options.costs, examples - pieces.num_later
+        )
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
@@ -313,7 +312,7 @@ class Leg:
 
 def _leg_of(planned: Pass, chapter: Chapter, epoch: int, **options: bool) -> Leg:
     """The leg of a pass that is no window, with which a chapter begins."""
-    rows, size, places = planned.rows, planned.size, (chapter.place, chapter.place)
+    rows, size, places = planned.rows, max(planned.size, 1), (chapter.place, chapter.place)
     return Leg(chapter.start, rows, size, epoch, chapter, places, **options, planned=planned)
 
 
@@ -405,7 +404,7 @@ class Stream(Handles):
             spans, self.lost = spans[stays], spans[~stays]
         trees = self.lengths.trees
         trees = None if trees is None else trees[spans[:, 1]]
-        pieces, buckets = self._cut_rest(spans[:, 3:].astype(np.uint32), trees)
+        pieces, used = self._cut_rest(spans[:, 3:].astype(np.uint32), trees)
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
@@ -420,7 +419,7 @@ class Stream(Handles):
             pieces,
             self._number,
             False,
-            buckets=buckets,
+            used=used,
             spans=spans,
             rows_before=chapter.start if grows else None,
             ends=not grows,  # else windows follow in the chapter, and fill its last batches
@@ -430,24 +429,25 @@ class Stream(Handles):
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
-    ) -> tuple[Pieces, tuple[Bucket, ...]]:
-        """The pieces of spans of these lengths, and the buckets for their rows."""
+    ) -> tuple[Pieces, Sequence[int] | None]:
+        """The pieces of spans of these lengths, and the lengths of their rows, as for `pack`."""
         pieces = self.options.cut(self._as_lengths(lengths, trees))
         if not self.mixed or self.parts is not None:
-            return pieces, self.options.buckets
-        # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
+            return pieces, None
+        # Only lengths that have rows in whole epochs, which follow. A span that they do not hold is
         # split; an example of several sides or a group cannot be split and is dropped.
-        buckets = tuple(self.options.buckets[n] for n in np.flatnonzero(self.whole.rows))
+        used = np.flatnonzero(self.whole.rows).tolist()
+        buckets = [self.options.buckets[number] for number in used]
         sizes = pieces.positions_per_example()
         holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.vectors:
             sizes[~np.logical_or.reduce(holds)] = 0
-            return self.options.cut(Lengths(sizes), room, "truncate"), buckets
+            return self.options.cut(Lengths(sizes), room, "truncate"), used
         if trees is not None:
             sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
         rest = self._as_lengths(sizes, trees)
-        return self.options.cut(rest, room, "split"), buckets
+        return self.options.cut(rest, room, "split"), used
 
     def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
         """Sizes [n, sides] of spans as `Lengths`."""
@@ -667,60 +667,36 @@ def _compact(values: np.ndarray) -> np.ndarray:
 
 
 def _make_packer(
-    stream: Stream, pieces: Pieces, buckets: tuple[Bucket, ...]
+    stream: Stream, pieces: Pieces, used: Sequence[int] | None
 ) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function by which a `Layout` packs histograms into some buckets, and its solution.
+    """The function by which a `Layout` packs histograms, and its solution; `used` as for `pack`.
 
     With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
     """
-    options, solution = stream.options, None
-    every, used = (tuple(map(options.in_units, each)) for each in (options.buckets, buckets))
-    search: Callable[..., Packed] = functools.partial(
-        pack, sizes=pieces.table, costs=options.costs, fill=options.packing == "fill"
-    )
-    if options.packing == "optimal":
-        counts = pieces.count()
-        solution = load_solution(stream.lengths.store, counts, used, options.max_segments)
-        if options.align > 1:
-            columns = options.align * int((counts @ pieces.table).sum())
-            solution.bound *= float((counts @ pieces.mean_positions).sum()) / columns
-        search = solution.pack
+    options = stream.options
+    buckets = tuple(map(options.in_units, options.buckets))
     most = 1 if options.packing == "none" else options.max_segments
-    return functools.partial(_pack_into, search, used, every, most), solution
+    shared: Any = {"buckets": buckets, "max_segments": most, "used": used}
+    if options.packing != "optimal":
+        shared |= {"sizes": pieces.table, "costs": options.costs}
+        return functools.partial(pack, **shared, fill=options.packing == "fill"), None
+    counts, few = pieces.count(), [bucket for bucket, *_ in group_tails(buckets)]
+    few = few if used is None else [few[number] for number in used]
+    solution = load_solution(stream.lengths.store, counts, few, most)
+    if options.align > 1:
+        columns = options.align * int((counts @ pieces.table).sum())
+        solution.bound *= float((counts @ pieces.mean_positions).sum()) / columns
+    return functools.partial(solution.pack, **shared), solution
 
 
-def _pack_into(
-    search: Callable[..., Packed],
-    used: tuple[Bucket, ...],
-    every: tuple[Bucket, ...],
-    max_segments: int | None,
-    counts: np.ndarray,
-    *,
-    surplus: Sequence[int] | None,
-) -> Packed:
-    """Packs a histogram into the buckets `used`, some or all of `every`; see `cascade.pack`."""
-    if used == every:
-        return search(counts, used, max_segments=max_segments, surplus=surplus)
-    packed = search(counts, used, max_segments=max_segments)  # single rows: none is surplus
-    patterns = dict(zip(used, packed.patterns, strict=True))
-    return dataclasses.replace(packed, patterns=tuple(patterns.get(each, ()) for each in every))
+def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of each example in the batches of an epoch, and the pieces that it has lost.
 
-
-def silent_spans(streams: Sequence[Stream], epoch: int) -> np.ndarray:
-    """The pieces without loss of overlong examples that an epoch leaves out; see `Pieces.silent`.
-
-    They are not among the expected positions. `streams` are as for `expected_positions`.
-    """
-    begun = [each for each in streams if epoch >= each.epoch and each.parts is None]
-    return begun[-1].whole.layout.pieces.silent if begun else np.zeros((0, 3), np.int64)
-
-
-def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
-    """The positions of each example in the batches of an epoch: int64 [examples, sides].
-
-    This is the only definition of coverage. Positions lost to overflow and examples left out do not
-    count. New examples count from the epoch that they join; those of a corpus that grows, from the
-    window that has them. `streams` are those of one corpus in the stages of a plan.
+    int64 [examples, sides], and [pieces, 2 + sides]: example, first position, and sizes. This is
+    the only definition of coverage. Positions lost to overflow and examples left out do not count,
+    nor do pieces without loss, which are among those lost if there is one side. New examples count
+    from the epoch that they join; those of a corpus that grows, from the window that has them.
+    `streams` are those of one corpus in the stages of a plan.
     """
     first = max([n for n, each in enumerate(streams) if epoch >= each.epoch], default=0)
     if epoch >= streams[first].epoch:
@@ -739,4 +715,9 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
             expected = np.concatenate([expected, *stream.window_positions(last)])
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
-    return expected
+    every = np.concatenate([each.lost for each in streams])
+    lost = every[every[:, 0] == epoch, 1:]
+    begun = [each for each in streams if epoch >= each.epoch and each.parts is None]
+    if begun and lost.shape[1] == 3:
+        lost = np.concatenate([lost, begun[-1].whole.layout.pieces.silent])
+    return expected, lost

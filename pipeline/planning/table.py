@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.errors import counted
+from pipeline.planning.bucket import PAIR
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import weigh
 from pipeline.planning.stage import Stage
@@ -80,7 +81,9 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
 
 
 def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
-    share = "share" if stage.options.by == "tokens" else "of tokens"
+    names = stage.options.names
+    alike = stage.options.by == "tokens" and names == PAIR[: len(names)]
+    share = "share" if alike else "of tokens"
     rows = [["corpus", "weight", share, "epochs", "tokens of one", "examples"]]
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}

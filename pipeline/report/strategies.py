@@ -232,7 +232,7 @@ def compare_plans(
 
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are its other fields."""
-    batches = plan.batches(0, plan.num_batches())
+    batches = plan.count(0, plan.num_batches()).batches
     layout = plan.stages[-1].streams[0].whole.layout
     squares, costs = 0, plan.options.costs
     for window in range(len(layout)):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
+from pipeline.planning.cascade import pack
 from pipeline.planning.patterns import best_fit, count_rows
 from pipeline.planning.pieces import merge_spans
 from tests.planning.corpora import histograms
@@ -234,3 +235,11 @@ def test_examples_that_cannot_be_cut_are_refused_with_a_sentence():
     with pytest.raises(ValueError, match="cuts examples, but 'reward' is a feature of whole"):
         Batches(corpus, plan)
     assert Batches(corpus, plan, features=["example_id"])[0]["example_id"].shape[0] == 2
+
+
+@given(histograms(40), st.integers(1, 6), st.sampled_from([40, 64]))
+def test_with_a_limit_on_segments_rows_are_never_more_than_those_of_best_fit(counts, most, length):
+    buckets = [Bucket(1, length)]
+    filled = pack(counts, buckets, max_segments=most, fill=True)
+    assert filled.rows(0) <= pack(counts, buckets, max_segments=most).rows(0)
+    assert max(pattern.segments for pattern in filled.patterns[0]) <= most

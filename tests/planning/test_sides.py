@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Pairs, Plan, fit_buckets
+from pipeline.loading.state import StateKey, differences
 from pipeline.planning.figures import count_losses
 from pipeline.planning.vectors import best_fit_vectors
 from tests.properties.accounts import batches_of
@@ -123,6 +124,31 @@ def test_buckets_have_the_ratio_of_the_data_and_room_for_what_costs_nothing():
     longest = [-(-each.max() // 16) * 16 for each in lengths.values()]
     rows = Plan(lengths, [Bucket(8, dict(zip(NAMES, longest, strict=True)))], cost=FREE)
     assert plan.padding < rows.padding / 5
+
+
+def test_unlike_sides_are_mixed_by_the_one_that_carries_the_loss():
+    sides = {"inputs": [8] * 40, "patches": [4] * 40}
+    more = {"inputs": [8] * 40, "patches": [16] * 40}
+    buckets = [Bucket(2, {"inputs": 16, "patches": 32})]
+    plan = Plan({"few": sides, "many": more}, buckets, weights={"few": 1, "many": 1})
+    inputs = np.zeros(2)
+    for step in range(60):
+        segments = plan.batch(step).segments
+        inputs += np.bincount(segments[:, 1] // 40, segments[:, 3], 2)
+    assert inputs[0] == pytest.approx(inputs[1], rel=0.05)
+    assert "of tokens" in str(plan)
+
+
+def test_a_plan_knows_the_names_of_its_sides():
+    sides = {"inputs": [5, 3], "patches": [8, 4]}
+    plan = Plan(sides, [Bucket(2, {"inputs": 8, "patches": 16})])
+    frames = {"inputs": [5, 3], "frames": [8, 4]}
+    other = Plan(frames, [Bucket(2, {"inputs": 8, "frames": 16})])
+    assert differences(plan.identity, other.identity) == [
+        "sides was ['inputs', 'patches'] and is now ['inputs', 'frames']"
+    ]
+    with pytest.raises(ValueError, match="sides was"):
+        StateKey(other).resume(StateKey(plan).state(0))
 
 
 def test_a_limit_on_segments_costs_hardly_any_rows():
