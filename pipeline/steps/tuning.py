@@ -153,46 +153,6 @@ class Tuned:
             )
         return rows
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, as `from_json` takes them."""
-        found = dataclasses.asdict(self)
-        found["buckets"] = [bucket.as_json for bucket in self.buckets]
-        for each, stored in zip(self.sets, found["sets"], strict=True):
-            stored["buckets"] = [bucket.as_json for bucket in each.buckets]
-        for measured, stored in zip(self.shapes, found["shapes"], strict=True):
-            stored["bucket"] = measured.bucket.as_json
-        found["left_out"] = [(bucket.as_json, *others) for bucket, *others in self.left_out]
-        return found
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Tuned":
-        """The object that `as_json` described."""
-
-        def buckets(every: Iterable[Sequence[Any]]) -> tuple[Bucket, ...]:
-            return tuple(Bucket(*shape) for shape in every)
-
-        sets = [
-            BucketSet(
-                **{**each, "buckets": buckets(each["buckets"]), "batches": tuple(each["batches"])}
-            )
-            for each in stored["sets"]
-        ]
-        shapes = [
-            Measured(Bucket(*each["bucket"]), each["choice"], Timing(**each["timing"]))
-            for each in stored["shapes"]
-        ]
-        return cls(
-            **{
-                **stored,
-                "buckets": buckets(stored["buckets"]),
-                "sets": tuple(sets),
-                "shapes": tuple(shapes),
-                "choices": tuple(stored["choices"]),
-                "left_out": tuple((Bucket(*shape), *more) for shape, *more in stored["left_out"]),
-                "checked": tuple(stored["checked"]),
-            }
-        )
-
 
 @suggest_keywords
 def tune(
