@@ -13,7 +13,7 @@ from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, NotSealed, require_whole, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
@@ -165,20 +165,13 @@ class Loader(StepIterator):
             _, self.planned, batch = self._take()
             return batch
         before = self.step
-        while True:
-            try:
-                waits, planned, batch = self._take()
-                break
-            except (NotSealed, StopIteration) as error:
-                if self._joint.end(error):
-                    raise
-        if waits or self._begins:
-            try:
-                self._joint.end()
-            except BaseException:
+        try:
+            taken = self._joint.run(self._take, lambda taken: taken[0] or self._begins)
+        except BaseException:
+            if self.step != before:
                 self._set_next_index(before)  # this batch is next again
-                raise
-        self._begins, self.planned = False, planned
+            raise
+        self._begins, (_, self.planned, batch) = False, taken
         return batch
 
     def _take(self) -> "tuple[bool, PlannedBatch, Batch[jax.Array]]":
@@ -323,8 +316,12 @@ def load(
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
+    if parts is not None and (options.get("weights") is None) == isinstance(parts, dict):
+        raise InvalidValue(
+            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
+        )
     planning = select_options(PLANNING, options)
-    plan = Plan(corpus, buckets, **planning) if parts is None else _follow(parts, buckets, planning)
+    plan = Plan(corpus if parts is None else parts, buckets, **planning)
     batches = Batches(
         corpus,
         plan,
@@ -335,13 +332,3 @@ def load(
         features=features,
     )
     return Loader(batches.repeat(num_epochs), prefetch=prefetch, timeout_seconds=timeout_seconds)
-
-
-def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:
-    """The plan of a corpus that grows, or of several corpora some of which grow."""
-    mixture = isinstance(parts, dict)
-    if (options.get("weights") is None) == mixture:
-        raise InvalidValue(
-            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
-        )
-    return Plan(parts, buckets, **options)
