@@ -25,7 +25,7 @@ from benchmarks.model import MODEL, Step
 from benchmarks.peers import read_documents
 from benchmarks.results import Section
 from models.config import TransformerConfig
-from pipeline.steps.timing import Stopwatch, Trial
+from pipeline.steps.timing import Stopwatch
 from pipeline.steps.tuning import Tuned
 from pipeline.text.tokenizers import Bytes
 
@@ -97,7 +97,7 @@ def _compare(corpus, model: TransformerConfig) -> tuple[str, ...]:
     fitted = pipeline.fit_buckets(corpus, width=model.width, length_multiple=None, **options)
     grid = [pipeline.Bucket(TOKENS // length, length) for length in GRID]
     if pairs:
-        grid = [shape.bucket for shape in tuned.shapes]
+        grid = [*tuned.shapes]
     seconds = _seconds(step, corpus, grid, ROUNDS)
     holds_all = [b for b in grid if np.all(b.lengths >= np.max(corpus.lengths, axis=0))]
     one = min(([bucket] for bucket in holds_all), key=lambda each: epoch(each, seconds))
@@ -123,9 +123,9 @@ def _compare(corpus, model: TransformerConfig) -> tuple[str, ...]:
 
 def _seconds(step: Step, corpus, buckets, rounds: int) -> dict[pipeline.Bucket, float]:
     """Seconds of a step of each bucket, measured in turns."""
-    stopwatch = Stopwatch(lambda choice: step, functools.partial(_load, corpus))
-    stopwatch.measure([Trial(0, bucket) for bucket in buckets], rounds)
-    return {trial.bucket: timing.seconds for trial, timing in stopwatch.timings().items()}
+    stopwatch = Stopwatch(step, functools.partial(_load, corpus))
+    stopwatch.measure(buckets, rounds)
+    return {bucket: timing.seconds for bucket, timing in stopwatch.timings().items()}
 
 
 def _within(short: pipeline.Bucket, long: pipeline.Bucket) -> bool:
@@ -139,16 +139,16 @@ def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
     longest rows is timed, always the same, and predictions are multiplied by what it takes now
     over what it took then.
     """
-    known = {each.bucket: each.timing.seconds for each in tuned.shapes}
+    known = {bucket: timing.seconds for bucket, timing in tuned.shapes.items()}
     epoch = plan.batches_per_bucket
     beside = tuned.seconds - sum(count * known[bucket] for bucket, count in epoch.items())
     beside /= sum(count * bucket.positions for bucket, count in epoch.items())
-    longest, took, predicted = Trial(0, tuned.buckets[-1]), 0.0, 0.0
-    stopwatch = Stopwatch(lambda choice: step, functools.partial(_load, corpus))
+    longest, took, predicted = tuned.buckets[-1], 0.0, 0.0
+    stopwatch = Stopwatch(step, functools.partial(_load, corpus))
     stopwatch.measure([longest], 1)
     with pipeline.Loader(pipeline.Batches(corpus, plan)) as loader:
         for batch in itertools.islice(loader, STEPS):
-            took += stopwatch.run(0, batch)
+            took += stopwatch.run(batch)
             stopwatch.measure([longest], 1)
             bucket = loader.planned.bucket
             predicted += known[bucket] + beside * bucket.positions

@@ -1,5 +1,6 @@
 """README and docs are kept true: snippets run, commands have the flags they name, links lead on."""
 
+import ast
 import contextlib
 import inspect
 import pathlib
@@ -166,6 +167,41 @@ def test_the_page_on_changes_names_every_field_that_may_change():
         "seed",
         "schedule",
     }
+
+
+def divisors_that_may_be_0(code):
+    """The divisions by a sum, or by a name that is assigned one, without a least value."""
+
+    def is_sum(node):
+        called = getattr(node, "func", None)
+        return getattr(called, "attr", getattr(called, "id", "")) == "sum"
+
+    nodes = [*ast.walk(ast.parse(code))]
+    values = [
+        (to, each.value) for each in nodes if isinstance(each, ast.Assign) for to in each.targets
+    ]
+    for target, value in [*values]:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            values += zip(target.elts, value.elts, strict=False)
+    sums = {to.id for to, value in values if isinstance(to, ast.Name) and is_sum(value)}
+    divisions = [each for each in nodes if isinstance(each, ast.BinOp | ast.AugAssign)]
+    for each in divisions:
+        by = each.right if isinstance(each, ast.BinOp) else each.value
+        if isinstance(each.op, ast.Div) and (is_sum(by) or getattr(by, "id", "") in sums):
+            yield ast.unparse(each)
+
+
+def test_no_loop_divides_by_weights_whose_sum_may_be_0():
+    """A batch without loss would make the loss NaN, and with it all parameters."""
+    for wrong in ("x / w.sum()", "n = jnp.sum(w)\nx / n", "t, n = a.sum(), w.sum()\nt /= n"):
+        assert [*divisors_that_may_be_0(wrong)], wrong
+    for right in ("x / w.sum().clip(1e-6)", "n = w.sum()\nx / jnp.maximum(n, 1)", "x.sum() / n"):
+        assert not [*divisors_that_may_be_0(right)], right
+    programs = [*ROOT.glob("examples/*.py"), *ROOT.glob("models/*.py"), ROOT / "train.py"]
+    code = {str(each): each.content for each in SNIPPETS}
+    code |= {each.name: each.read_text() for each in programs}
+    found = {name: [*divisors_that_may_be_0(each)] for name, each in code.items()}
+    assert not {name: each for name, each in found.items() if each}
 
 
 def test_the_readme_is_short():

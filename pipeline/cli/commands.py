@@ -59,8 +59,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
             name = f"what is sealed for {paths[0]}"
             dataset = dataclasses.replace(dataset, name=name, corpus=None, plan=None)
         if (tuned := read_tuned(workdir)) is not None:
-            tuning = {"printed": f"{tuned}", **tuned.as_json()}
-            dataset = dataclasses.replace(dataset, tuning=tuning)
+            dataset = dataclasses.replace(dataset, tuning=tuned.printed)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:

@@ -4,8 +4,7 @@ import contextlib
 import inspect
 import operator
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -21,14 +20,14 @@ from pipeline.errors import (
 )
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
-from pipeline.loading.iteration import Ended, StepDataset, never_ends
+from pipeline.loading.iteration import StepDataset, never_ends
+from pipeline.loading.prefetch import Ended
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
     ContextOrder,
     batch_sharding,
     block_of_sharding,
-    copy_aligned,
     field_specs,
     slice_of_process,
 )
@@ -42,14 +41,12 @@ from pipeline.text.features import EXAMPLE_ID, Feature, require_known
 if TYPE_CHECKING:
     import jax
 
-TraceAnnotation: Any = contextlib.nullcontext
+# Names what a thread does in profiles of JAX.
+phase: Any = contextlib.nullcontext
 with contextlib.suppress(ImportError):  # programs without JAX use batches, too
-    from jax.profiler import TraceAnnotation
+    from jax.profiler import TraceAnnotation as phase
 
 Array = TypeVar("Array")
-
-# What each thread that builds a batch is doing, by its identifier.
-_phases: dict[int, str] = {}
 
 
 class Batch(TypedDict, Generic[Array]):
@@ -99,19 +96,6 @@ class Batch(TypedDict, Generic[Array]):
 
 
 Transform = Callable[..., Mapping[str, Any]]
-
-
-@contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Names what this thread does in profiles of JAX, and for `phase_of`."""
-    _phases[threading.get_ident()] = name
-    with TraceAnnotation(name):
-        yield
-
-
-def phase_of(thread: int | None) -> str:
-    """What a thread, by its identifier, does, such as "transform", or did last."""
-    return _phases.get(thread or 0, "nothing yet")
 
 
 class Batches(StepDataset):
@@ -214,7 +198,7 @@ class Batches(StepDataset):
         super().__init__(StateKey(plan, corpus, positions))
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
-        self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
+        self._function, self.ahead = transform, ReadAhead(corpus, plan)
         self._arguments = _count_arguments(transform)
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
@@ -328,10 +312,13 @@ class Batches(StepDataset):
     def _build(self, planned: PlannedBatch) -> Mapping[str, Any]:
         with phase("collate"):
             batch = self._collate(planned)
-        if self._transform_batch is None:
+        if self._function is None:
             return batch
         with phase("transform"):
-            fields = self._transform_batch(*(batch, planned)[: self._arguments])
+            return self._transform(batch, planned)
+
+    def _transform(self, *batch_and_plan: Any) -> Mapping[str, Any]:
+        fields: Any = self._function(*batch_and_plan[: self._arguments])  # type: ignore[misc]
         if not isinstance(fields, Mapping):
             raise InvalidType(
                 f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
@@ -339,7 +326,7 @@ class Batches(StepDataset):
         # They may be its own scratch arrays, into which it writes the next batch while this one
         # waits, or while a device reads it.
         return {
-            name: copy_aligned(field) if isinstance(field, np.ndarray) else field
+            name: field.copy() if isinstance(field, np.ndarray) else field
             for name, field in fields.items()
         }
 

@@ -6,18 +6,19 @@ iterators. Grain's transformations of a `StepDataset` are functions of the step,
 is the same for any of them, and for any number of workers of `mp_prefetch`.
 """
 
+import contextlib
 import copy
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidValue, OutOfRange
-from pipeline.loading.prefetch import Prefetch
+from pipeline.errors import InvalidState, InvalidValue
+from pipeline.loading.prefetch import Ended, Prefetch
 from pipeline.loading.state import StateKey
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
@@ -25,10 +26,6 @@ from pipeline.loading.state import StateKey
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
 # percentile of a wait is half.
 IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-
-
-class Ended(OutOfRange):
-    """A step after the last epoch of a corpus that grows, whose end was not known before."""
 
 
 def never_ends(step: Any, make: Callable[..., Any], *arguments: Any) -> Any:
@@ -156,8 +153,7 @@ class StepIterDataset(grain.IterDataset):
     def __init__(self, steps: StepDataset, read_options: grain.ReadOptions, allow_nones: bool):
         # Grain looks at this parent to measure elements; it is not iterated over.
         super().__init__(grain.MapDataset.to_iter_dataset(steps, read_options))
-        self.steps = steps
-        self._read_options, self._allow_nones = read_options, allow_nones
+        self.steps, self.read_options, self._allow_nones = steps, read_options, allow_nones
         self._workers: tuple | None = None  # options and worker_init_fn of mp_prefetch
 
     @property
@@ -190,19 +186,27 @@ class StepIterDataset(grain.IterDataset):
         )
 
     def __iter__(self) -> grain.DatasetIterator:
-        return _StepIterator(self)
+        return _DatasetIterator(self)
 
-    def read(self, step: int) -> grain.IterDataset:
-        """The elements from `step` on, each with its step; None for those filtered out, if wanted.
+    @property
+    def num_threads(self) -> int:
+        """The threads of this process that make elements; 0 if workers do."""
+        return 0 if self._workers else self.read_options.num_threads
+
+    def read(self, ahead: Prefetch) -> grain.IterDataset:
+        """The elements from `ahead.step` on, each with its step; None for those filtered out.
+
+        Threads of `ahead` make them, unless there are workers, or no threads.
 
         Raises:
             RuntimeError: workers start before the program has parsed its flags.
         """
-        if self._read_options.num_threads and not self._workers:
-            elements: grain.IterDataset = _InThreads(self.steps, step, self._read_options)
-        else:
-            steps = grain.MapDataset.slice(self.steps, slice(step, None))
-            elements = steps.to_iter_dataset(self._read_options, allow_nones=True)
+        step, options = ahead.step, self.read_options
+        steps = grain.MapDataset.slice(self.steps, slice(step, None))
+        if self.num_threads:
+            steps = _Prefetched(ahead, len(steps))
+            options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        elements = steps.to_iter_dataset(options, allow_nones=True)
         if self._workers:
             if not flags.FLAGS.is_parsed():
                 raise InvalidState(
@@ -214,98 +218,114 @@ class StepIterDataset(grain.IterDataset):
         return numbered if self._allow_nones else numbered.filter(lambda each: each is not None)
 
 
-class _InThreads(grain.IterDataset):
-    """The steps from `step` on, made in threads that end a program does not wait for."""
+class _Prefetched(grain.MapDataset):
+    """The next elements of a `Prefetch`, for which Grain asks in order."""
 
-    def __init__(self, steps: StepDataset, step: int, options: grain.ReadOptions):
+    def __init__(self, ahead: Prefetch, length: int):
         super().__init__()
-        self._steps, self._step, self._options = steps, step, options
+        self._ahead, self._length = ahead, length
 
-    def __iter__(self) -> grain.DatasetIterator:
-        return _ThreadIterator(self._steps, self._step, self._options)
+    def __len__(self) -> int:
+        return self._length
 
-
-class _ThreadIterator(grain.DatasetIterator):
-    def __init__(self, steps: StepDataset, step: int, options: Any):
-        super().__init__()
-        length = len(steps)
-
-        def make(step: int) -> Any:
-            if step >= length:
-                raise Ended(f"step is {step:,}, and there are {length:,}")
-            return steps[step]
-
-        size = max(options.prefetch_buffer_size, 1)
-        self._ahead = Prefetch(make, size, threads=options.num_threads, step=step)
-        # Also before Python ends, when threads can no longer run.
-        self._close = weakref.finalize(self, self._ahead.close)
-
-    def __next__(self) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._ahead.next()
 
+
+class StepIterator(grain.DatasetIterator):
+    """An iterator over steps that a `Prefetch` makes, with the data state of their plan."""
+
+    _close: Callable[[], object] | None = None  # none, if a wrong argument ends `__init__`
+
+    def __init__(self, steps: StepDataset, ahead: Prefetch, close: Callable[[], object]):
+        super().__init__()
+        self._steps, self._ahead = steps, ahead
+        # Also before Python ends, when threads can no longer run.
+        self._close = weakref.finalize(self, close)
+
+    def get_state(self) -> dict[str, Any]:
+        """The data state after the elements that `next` returned so far: small JSON."""
+        return self._steps.origin.state(self._ahead.step)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
+        with self._paused():
+            self._ahead.step = self._steps.step_of(state)
+
     def start_prefetch(self) -> None:
+        """Begins to make elements now, before the first `next`."""
         self._ahead.start()
 
     def close(self) -> None:
-        super().close()
-        self._close()
+        """Stops the background threads, as happens when the iterator is deleted.
 
-    def get_state(self) -> dict[str, Any]:
-        return {}  # that of the plan is enough
+        It waits for an element in the making for half a second at most.
+        """
+        if self._close is not None:
+            super().close()
+            self._close()
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def _get_next_index(self) -> int:
+        return self._ahead.step
+
+    def _set_next_index(self, index: int) -> None:
+        with self._paused():
+            self._ahead.step = operator.index(index)
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stops the threads, while the next step or the plan changes."""
+        self._ahead.stop()
+        yield
 
 
-class _StepIterator(grain.DatasetIterator):
-    """An iterator over the steps of a plan, with its data state."""
+class _DatasetIterator(StepIterator):
+    """An iterator over a `StepIterDataset`, in threads, in workers, or in this thread."""
 
     def __init__(self, dataset: StepIterDataset):
-        super().__init__()
-        self._dataset, self._step = dataset, 0
-        self._elements: grain.DatasetIterator | None = None  # from `_step` on, once begun
+        steps, size = dataset.steps, dataset.read_options.prefetch_buffer_size
+        threads, end = dataset.num_threads, len(steps)
+        ahead = Prefetch(steps.__getitem__, size, end=end, threads=threads)
+        super().__init__(steps, ahead, ahead.close)
+        self._dataset = dataset
+        self._elements: grain.DatasetIterator | None = None  # from the next step on, once begun
 
     def __next__(self) -> Any:
         self._assert_not_closed()
+        before = self._ahead.step
         try:
-            step, element = next(self._begin()) or (self._step, None)
+            step, element = next(self._begin()) or (before, None)
         except BaseException as error:
-            self._end()  # another try begins with this step
+            self._set_next_index(before)  # another try begins with this step
             if isinstance(error, Ended):
                 raise StopIteration from None
             raise
-        self._step = step + 1
+        self._ahead.step = step + 1
         return element
-
-    def get_state(self) -> dict[str, Any]:
-        return self._dataset.steps.origin.state(self._step)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._set_next_index(self._dataset.steps.step_of(state))
-
-    def _get_next_index(self) -> int:
-        return self._step
-
-    def _set_next_index(self, index: int) -> None:
-        self._end()
-        self._step = operator.index(index)
 
     def start_prefetch(self) -> None:
         self._begin().start_prefetch()
+        super().start_prefetch()
 
     def close(self) -> None:
         super().close()
         self._end()
 
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._end()
+        with super()._paused():
+            yield
+
     def _begin(self) -> grain.DatasetIterator:
         if self._elements is None:
-            elements = self._dataset.read(self._step)
+            elements = self._dataset.read(self._ahead)
             options = self._ctx.dataset_options
             self._elements = iter(grain.experimental.WithOptionsIterDataset(elements, options))
         return self._elements
 
     def _end(self) -> None:
-        """Stops threads and workers."""
+        """Stops workers."""
         elements, self._elements = self._elements, None
         if elements is not None:
             elements.close()

@@ -7,6 +7,7 @@ takes no device, and may happen beside any collective.
 """
 
 import collections
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +53,23 @@ class JointWait:
         """That of the processes that share a batch; None if there is one process."""
         processes = {device.process_index for device in np.asarray(sharding.mesh.devices).flat}
         return cls(processes) if len(processes) > 1 else None
+
+    def run(self, work: Callable[[], T], waits: Callable[[T], bool] = lambda result: True) -> T:
+        """The result of `work()`, after a joint wait if `waits(result)`.
+
+        Raises:
+            NotSealed: see `end`.
+        """
+        while True:
+            try:
+                result = work()
+                break
+            except (NotSealed, StopIteration) as error:
+                if self.end(error):
+                    raise
+        if waits(result):
+            self.end()
+        return result
 
     def end(self, error: BaseException | None = None) -> bool:
         """Ends a wait as it ends on the first process; returns whether it has ended.
@@ -112,13 +130,5 @@ def wait_together(sharding: "NamedSharding", work: Callable[..., T], *arguments:
         NotSealed: see `JointWait.end`.
     """
     joint = JointWait.of(sharding)
-    while True:
-        try:
-            result = work(*arguments)
-        except NotSealed as error:
-            if joint is None or joint.end(error):
-                raise
-        else:
-            if joint is not None:
-                joint.end()
-            return result
+    work = functools.partial(work, *arguments)
+    return work() if joint is None else joint.run(work)

@@ -1,14 +1,11 @@
 """The loader: an iterator that transfers batches to the devices ahead, and `load`, to make one."""
 
 import contextlib
+import functools
 import math
-import operator
 import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
-
-import grain
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.corpus import open_growing
@@ -16,13 +13,13 @@ from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, NotSealed, require_whole, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import Batch, Batches, Transform, phase, phase_of
+from pipeline.loading.batches import Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
-from pipeline.loading.iteration import Ended
+from pipeline.loading.iteration import StepIterator
 from pipeline.loading.joint_wait import JointWait, wait_together
-from pipeline.loading.prefetch import Prefetch
+from pipeline.loading.prefetch import Ended, Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
@@ -66,7 +63,7 @@ class LoadOptions(OrderedOptions, PlanOptions, total=False):
     weights: Weights | None
 
 
-class Loader(grain.DatasetIterator):
+class Loader(StepIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
     Processes that share the batches of a corpus that grows wait for it together: all get the next
@@ -97,12 +94,10 @@ class Loader(grain.DatasetIterator):
     """
 
     planned: PlannedBatch
-    _close: Callable[[], Any] | None = None  # none, if a wrong argument ends `__init__`
 
     def __init__(
         self, batches: Batches, *, prefetch: int = 2, timeout_seconds: float | None = None
     ):
-        super().__init__()
         if not isinstance(batches, Batches):
             raise InvalidType(
                 f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
@@ -123,8 +118,6 @@ class Loader(grain.DatasetIterator):
         built: Any = batches.with_plans()
 
         def make(step: int) -> tuple[bool, PlannedBatch, Any]:
-            if step >= len(built):
-                raise Ended(f"step is {step:,}, and there are {len(built):,}")
             waits = joins and may_wait(plan, step)
             planned, batch = built[step]
             with phase("transfer"):
@@ -134,9 +127,9 @@ class Loader(grain.DatasetIterator):
         self._logs = [*plan.parts.values()]
         for log in self._logs:
             log.open()
-        self._ahead = Prefetch(make, prefetch, phase_of)
-        # Also before Python ends, when threads can no longer run.
-        self._close = weakref.finalize(self, _close, self._ahead, batches.ahead, self._logs)
+        ahead = Prefetch(make, prefetch, end=len(batches))
+        close = functools.partial(_close, ahead, batches.ahead, self._logs)
+        super().__init__(batches, ahead, close)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType(
@@ -165,27 +158,20 @@ class Loader(grain.DatasetIterator):
     @property
     def step(self) -> int:
         """The step of the batch that `next` returns next, from 0: the step of the state."""
-        return self._get_next_index()
+        return self._ahead.step
 
     def __next__(self) -> "Batch[jax.Array]":
         if self._joint is None:
             _, self.planned, batch = self._take()
             return batch
         before = self.step
-        while True:
-            try:
-                waits, planned, batch = self._take()
-                break
-            except (NotSealed, StopIteration) as error:
-                if self._joint.end(error):
-                    raise
-        if waits or self._begins:
-            try:
-                self._joint.end()
-            except BaseException:
+        try:
+            taken = self._joint.run(self._take, lambda taken: taken[0] or self._begins)
+        except BaseException:
+            if self.step != before:
                 self._set_next_index(before)  # this batch is next again
-                raise
-        self._begins, self.planned = False, planned
+            raise
+        self._begins, (_, self.planned, batch) = False, taken
         return batch
 
     def _take(self) -> "tuple[bool, PlannedBatch, Batch[jax.Array]]":
@@ -194,50 +180,21 @@ class Loader(grain.DatasetIterator):
         except Ended:
             raise StopIteration from None
 
-    def get_state(self) -> dict[str, Any]:
-        """The data state after the batches that `next` returned so far: small JSON."""
-        return self.batches.origin.state(self.step)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
-        with self._paused():
-            self._ahead.step = self.batches.step_of(state)
-
     def traffic(self) -> dict[str, float]:
         """Counts of reads through a cache so far; see `ReadAhead.traffic`."""
         return self.batches.ahead.traffic()
 
-    def start_prefetch(self) -> None:
-        """Begins to make batches now, before the first `next`."""
-        self._ahead.start()
-
-    def _get_next_index(self) -> int:
-        return self._ahead.step
-
-    def _set_next_index(self, index: int) -> None:
-        with self._paused():
-            self._ahead.step = operator.index(index)
-
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Stops the thread, while the next step or the plan changes."""
         if self._ahead.closed:
             raise InvalidValue("this loader is closed; make another one")
         with contextlib.ExitStack() as stack:
             for log in self._logs:  # a thread that waits for a part ends
                 log.close()
                 stack.callback(log.open)
-            self._ahead.stop()
-            yield
+            with super()._paused():
+                yield
         self._begins = True
-
-    def close(self) -> None:
-        """Stops the background thread, as happens when the loader is deleted.
-
-        It waits for a batch in the making for half a second at most.
-        """
-        if self._close is not None:
-            self._close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -359,8 +316,12 @@ def load(
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
+    if parts is not None and (options.get("weights") is None) == isinstance(parts, dict):
+        raise InvalidValue(
+            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
+        )
     planning = select_options(PLANNING, options)
-    plan = Plan(corpus, buckets, **planning) if parts is None else _follow(parts, buckets, planning)
+    plan = Plan(corpus if parts is None else parts, buckets, **planning)
     batches = Batches(
         corpus,
         plan,
@@ -371,13 +332,3 @@ def load(
         features=features,
     )
     return Loader(batches.repeat(num_epochs), prefetch=prefetch, timeout_seconds=timeout_seconds)
-
-
-def _follow(parts: Any, buckets: Iterable[Bucket], options: Mapping[str, Any]) -> Plan:
-    """The plan of a corpus that grows, or of several corpora some of which grow."""
-    mixture = isinstance(parts, dict)
-    if (options.get("weights") is None) == mixture:
-        raise InvalidValue(
-            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
-        )
-    return Plan(parts, buckets, **options)

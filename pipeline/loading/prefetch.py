@@ -12,12 +12,18 @@ import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pipeline.errors import InvalidState, InvalidValue, Late
+from pipeline.errors import InvalidState, InvalidValue, Late, OutOfRange
 
 T = TypeVar("T")
 
 # Seconds to wait for a thread that was told to end.
 AT_MOST = 0.5
+
+PACKAGE = __name__.partition(".")[0] + "."
+
+
+class Ended(OutOfRange):
+    """A step after the last one; that of a corpus that grows may not be known before."""
 
 
 class Prefetch(Generic[T]):
@@ -27,23 +33,15 @@ class Prefetch(Generic[T]):
         make: makes the element of a step; an error goes to the thread that asks for the element,
             and `make` is called again for the same step if it asks once more.
         size: the number of elements kept ready.
-        doing: what a thread does, by its identifier, for the message of a time limit.
+        end: the number of steps; at the last one, `next` raises `Ended`.
         threads: the number of threads that call `make`.
-        step: the first step.
 
     Attributes:
-        step: the step of the next element.
+        step: the step of the next element, from 0; it may be set after `stop`.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], T],
-        size: int,
-        doing: Callable[[int | None], str] = lambda thread: "a step",
-        threads: int = 1,
-        step: int = 0,
-    ):
-        self.step, self._make, self._size, self._doing = step, make, size, doing
+    def __init__(self, make: Callable[[int], T], size: int, *, end: int, threads: int = 1):
+        self.step, self._make, self._size, self._end = 0, make, size, end
         # The collector may close this in any thread, also in one that holds the lock: it is an
         # RLock, as in any `Condition`.
         self._changed = threading.Condition()
@@ -146,6 +144,8 @@ class Prefetch(Generic[T]):
                     return
                 step, self._next = self._next, self._next + 1
             try:
+                if step >= self._end:
+                    raise Ended(f"step is {step:,}, and there are {self._end:,}")
                 element = self._make(step)
             except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
                 error = raised
@@ -156,13 +156,16 @@ class Prefetch(Generic[T]):
             element = None  # its memory is the consumer's
 
     def _say(self, seconds: float | None) -> str:
-        threads = [each for each in (*self._left, *self._threads) if each.is_alive()]
-        identifier = threads[0].ident if threads else None
-        frame = sys._current_frames().get(identifier or 0)
-        calls = [] if frame is None else traceback.extract_stack(frame)
-        at = [f"{call.name} ({os.path.basename(call.filename)}:{call.lineno})" for call in calls]
+        alive = [each.ident for each in (*self._left, *self._threads) if each.is_alive()]
+        frame = sys._current_frames().get((*alive, 0)[0] or 0)
+        calls = [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
+        ours = [each for each in calls if each.f_globals.get("__name__", "").startswith(PACKAGE)]
+        at = (
+            f"{each.f_code.co_name} ({os.path.basename(each.f_code.co_filename)}:{each.f_lineno})"
+            for each in dict.fromkeys([*calls[:3], *ours[:1]])
+        )
         return (
             f"the batch of step {self.step:,} was not ready within {seconds:g} s "
-            f"(timeout_seconds). Its thread is busy with {self._doing(identifier)}, in "
-            f"{' in '.join(reversed(at[-3:]))}. The next call waits for the same batch again"
+            f"(timeout_seconds). Its thread is in {', called by '.join(at)}. The next call waits "
+            "for the same batch again"
         )

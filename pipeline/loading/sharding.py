@@ -29,9 +29,6 @@ T = TypeVar("T")
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
 
-# Bytes; arrays that begin at a multiple of them are memory that a CPU device can use.
-ALIGNMENT = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -259,17 +256,6 @@ def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return local.astype(dtype)
 
 
-def copy_aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that a CPU uses as it is, without a further copy, since it is aligned."""
-    if array.dtype.hasobject:
-        return array.copy()
-    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
-    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
 def to_global(
     batch: Mapping[str, Any],
     sharding: "Mesh | NamedSharding",
@@ -297,7 +283,7 @@ def to_global(
             of 64 bits that do not fit into 32.
     """
     # A device may read arrays of NumPy later, or use them as its own memory.
-    copies = {name: copy_aligned(np.asarray(field)) for name, field in batch.items()}
+    copies = {name: np.array(field) for name, field in batch.items()}
     return place(copies, batch_sharding(sharding), bucket=bucket, features=features)
 
 

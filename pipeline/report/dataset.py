@@ -96,8 +96,8 @@ class Dataset:
         corpus: the corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
         options: the options of a config; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
-        tuning: the measured times of a run's buckets, `Tuned.as_json()` with its text as `printed`;
-            None if they were not measured.
+        tuning: the measured times of a run's buckets, as `Tuned` prints them; None if there are
+            none.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Dataset:
     corpus: AnyCorpus | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Plan | None = None
-    tuning: Mapping[str, Any] | None = None
+    tuning: str | None = None
 
     @property
     def side_names(self) -> tuple[str, ...]:

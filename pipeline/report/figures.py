@@ -1,7 +1,7 @@
 """Figures: all numbers of the report."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class Figures:
     ran: bool
     plan: Epoch
     strategies: list[Strategy]
-    tuning: Mapping[str, Any] | None
+    tuning: str | None
 
 
 def measure(

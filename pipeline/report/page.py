@@ -52,7 +52,7 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     if figures.plan.over_ideal:
         body.append(_table(findings.tabulate_tiers(figures.plan)))
     if figures.tuning:
-        body.append(f"<h2>Measured</h2><pre>{escape(figures.tuning['printed'])}</pre>")
+        body.append(f"<h2>Measured</h2><pre>{escape(figures.tuning)}</pre>")
     for index, side in enumerate(figures.sides):
         buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
         body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")

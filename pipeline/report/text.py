@@ -43,7 +43,7 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
     if figures.plan.over_ideal:
         lines += ["", *text_table(findings.tabulate_tiers(figures.plan))]
     if figures.tuning:
-        lines += ["", bold("Measured"), *figures.tuning["printed"].splitlines()]
+        lines += ["", bold("Measured"), *figures.tuning.splitlines()]
     return "\n".join(lines)
 
 

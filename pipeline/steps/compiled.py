@@ -19,7 +19,7 @@ from pipeline.fs import is_local
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compile_log import CompileLog
-from pipeline.steps.hosts import minimum, require_agreement
+from pipeline.steps.hosts import maximum, require_agreement
 from pipeline.steps.microbatches import allowed
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,9 @@ class Compiled:
 
 def device_memory() -> int | None:
     """Bytes of memory of a device, the least over all hosts; None if devices do not report it."""
-    return minimum((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
+    stats = jax.local_devices()[0].memory_stats() or {}
+    least = -maximum(-float(stats.get("bytes_limit", math.inf)))
+    return None if least == math.inf else int(least)
 
 
 def program_memory(program: Any) -> int:

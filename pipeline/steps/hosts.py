@@ -128,22 +128,12 @@ def _gather(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, *array.shape)
 
 
-def minimum(number: int | None) -> int | None:
-    """The least of the processes' numbers, rounded down to a multiple of 1,024.
-
-    Args:
-        number: bytes of memory; None: unknown. The result is None if no process knows.
-    """
-    limit = np.iinfo(np.int32).max  # the most that JAX sends without x64
-    least = _gather(np.array(limit if number is None else min(number >> 10, limit))).min()
-    return None if least == limit else int(least) << 10
-
-
 def maximum(number: float) -> float:
-    """The greatest of the processes' numbers; with several processes, rounded to float32."""
+    """The greatest of the processes' numbers."""
     if jax.process_count() == 1:
         return number
-    return float(_gather(np.array(number, np.float32)).max())
+    # JAX sends no 64 bits, unless that is configured.
+    return float(_gather(np.array([number], np.float64).view(np.uint8)).view(np.float64).max())
 
 
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,16 +22,6 @@ TURN, MOST_STEPS = 0.05, 20
 # Half the width of the interval for a median, in standard deviations of a count. In 5, 9, 15 and 25
 # sorted values, it begins at number 0, 2, 4 and 8, and holds the median in 9 of 10 cases.
 WIDTH = 1.6
-
-
-class Trial(NamedTuple):
-    """A measurement to make: a shape, with the step of one of the choices."""
-
-    choice: int
-    bucket: Bucket
-
-    def __str__(self) -> str:
-        return f"{self.bucket} of choice {self.choice}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,102 +52,97 @@ class Stopwatch:
     on the seconds of the slowest.
 
     Args:
-        make_step: from the number of a choice to `step(batch)`.
+        step: `step(batch)`, whose result it waits for.
         make_batch: from a bucket to a batch of its shape, on the devices.
         clock: seconds, as `time.perf_counter`.
 
     Attributes:
-        failures: the error of each trial that was left out.
+        failures: the error of each shape that was left out.
     """
 
     def __init__(
         self,
-        make_step: Callable[[int], Callable[[Any], Any]],
+        step: Callable[[Any], Any],
         make_batch: Callable[[Bucket], Any],
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._make_step, self._make_batch, self._clock = make_step, make_batch, clock
-        self._steps: dict[int, Callable[[Any], Any]] = {}
+        self._step, self._make_batch, self._clock = step, make_batch, clock
         self._batches: dict[Bucket, Any] = {}
-        self._first: dict[Trial, float] = {}  # seconds of the first step, with compilation
-        self._memory: dict[Trial, int | None] = {}
-        self._rounds: list[dict[Trial, float]] = []
-        self.failures: dict[Trial, Exception] = {}
+        self._first: dict[Bucket, float] = {}  # seconds of the first step, with compilation
+        self._memory: dict[Bucket, int | None] = {}
+        self._rounds: list[dict[Bucket, float]] = []
+        self.failures: dict[Bucket, Exception] = {}
 
-    def measure(self, trials: Iterable[Trial], rounds: int) -> None:
-        """Measures some trials `rounds` times, in turns, after compiling the new ones."""
-        for trial in (trials := list(dict.fromkeys(trials))):
-            if trial not in self._first and trial not in self.failures:
-                self._compile(trial)
-        running = [trial for trial in trials if trial in self._first]
+    def measure(self, buckets: Iterable[Bucket], rounds: int) -> None:
+        """Measures some shapes `rounds` times, in turns, after compiling the new ones."""
+        for bucket in (buckets := list(dict.fromkeys(buckets))):
+            if bucket not in self._first and bucket not in self.failures:
+                self._compile(bucket)
+        running = [bucket for bucket in buckets if bucket in self._first]
         for _ in range(rounds if running else 0):
-            self._rounds.append({trial: self._turn(trial) for trial in running})
+            self._rounds.append({bucket: self._turn(bucket) for bucket in running})
 
-    def timings(self) -> dict[Trial, Timing]:
+    def timings(self) -> dict[Bucket, Timing]:
         """The results so far."""
         found = {}
-        for trial, (count, seconds, low, high) in typical(self._rounds).items():
-            compiling = max(self._first[trial] - seconds, 0.0)
-            found[trial] = Timing(seconds, low, high, compiling, self._memory[trial], count)
+        for bucket, (count, seconds, low, high) in typical(self._rounds).items():
+            compiling = max(self._first[bucket] - seconds, 0.0)
+            found[bucket] = Timing(seconds, low, high, compiling, self._memory[bucket], count)
         return found
 
-    def run(self, choice: int, batch: Any) -> float:
+    def run(self, batch: Any) -> float:
         """Seconds of one step with any batch."""
         begin = self._clock()
-        jax.block_until_ready(self._steps[choice](batch))
+        jax.block_until_ready(self._step(batch))
         return hosts.maximum(self._clock() - begin)
 
-    def _compile(self, trial: Trial) -> None:
+    def _compile(self, bucket: Bucket) -> None:
         failure: Exception | None = None
         begin = self._clock()
         try:
-            if trial.bucket not in self._batches:
-                self._batches[trial.bucket] = self._make_batch(trial.bucket)
-                begin = self._clock()
-            if trial.choice not in self._steps:
-                self._steps[trial.choice] = self._make_step(trial.choice)
-                begin = self._clock()
-            self._memory[trial] = self._foresee_memory(trial)
+            self._batches[bucket] = self._make_batch(bucket)
+            begin = self._clock()
+            self._memory[bucket] = self._foresee_memory(bucket)
         except Exception as error:  # of XLA, of a kernel, or of the step itself
             failure = error
         if not hosts.maximum(float(failure is not None)):
             try:
-                jax.block_until_ready(self._steps[trial.choice](self._batches[trial.bucket]))
+                jax.block_until_ready(self._step(self._batches[bucket]))
             except Exception as error:
                 failure = error
         if hosts.maximum(float(failure is not None)):
-            self.failures[trial] = failure or RuntimeError("it failed on another process")
-            logger.warning("%s is left out: %s", trial.bucket, brief(self.failures[trial]))
+            self.failures[bucket] = failure or RuntimeError("it failed on another process")
+            logger.warning("%s is left out: %s", bucket, brief(self.failures[bucket]))
             return
-        self._first[trial] = hosts.maximum(self._clock() - begin)
-        logger.info("%s: compiled and run in %.1f s", trial.bucket, self._first[trial])
+        self._first[bucket] = hosts.maximum(self._clock() - begin)
+        logger.info("%s: compiled and run in %.1f s", bucket, self._first[bucket])
 
-    def _foresee_memory(self, trial: Trial) -> int | None:
-        lower = getattr(self._steps[trial.choice], "lower", None)
+    def _foresee_memory(self, bucket: Bucket) -> int | None:
+        lower = getattr(self._step, "lower", None)
         if lower is None:
             return None
-        memory = program_memory(lower(self._batches[trial.bucket]).compile())
+        memory = program_memory(lower(self._batches[bucket]).compile())
         if (limit := device_memory()) and memory > limit:
             raise DoesNotFit(
                 f"it needs {show_bytes(memory)} on a device that has {show_bytes(limit)}"
             )
         return memory
 
-    def _turn(self, trial: Trial) -> float:
+    def _turn(self, bucket: Bucket) -> float:
         """Seconds of a step, the mean of a few in a row."""
-        first = self.run(trial.choice, self._batches[trial.bucket])
+        first = self.run(self._batches[bucket])
         more = min(int(TURN / max(first, 1e-9)), MOST_STEPS) - 1
-        others = [self.run(trial.choice, self._batches[trial.bucket]) for _ in range(more)]
+        others = [self.run(self._batches[bucket]) for _ in range(more)]
         return float(np.median([first, *others]))
 
 
 def typical(
-    rounds: Sequence[Mapping[Trial, float]],
-) -> dict[Trial, tuple[int, float, float, float]]:
-    """For each trial, the number of its rounds, its median seconds, and their interval.
+    rounds: Sequence[Mapping[Bucket, float]],
+) -> dict[Bucket, tuple[int, float, float, float]]:
+    """For each shape, the number of its rounds, its median seconds, and their interval.
 
-    If the machine was busy in a round, all trials of it took longer than in others. So each round
-    has a level, the median over its trials of their seconds over their own medians, and seconds are
+    If the machine was busy in a round, all shapes of it took longer than in others. So each round
+    has a level, the median over its shapes of their seconds over their own medians, and seconds are
     divided by it: a median polish (Tukey, 1977).
 
     >>> a, b, c = "abc"
@@ -167,8 +152,8 @@ def typical(
     """
     if not rounds:
         return {}
-    names = list(dict.fromkeys(trial for each in rounds for trial in each))
-    table = np.array([[each.get(trial, np.nan) for trial in names] for each in rounds])
+    names = list(dict.fromkeys(bucket for each in rounds for bucket in each))
+    table = np.array([[each.get(bucket, np.nan) for bucket in names] for each in rounds])
     level = np.ones((len(rounds), 1))
     several = np.isfinite(table).sum(axis=1) > 2  # with fewer, a slow step would look busy
     for _ in range(10):
@@ -176,11 +161,11 @@ def typical(
         level[several] = np.nanmedian(table / middle, axis=1, keepdims=True)[several]
         level /= np.median(level)
     found = {}
-    for trial, column in zip(names, (table / level).T, strict=True):
+    for bucket, column in zip(names, (table / level).T, strict=True):
         values = np.sort(column[np.isfinite(column)])
         skip = max(int((len(values) - 1) / 2 - WIDTH * len(values) ** 0.5 / 2), 0)
         interval = float(values[skip]), float(values[-1 - skip])
-        found[trial] = (len(values), float(np.median(values)), *interval)
+        found[bucket] = (len(values), float(np.median(values)), *interval)
     return found
 
 

@@ -69,11 +69,8 @@ def accumulate(
         weight = state.weight + weight
 
         def apply() -> tuple[Any, Accumulated]:
-            mean = jax.tree.map(
-                lambda leaf, own: leaf.astype(own.dtype), _divided(sums, weight), gradients
-            )
-            updates, inner = inner_optimizer.update(mean, state.inner, params, **more)
-            return updates, Accumulated(inner, zeros(sums), jnp.float32(0), jnp.int32(0))
+            now = state._replace(gradients=sums, weight=weight)
+            return _apply(inner_optimizer, now, gradients, params, more)
 
         def wait() -> tuple[Any, Accumulated]:
             none = jax.tree.map(jnp.zeros_like, gradients)
@@ -112,14 +109,20 @@ def flush(
 
     if not isinstance(state, Accumulated):  # each batch has an update
         return params, state
-    sums, inner_optimizer = state.gradients, optax.with_extra_args_support(optimizer)
-    mean = jax.tree.map(
-        lambda leaf, own: leaf.astype(own.dtype), _divided(sums, state.weight), params
-    )
-    updates, inner = inner_optimizer.update(mean, state.inner, params, **more)
-    new = Accumulated(inner, zeros(sums), jnp.float32(0), jnp.int32(0))
+    inner_optimizer = optax.with_extra_args_support(optimizer)
+    updates, new = _apply(inner_optimizer, state, params, params, more)
     after = optax.apply_updates(params, updates), new
     return jax.tree.map(functools.partial(jnp.where, state.batches > 0), after, (params, state))
+
+
+def _apply(
+    optimizer: Any, state: Accumulated, like: Any, params: Any, more: Mapping[str, Any]
+) -> tuple[Any, Accumulated]:
+    """The update by what is accumulated, in dtypes as those of `like`, and the state after it."""
+    mean = _divided(state.gradients, state.weight)
+    mean = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), mean, like)
+    updates, inner = optimizer.update(mean, state.inner, params, **more)
+    return updates, Accumulated(inner, zeros(mean), jnp.float32(0), jnp.int32(0))
 
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:

@@ -24,15 +24,14 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Packing, row_cost
 from pipeline.planning.fit import MULTIPLES, Fit
 from pipeline.planning.plan import Plan
-from pipeline.planning.search import BucketSet, Search
+from pipeline.planning.search import BucketSet, Price, Search
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compiled import show_bytes
-from pipeline.steps.timing import Stopwatch, Timing, Trial, brief
+from pipeline.steps.timing import Stopwatch, Timing, brief
 
 logger = logging.getLogger(__name__)
 
-# Shapes that are measured first at equal ratios of lengths, and at most, for each choice; each is
-# compiled once.
+# Shapes that are measured first at equal ratios of lengths, and at most; each is compiled once.
 FIRST, MOST = 7, 16
 
 # Rounds of each measurement.
@@ -56,15 +55,6 @@ FINE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """A shape that was measured, with the number of the choice of its step."""
-
-    bucket: Bucket
-    choice: int
-    timing: Timing
-
-
-@dataclasses.dataclass(frozen=True)
 class Tuned:
     """The choice of `tune`, and what it measured, which `print` shows as tables.
 
@@ -76,12 +66,9 @@ class Tuned:
         noise: the share by which the seconds of a shape are uncertain; each further shape had to
             save twice as much.
         compiling: seconds to compile the buckets once.
-        epochs: the epochs over which a compilation had to pay off.
-        sets: the best set of 1, 2, 3, … measured shapes, for this choice; its cost is the seconds
-            of an epoch.
+        sets: the best set of 1, 2, 3, … measured shapes; its cost is the seconds of an epoch.
         shapes: all shapes that were measured.
-        choices: all choices that were tried.
-        left_out: shapes whose step failed, with the number of their choice and the reason.
+        left_out: shapes whose step failed, with the reason.
         checked: the number of steps of a short run of the plan, the seconds of their shapes, and
             the seconds that they took.
     """
@@ -91,19 +78,18 @@ class Tuned:
     seconds: float
     noise: float
     compiling: float
-    epochs: float
     sets: tuple[BucketSet, ...]
-    shapes: tuple[Measured, ...]
-    choices: tuple[Mapping[str, Any], ...]
-    left_out: tuple[tuple[Bucket, int, str], ...]
+    shapes: Mapping[Bucket, Timing]
+    left_out: Mapping[Bucket, str]
     checked: tuple[int, float, float]
 
     def __str__(self) -> str:
         chosen = ", ".join(map(str, self.buckets))
+        choice = ", ".join(f"{name}={value}" for name, value in self.choice.items())
         steps, predicted, took = self.checked
         lines = [
-            f"{chosen}{_show_choice(self.choice)}: {self.seconds:,.4g} s for the steps of an "
-            f"epoch, and {self.compiling:,.3g} s to compile",
+            f"{chosen}{f' with {choice}' * bool(choice)}: {self.seconds:,.4g} s for the steps of "
+            f"an epoch, and {self.compiling:,.3g} s to compile",
             f"measured {counted(len(self.shapes), 'shape')}, each to within {self.noise:.1%}",
             f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, and their shapes "
             f"{predicted:,.3g} s: {took / predicted - 1:+.1%}, which the epoch has too",
@@ -111,87 +97,44 @@ class Tuned:
             *text_table(self._rows_of_sets()),
             "",
             *text_table(self._rows_of_shapes()),
+            *(f"left out: {bucket}: {reason}" for bucket, reason in self.left_out.items()),
         ]
-        for bucket, number, reason in self.left_out:
-            lines.append(f"left out: {bucket}{_show_choice(self.choices[number])}: {reason}")
         return "\n".join(lines)
 
     def _rows_of_sets(self) -> list[list[str]]:
-        number = self.choices.index(self.choice)
-        known = {each.bucket: each.timing for each in self.shapes if each.choice == number}
         rows = [["shapes", "epoch, s", "padding", "compile, s", "memory"]]
         for each in self.sets:
-            timings = [known[bucket] for bucket in each.buckets]
-            memory = max(timing.memory or 0 for timing in timings)
+            timings = [self.shapes[bucket] for bucket in each.buckets]
             rows.append(
                 [
                     " ".join(map(str, each.buckets)) + " ←" * (each.buckets == self.buckets),
                     f"{each.cost:,.4g}",
                     f"{each.padding:.2%}",
                     f"{sum(timing.compiling for timing in timings):,.3g}",
-                    show_bytes(memory) if memory else "–",
+                    _show_memory(max(timing.memory or 0 for timing in timings)),
                 ]
             )
         return rows
 
     def _rows_of_shapes(self) -> list[list[str]]:
         rows = [["shape", "ms a step", "µs a position", "within", "compile, s", "memory"]]
-        order = sorted(self.shapes, key=lambda each: (each.choice, each.bucket.order))
-        for each in order:
-            timing = each.timing
-            width = (timing.high - timing.low) / timing.seconds / 2
-            choice = _show_choice(self.choices[each.choice]) if len(self.choices) > 1 else ""
+        for bucket in sorted(self.shapes, key=lambda each: each.order):
+            timing = self.shapes[bucket]
             rows.append(
                 [
-                    f"{each.bucket}{choice}",
+                    f"{bucket}",
                     f"{timing.seconds * 1e3:,.4g}",
-                    f"{timing.seconds / each.bucket.positions * 1e6:,.4g}",
-                    f"±{width:.1%}",
+                    f"{timing.seconds / bucket.positions * 1e6:,.4g}",
+                    f"±{(timing.high - timing.low) / timing.seconds / 2:.1%}",
                     f"{timing.compiling:,.3g}",
-                    "–" if timing.memory is None else show_bytes(timing.memory),
+                    _show_memory(timing.memory),
                 ]
             )
         return rows
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, as `from_json` takes them."""
-        found = dataclasses.asdict(self)
-        found["buckets"] = [bucket.as_json for bucket in self.buckets]
-        for each, stored in zip(self.sets, found["sets"], strict=True):
-            stored["buckets"] = [bucket.as_json for bucket in each.buckets]
-        for measured, stored in zip(self.shapes, found["shapes"], strict=True):
-            stored["bucket"] = measured.bucket.as_json
-        found["left_out"] = [(bucket.as_json, *others) for bucket, *others in self.left_out]
-        return found
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Tuned":
-        """The object that `as_json` described."""
-
-        def buckets(every: Iterable[Sequence[Any]]) -> tuple[Bucket, ...]:
-            return tuple(Bucket(*shape) for shape in every)
-
-        sets = [
-            BucketSet(
-                **{**each, "buckets": buckets(each["buckets"]), "batches": tuple(each["batches"])}
-            )
-            for each in stored["sets"]
-        ]
-        shapes = [
-            Measured(Bucket(*each["bucket"]), each["choice"], Timing(**each["timing"]))
-            for each in stored["shapes"]
-        ]
-        return cls(
-            **{
-                **stored,
-                "buckets": buckets(stored["buckets"]),
-                "sets": tuple(sets),
-                "shapes": tuple(shapes),
-                "choices": tuple(stored["choices"]),
-                "left_out": tuple((Bucket(*shape), *more) for shape, *more in stored["left_out"]),
-                "checked": tuple(stored["checked"]),
-            }
-        )
+def _show_memory(count: int | None) -> str:
+    return show_bytes(count) if count else "–"
 
 
 @suggest_keywords
@@ -232,11 +175,12 @@ def tune(
         make_step: `make_step(**choice)` returns `step(batch)`, which does one step on the devices
             and returns arrays to wait for. If it has `lower`, as jitted functions have, XLA reports
             its memory, and shapes that need more than the device has are not run. A training step
-            keeps its state itself; the steps of all choices are kept until the end.
+            keeps its state itself.
         corpus: the training corpus, as for `load`. Each step is measured on a batch of it.
         tokens_per_batch: the most positions in a batch, for pairs on both sides together.
         choices: options to try beside shapes, each with its values, such as
-            `{"remat": [False, True]}`. All combinations are tried. Default None: no options.
+            `{"remat": [False, True]}`. Each combination is tuned by itself, and the one with the
+            fewest seconds is returned. Default None: no options.
         max_length: as for `fit_buckets`.
         max_buckets: the most shapes; default 4.
         epochs: the epochs of training, over which a compilation must pay off; default 1.
@@ -285,45 +229,46 @@ def tune(
         with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
             return next(loader)
 
-    stopwatch = Stopwatch(lambda number: make_step(**every[number]), load_batch)
-    choice, best, sets, noise = find_best(
-        stopwatch,
-        search_of,
-        fit.bucket,
-        choices=len(every),
-        max_buckets=max_buckets,
-        epochs=epochs,
-    )
-    timings = stopwatch.timings()
-    mine = {trial.bucket: each for trial, each in timings.items() if trial.choice == choice}
-    plan = Plan(corpus, best.buckets, **options)
-    batches = Batches(corpus, plan, sharding=sharding)
-    with Loader(batches, prefetch=1) as loader:
+    def tune_step(choice: Mapping[str, Any]) -> Tuned:
+        stopwatch = Stopwatch(make_step(**choice), load_batch)
+        best, sets, noise = find_best(
+            stopwatch, search_of, fit.bucket, max_buckets=max_buckets, epochs=epochs
+        )
+        shapes = stopwatch.timings()
+        plan = Plan(corpus, best.buckets, **options)
         taken, positions, predicted, took = 0, 0, 0.0, 0.0
-        for batch in itertools.islice(loader, CHECKED):
-            took += stopwatch.run(choice, batch)
-            predicted += mine[loader.planned.bucket].seconds
-            positions += loader.planned.bucket.positions
-            taken += 1
-    epoch = plan.batches_per_bucket
-    of_shapes = sum(n * mine[bucket].seconds for bucket, n in epoch.items())
-    share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
-    of_examples = (took - predicted) / share
-    return Tuned(
-        buckets=best.buckets,
-        choice=every[choice],
-        seconds=of_shapes + of_examples,
-        noise=noise,
-        compiling=sum(mine[bucket].compiling for bucket in best.buckets),
-        epochs=epochs,
-        sets=tuple(dataclasses.replace(each, cost=each.cost + of_examples) for each in sets),
-        shapes=tuple(Measured(each.bucket, each.choice, t) for each, t in timings.items()),
-        choices=every,
-        left_out=tuple(
-            (each.bucket, each.choice, brief(error)) for each, error in stopwatch.failures.items()
-        ),
-        checked=(taken, predicted, took),
-    )
+        with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
+            for batch in itertools.islice(loader, CHECKED):
+                took += stopwatch.run(batch)
+                predicted += shapes[loader.planned.bucket].seconds
+                positions += loader.planned.bucket.positions
+                taken += 1
+        epoch = plan.batches_per_bucket
+        of_shapes = sum(n * shapes[bucket].seconds for bucket, n in epoch.items())
+        share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
+        of_examples = (took - predicted) / share
+        return Tuned(
+            buckets=best.buckets,
+            choice=choice,
+            seconds=of_shapes + of_examples,
+            noise=noise,
+            compiling=sum(shapes[bucket].compiling for bucket in best.buckets),
+            sets=tuple(dataclasses.replace(each, cost=each.cost + of_examples) for each in sets),
+            shapes=shapes,
+            left_out={bucket: brief(error) for bucket, error in stopwatch.failures.items()},
+            checked=(taken, predicted, took),
+        )
+
+    found, failures = [], []
+    for choice in every:
+        try:
+            found.append(tune_step(choice))
+        except Exception as error:  # no shape could be run; another choice may need less memory
+            logger.warning("%s is left out: %s", choice, brief(error))
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return min(found, key=lambda tuned: tuned.seconds + tuned.compiling / epochs)
 
 
 def formula(bucket: Bucket) -> tuple[float, float]:
@@ -337,146 +282,105 @@ def find_best(
     search_of: Callable[..., Search],
     bucket_of: Callable[..., Bucket],
     *,
-    choices: int,
     max_buckets: int,
     epochs: float,
-) -> tuple[int, BucketSet, list[BucketSet], float]:
-    """The number of a choice, its best set of shapes, its best set of each number, and the noise.
+) -> tuple[BucketSet, list[BucketSet], float]:
+    """The best set of shapes, the best set of each number of shapes, and the noise.
 
     Args:
         stopwatch: measures the shapes.
         search_of: `search_of(price, **options)` makes a `Search`.
         bucket_of: from lengths, and a divisor of the number of rows, to a bucket.
-        choices: the number of choices.
         max_buckets: as for `tune`.
         epochs: as for `tune`.
     """
+
+    def search(**limit: Any) -> list[BucketSet]:
+        if not (timings := stopwatch.timings()):
+            raise next(iter(stopwatch.failures.values()))
+        price = _make_price(timings, stopwatch.failures, estimates=not limit)
+
+        def shape(lengths: tuple[int, ...]) -> Bucket:
+            """The bucket of these lengths with the fewest seconds for a row."""
+            every = {bucket_of(lengths), bucket_of(lengths, TILE)}
+            return min(every, key=lambda each: (price(each)[0] / each.rows, -each.rows))
+
+        sets = [*search_of(price, shape=shape, **limit).find(max_buckets).values()]
+        if not sets:  # every shape that holds all examples has failed
+            raise next(iter(stopwatch.failures.values()))
+        return sets
+
     plain = search_of(formula)
     first = [bucket_of(lengths) for lengths in _equal_ratios(plain)]
     best_of_formula = [*plain.find(max_buckets).values()][-1].buckets
-    first = list(dict.fromkeys([*first, *best_of_formula]))[:MOST]
-    stopwatch.measure([Trial(c, each) for c in range(choices) for each in first], ROUNDS)
+    stopwatch.measure(list(dict.fromkeys([*first, *best_of_formula]))[:MOST], ROUNDS)
     looked_around = False
     while True:
-        hoped = _best_of_all(
-            [Seconds(stopwatch, c, bucket_of) for c in range(choices)],
-            lambda seconds: search_of(seconds.price, shape=seconds.shape),
-            max_buckets,
-            epochs,
-        )
-        if hoped is None:  # every shape that holds all examples has failed
-            raise next(iter(stopwatch.failures.values()))
-        seconds, sets, chosen = hoped
-        known = seconds.known.keys() | seconds.failed
-        new = [each for each in chosen.buckets if each not in known]
+        chosen, _ = _choose(search(), stopwatch.timings(), epochs)
+        known = [*stopwatch.timings()]
+        tried = {*known, *stopwatch.failures}
+        new = [each for each in chosen.buckets if each not in tried]
         if not new and not looked_around:
             looked_around, beside = True, _neighbours(chosen.buckets, plain.candidates)
-            new = [each for each in map(bucket_of, beside) if each not in known]
-        if not (new := new[: max(MOST - len(known), 0)]):
+            new = [each for each in map(bucket_of, beside) if each not in tried]
+        if not (new := new[: max(MOST - len(tried), 0)]):
             break
         logger.info("measuring %s", " ".join(map(str, new)))
-        others = [*chosen.buckets, *seconds.known][:3]  # to tell a busy moment from a slow shape
-        trials = dict.fromkeys([*new, *(each for each in others if each in seconds.known)])
-        stopwatch.measure([Trial(seconds.choice, each) for each in trials], ROUNDS)
-    stopwatch.measure([Trial(seconds.choice, each) for each in seconds.known], ROUNDS)
-    measured = _best_of_all(
-        [Seconds(stopwatch, c, bucket_of, only_known=True) for c in range(choices)],
-        lambda seconds: search_of(
-            seconds.price, shape=seconds.shape, candidates={b.lengths for b in seconds.known}
-        ),
-        max_buckets,
-        epochs,
-    )
-    if measured is None:
-        raise next(iter(stopwatch.failures.values()))
-    seconds, sets, chosen = measured
-    return seconds.choice, chosen, sets, seconds.noise
+        others = [*chosen.buckets, *known][:3]  # to tell a busy moment from a slow shape
+        stopwatch.measure([*new, *(each for each in others if each in known)], ROUNDS)
+    stopwatch.measure(known, ROUNDS)
+    sets = search(candidates={bucket.lengths for bucket in known})
+    chosen, noise = _choose(sets, stopwatch.timings(), epochs)
+    return chosen, sets, noise
 
 
-class Seconds:
-    """The seconds of a step of any shape, for one of the choices: measured, or estimated.
+def _make_price(
+    known: Mapping[Bucket, Timing], failed: Iterable[Bucket], *, estimates: bool
+) -> Price:
+    """The seconds of a step of any shape: measured, or estimated.
 
     An estimate is the formula times a factor, whose logarithm is linear in that of the length; a
     little less, so that shapes that may be faster are measured. A shape that failed, or is larger
-    than one that did, takes for ever.
-
-    Attributes:
-        choice: the number of the choice.
-        known: the timings of the measured shapes.
-        failed: the shapes that failed.
-        compiling: the mean seconds to compile a shape.
-        noise: the share by which the seconds of a shape are uncertain.
+    than one that did, takes for ever; so do all that were not measured, without `estimates`.
     """
+    places = np.log2([sum(bucket.lengths) for bucket in known])
+    ratios = [timing.seconds / formula(bucket)[0] for bucket, timing in known.items()]
+    line = np.polyfit(places, np.log(ratios), min(len(set(places.tolist())) - 1, 1))
 
-    def __init__(
-        self,
-        stopwatch: Stopwatch,
-        choice: int,
-        bucket_of: Callable[..., Bucket],
-        *,
-        only_known: bool = False,
-    ):
-        timings = stopwatch.timings()
-        self.choice, self._bucket_of, self._only_known = choice, bucket_of, only_known
-        self.known = {each.bucket: t for each, t in timings.items() if each.choice == choice}
-        self.failed = {each.bucket for each in stopwatch.failures if each.choice == choice}
-        every = list(self.known.values())
-        self.compiling = float(np.mean([each.compiling for each in every])) if every else 0.0
-        # Steps in a busy moment are slower, never faster: so the lower side shows the noise.
-        widths = [1 - each.low / each.seconds for each in every]
-        self.noise = float(np.median(widths)) if widths else 0.0
-        self._places = np.log2([sum(bucket.lengths) for bucket in self.known])
-        ratios = [t.seconds / formula(bucket)[0] for bucket, t in self.known.items()]
-        degree = min(len(set(self._places.tolist())) - 1, 1)
-        self._line = np.polyfit(self._places, np.log(ratios), degree) if every else np.zeros(1)
-
-    def price(self, bucket: Bucket) -> tuple[float, float]:
-        """The seconds of a step, as a `Price`."""
-        seconds = self._estimate(bucket)
-        if (timing := self.known.get(bucket)) is not None:
-            seconds = timing.seconds
-        return seconds, seconds
-
-    def shape(self, lengths: tuple[int, ...]) -> Bucket:
-        """The bucket of these lengths with the fewest seconds for a row."""
-        every = {self._bucket_of(lengths), self._bucket_of(lengths, TILE)}
-        return min(every, key=lambda each: (self.price(each)[0] / each.rows, -each.rows))
-
-    def _estimate(self, bucket: Bucket) -> float:
+    def estimate(bucket: Bucket) -> float:
         larger = any(
             bucket.rows >= bad.rows
             and all(a >= b for a, b in zip(bucket.lengths, bad.lengths, strict=True))
-            for bad in self.failed
+            for bad in failed
         )
-        if larger or self._only_known or not self.known:
+        if larger or not estimates:
             return math.inf
         place = math.log2(sum(bucket.lengths))
-        far = float(np.abs(self._places - place).min())
+        far = float(np.abs(places - place).min())
         hope = max(1 - HOPE - HOPE_PER_OCTAVE * far, 0.5)
-        return formula(bucket)[0] * math.exp(np.polyval(self._line, place)) * hope
+        return formula(bucket)[0] * math.exp(np.polyval(line, place)) * hope
+
+    def price(bucket: Bucket) -> tuple[float, float]:
+        seconds = known[bucket].seconds if bucket in known else estimate(bucket)
+        return seconds, seconds
+
+    return price
 
 
-def _best_of_all(
-    choices: Iterable[Seconds],
-    search_of: Callable[[Seconds], Search],
-    max_buckets: int,
-    epochs: float,
-) -> tuple[Seconds, list[BucketSet], BucketSet] | None:
-    """The best choice, its best set of each number of shapes, and the best of these."""
-    found = []
-    for seconds in choices:
-        sets = list(search_of(seconds).find(max_buckets).values()) if seconds.known else []
-        if not sets:
-            continue
-        chosen, *others = sets
-        each_shape = seconds.compiling / epochs
-        for other in others:
-            further = len(other.buckets) - len(chosen.buckets)
-            saved = chosen.cost - other.cost - each_shape * further
-            if saved > NOISES * seconds.noise * further * chosen.cost:
-                chosen = other
-        found.append((chosen.cost + each_shape * len(chosen.buckets), seconds, sets, chosen))
-    return min(found, key=lambda each: each[0])[1:] if found else None
+def _choose(
+    sets: Sequence[BucketSet], known: Mapping[Bucket, Timing], epochs: float
+) -> tuple[BucketSet, float]:
+    """The set whose further shapes save more than noise and compilations take, and the noise."""
+    compiling = float(np.mean([each.compiling for each in known.values()])) / epochs
+    # Steps in a busy moment are slower, never faster: so the lower side shows the noise.
+    noise = float(np.median([1 - each.low / each.seconds for each in known.values()]))
+    chosen, *others = sets
+    for other in others:
+        further = len(other.buckets) - len(chosen.buckets)
+        saved = chosen.cost - other.cost - compiling * further
+        if saved > NOISES * noise * further * chosen.cost:
+            chosen = other
+    return chosen, noise
 
 
 def _equal_ratios(search: Search) -> list[tuple[int, ...]]:
@@ -537,8 +441,3 @@ def _combine(choices: Mapping[str, Sequence[Any]] | None) -> tuple[dict[str, Any
             )
     names, every = list(choices or {}), (choices or {}).values()
     return tuple(dict(zip(names, each, strict=True)) for each in itertools.product(*every))
-
-
-def _show_choice(choice: Mapping[str, Any]) -> str:
-    shown = ", ".join(f"{name}={value}" for name, value in choice.items())
-    return f" with {shown}" if shown else ""

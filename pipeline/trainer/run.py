@@ -161,8 +161,7 @@ class Run(contextlib.ExitStack):
         tuned = None
         if self._schedule.tunes:
             with self.log.clock("tune"):
-                result = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
-            tuned = result.buckets
+                tuned = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
         make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
         if corpus.grows:  # fitting buckets may wait for the first window
             make = functools.partial(wait_together, self.layout["sharding"], make)

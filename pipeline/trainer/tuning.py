@@ -6,7 +6,7 @@ import math
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.steps import Compiled, Tuned, tune
+from pipeline.steps import Compiled, tune
 from pipeline.trainer.compilation import compile_training
 from pipeline.trainer.run_config import list_fields
 
@@ -44,7 +44,7 @@ def tune_run(
     *,
     mesh: jax.sharding.Mesh,
     again: bool = False,
-) -> Tuned:
+) -> tuple[Bucket, ...]:
     """The buckets of a run, measured now, or read from its work directory.
 
     All processes measure, since a step needs all of them, and agree on the seconds of the slowest,
@@ -81,24 +81,32 @@ def tune_run(
     conditions = _conditions(config, corpus)
     if not again and (found := read_tuned(workdir, conditions)) is not None:
         logger.info(f"buckets as measured before: {', '.join(map(str, found.buckets))}")
-        return found
+        return found.buckets
     options = select_options(OPTIONS, given)
     options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
     if multiple > 1:
         options["length_multiple"] = math.lcm(options.get("length_multiple", 128), multiple)
     step = _OwnState(config, make_steps)
-    found = tune(lambda: step, corpus, sharding=mesh, **options)
+    tuned = tune(lambda: step, corpus, sharding=mesh, **options)
     if jax.process_index() == 0:
         make_directory(workdir)
         with atomic_write(as_path(workdir) / NAME) as file:
-            content = {"conditions": conditions, "tuned": found.as_json()}
+            buckets = [bucket.as_json for bucket in tuned.buckets]
+            content = {"conditions": conditions, "buckets": buckets, "printed": f"{tuned}"}
             file.write(json.dumps(content, indent=1).encode())
-    logger.info(f"{found}")
-    return found
+    logger.info(f"{tuned}")
+    return tuned.buckets
 
 
-def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
+class Stored(NamedTuple):
+    """What a run keeps of a `Tuned`: its buckets, and how it prints."""
+
+    buckets: tuple[Bucket, ...]
+    printed: str
+
+
+def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Stored | None:
     """The stored result for a run; None if there is none, or if its conditions differ."""
     path = as_path(workdir) / NAME
     if not path.exists():
@@ -108,7 +116,8 @@ def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
         if conditions is not None and content["conditions"] != conditions:
             logger.info(f"{NAME} is of another config, corpus or device; measuring again")
             return None
-        return Tuned.from_json(content["tuned"])
+        buckets = tuple(Bucket(*shape) for shape in content["buckets"])
+        return Stored(buckets, content["printed"])
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(
             f"{os.fspath(path)} is damaged: {error!r}; delete it to measure again"

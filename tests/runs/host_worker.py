@@ -156,8 +156,8 @@ def fail(asked):
 
 def count(asked):
     index, several = jax.process_index(), jax.process_count() > 1
-    memory = [1500, None][index] if several else None
-    return {"count": jax.process_count(), "index": index, "smallest": hosts.minimum(memory)}
+    number = [(1 << 40) + 1, 3.5][index] if several else 0.25
+    return {"count": jax.process_count(), "index": index, "largest": hosts.maximum(number)}
 
 
 def score(asked):

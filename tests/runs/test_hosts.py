@@ -191,9 +191,9 @@ def test_slurm_says_how_many_there_are(tmp_path):
         for n, e in enumerate(environments)
     ]
     assert [answers_of(group) for group in groups] == [
-        [{"count": 2, "index": 0, "smallest": 1024}],
-        [{"count": 2, "index": 1, "smallest": 1024}],
-        [{"count": 1, "index": 0, "smallest": None}],
+        [{"count": 2, "index": 0, "largest": (1 << 40) + 1}],
+        [{"count": 2, "index": 1, "largest": (1 << 40) + 1}],
+        [{"count": 1, "index": 0, "largest": 0.25}],
     ]
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket
-from pipeline.steps.timing import Stopwatch, Trial, typical
+from pipeline.steps.timing import Stopwatch, typical
 
-SMALL, LARGE = Trial(0, Bucket(2, 64)), Trial(0, Bucket(1, 128))
+SMALL, LARGE = Bucket(2, 64), Bucket(1, 128)
 
 
 def make(seconds, compiling=0.0):
@@ -23,7 +23,7 @@ def make(seconds, compiling=0.0):
         now[0] += 1000
         return bucket
 
-    return Stopwatch(lambda choice: step, load, lambda: now[0])
+    return Stopwatch(step, load, lambda: now[0])
 
 
 def test_seconds_and_compilation_are_told_apart():
@@ -38,7 +38,7 @@ def test_seconds_and_compilation_are_told_apart():
 
 def test_a_shape_that_fails_is_left_out_and_the_others_are_measured():
     def seconds(bucket):
-        if bucket == LARGE.bucket:
+        if bucket == LARGE:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return 1.0
 
@@ -75,7 +75,7 @@ def test_a_few_slow_steps_do_not_change_the_median_but_widen_the_interval():
 
 def test_xla_says_the_memory_of_a_step_that_can_be_lowered():
     step = jax.jit(lambda batch: (batch[:, :, None] * batch[:, None, :]).sum())
-    stopwatch = Stopwatch(lambda choice: step, lambda bucket: jnp.ones(bucket.shape))
+    stopwatch = Stopwatch(step, lambda bucket: jnp.ones(bucket.shape))
     stopwatch.measure([SMALL], rounds=2)
     assert stopwatch.timings()[SMALL].memory >= 2 * 64 * 4
 
@@ -89,7 +89,7 @@ def test_a_shape_that_needs_more_memory_than_there_is_is_not_run(monkeypatch):
 
     step.lower = jax.jit(lambda batch: batch * 2).lower
     monkeypatch.setattr("pipeline.steps.timing.device_memory", lambda: 100)
-    stopwatch = Stopwatch(lambda choice: step, lambda bucket: jnp.ones(bucket.shape))
+    stopwatch = Stopwatch(step, lambda bucket: jnp.ones(bucket.shape))
     stopwatch.measure([SMALL], rounds=2)
     assert not ran
     assert "on a device that has" in str(stopwatch.failures[SMALL])
