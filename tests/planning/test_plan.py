@@ -103,6 +103,7 @@ DEALT = {"tiers": 8, "align": 2, "max_segments": 3}
         (LINES, {"window": 10}, ["fdc746691c565582", "f2cd34d03e647a17", "1d94eda3b968113d"]),
         (LINES, ALONE, ["78b95cedd0dca0f6", "08116dc93e5839a1", "232ce5dbff484168"]),
         (ENDS, DEALT, ["a3f7a8257edbeb46", "7298f03172b9747d", "882c822a343fb1a4"]),
+        (ENDS, {"window": 50}, ["dd738f0202697c1f", "74c81e247334f163", "595d84ff1aab4de8"]),
         (FILLED, FILL, ["5a07404a21ef5602", "657c82bad6cb3406", "0725c6e8e658630f"]),
         (SENTENCES, {}, ["317d5194e0f6a0bc", "08d9ea84822177bf", "1b2c0baf8bd75757"]),
         (SENTENCES, {"window": 100}, ["c5b831048612d65a", "e6a926e8d74a2bc7", "d97d473ded6df990"]),
