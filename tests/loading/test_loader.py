@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.collate import collate
-from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
+from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
 from pipeline.planning.identity import fingerprint_of
@@ -588,10 +588,6 @@ def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corp
     for value in ("Restart", None, True):
         with pytest.raises(ValueError, match=f"positions was {value} and is now continue"):
             StateKey(plan, corpus).resume({**old, "positions": value})
-
-
-def test_load_declares_the_options_of_fitting_and_planning():
-    assert set(LoadOptions.__annotations__) == {*FITTING, *PLANNING}
 
 
 def test_a_loader_says_what_it_loads(corpus, examples, buckets):
