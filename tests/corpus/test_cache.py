@@ -111,6 +111,12 @@ def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
     time.sleep(0.5)
     here = parts_in(tmp_path)
     assert set(order[: len(here) - 1].tolist()) <= here
+    fetched = cache.traffic["fetched"]
+    demand.insert(0, demand.pop())
+    wait_for(lambda: cache.has(order[-1]))
+    time.sleep(0.5)
+    assert cache.traffic["fetched"] - fetched < 2.5 * max(cache._sizes)
+    demand.append(demand.pop(0))
     demand.reverse()
     wait_for(lambda: cache.has(order[-1]))
     wait_for(lambda: {*order[-len(here) + 2 :].tolist()} <= parts_in(tmp_path))

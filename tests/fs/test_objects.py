@@ -178,6 +178,9 @@ def test_a_file_appears_whole_or_not_at_all(place, tmp_path, how):
 
 def test_ranges_and_whole_objects_are_those_that_were_written(server, place, tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "PIECE", 5 << 19)
+    few = np.random.default_rng(1).bytes(objects.PIECE + 3)
+    objects.put(place / "few", few)
+    assert objects.get(place / "few") == few
     whole = np.random.default_rng(0).bytes((17 << 20) + 3)
     objects.put(place / "x", whole)
     assert any(re.search("uploadId|comp=block", path) for _, path in server.proxy.requests)
@@ -443,12 +446,21 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     assert list(there) == records
 
 
-def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
+def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place, monkeypatch):
     like = {"a": jnp.arange(100.0)}
+    written, put = [], objects.put
+
+    def note(path, *arguments, **options):
+        written.append(path.relative_to(place).parts)
+        return put(path, *arguments, **options)
+
+    monkeypatch.setattr(objects, "put", note)
     with Checkpoints(place, keep=2) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, {"a": like["a"] + step}, data={"step": step})
     assert names(place) == ["2", "3"]
+    for step in ("1", "2", "3"):  # complete when all its files are there
+        assert [names for names in written if names[0] == step][-1] == (step, mirror.WHOLE)
     (place / "4" / "state" / "x").write_bytes(b"cut short: it has no mark that says it is whole")
     (place / "4" / "checksums" / "metadata").write_bytes(b"{}")
     with Checkpoints(place, keep=1) as checkpoints:  # only reads

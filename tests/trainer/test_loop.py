@@ -16,7 +16,7 @@ from pipeline.history import losses, read_history
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
 from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.evaluation import evaluation_batches
+from pipeline.trainer.evaluation import evaluation_batches, sum_over_batches
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
@@ -52,6 +52,18 @@ def test_an_evaluation_packs_as_training_does_and_splits_what_that_drops_or_refu
     assert batches.plan.batch(0).segments[:, 1:].tolist() == [[0, 0, 14], [0, 14, 14]]
     assert batches.plan.batch(1).segments[:, 1:].tolist() == [[0, 28, 2]]
     assert (batches.plan.options.packing, batches.plan.options.align) == ("none", 2)
+
+
+def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
+    corpus = pipeline.Examples([np.arange(length) for length in (3, 20, 9, 14)])
+    options = pipeline.Plan(corpus, [pipeline.Bucket(1, 19)]).options
+    batches = evaluation_batches(corpus, options)
+    assert len(batches) > 1
+
+    def step(params, batch):
+        return (batch["targets"] * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+    assert sum_over_batches(batches, step, None) == (3 + 190 + 36 + 91, 2 + 19 + 8 + 13)
 
 
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
