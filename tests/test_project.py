@@ -202,38 +202,6 @@ def test_all_extras_can_be_installed_together(source):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["mypy", "--ignore-missing-imports", "--cache-dir=/dev/null", "--python-executable"],
-        ["basedpyright", "--level", "error", "--pythonpath"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_a_project_has_the_types(command, python, tmp_path):
-    lines = [
-        "import pipeline",
-        "for batch in pipeline.load('corpus', tokens_per_batch=4096, packing='best_fit'):",
-        "    batch['inputs'].sum()",
-        "    batch['input']",
-        "pipeline.load('corpus', tokens_per_batch=4096, max_lenght=512)",
-    ]
-    (tmp_path / "user.py").write_text("\n".join(lines) + "\n")
-    settings = [
-        "[tool.pyright]",
-        "typeCheckingMode = 'standard'",
-        "[[tool.mypy.overrides]]",  # reading JAX takes most of a minute
-        "module = 'jax.*'",
-        "follow_imports = 'skip'",
-    ]
-    (tmp_path / "pyproject.toml").write_text("\n".join(settings) + "\n")
-    program = pathlib.Path(sys.executable).parent / command[0]
-    done = run([program, *command[1:], python, "user.py"], cwd=tmp_path)
-    found = re.findall(r"user\.py:(\d+):.*error: ", done.stdout)
-    assert found == ["4", "5"], done.stdout + done.stderr
-
-
-@pytest.mark.slow
 def test_a_project_trains_and_goes_on(python, tmp_path):
     shutil.copy(ROOT / "examples/linen.py", tmp_path)
     own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}

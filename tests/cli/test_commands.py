@@ -68,13 +68,9 @@ TEXTS = {
     "twice.json": '{"5": 3, "5": 4}',
     "deep.json": "[" * 100_000,
     "long.json": f'{{"5": {"9" * 5000}}}',
-    "many.json": f'{{"5": {(1 << 63) - 1}}}',
-    "far.json": '{"4294967296": 1}',
     "large.json": f'{{"5": {"9" * 400}}}',
-    "longer.json": f'{{"{"9" * 400}": 5}}',
-    "empty.py": "",
-    "nothing.npy": "",
 }
+FILES = [*TEXTS, "nowhere.npy", "folder.json"]
 PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
 UNWRITABLE = (
     "^error: could not write .*; check the path, and that you may write there, and run again$"
@@ -84,82 +80,26 @@ UNWRITABLE = (
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["report", "FOLDER/some.npy"],
-            "may hold lengths or tokens; add --lengths if .* or --tokens",
-        ),
-        (["report", "nowhere"], "there is no corpus in nowhere .no corpus.json.; prepare one"),
-        (["report", "nowhere.npy"], "there is no file nowhere.npy; check the path"),
-        (["report", "FOLDER/words.txt"], "words.txt is a file of unknown kind"),
-        (["report", "FOLDER/list.json"], "does not map length to count"),
-        (["report", "FOLDER/twice.json"], "twice.json .*it has length 5 twice"),
-        (["report", "FOLDER/negative.json"], "-3 for length 5.*whole numbers, such as"),
-        (
-            ["report", "FOLDER/float.npy", "--lengths"],
-            "float.npy is not an array of lengths: .*dtype float64",
-        ),
-        (["report", "FOLDER/nothing.npy", "--lengths"], "nothing.npy is not an array of lengths"),
+        *((["report", f"FOLDER/{name}"], name) for name in FILES),
+        (["report", "FOLDER/some.npy"], "hold lengths or tokens; add --lengths if .* or --tokens"),
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
-        (["report", "FOLDER/empty.py"], "has no function get_config"),
-        (["report", "FOLDER/zero.npy", "--lengths"], "none of the lengths"),
-        (
-            ["show", "FOLDER/some.npy"],
-            "show needs a finished corpus with its tokens, not .*some.npy",
-        ),
-        (["check", "FOLDER/some.npy"], "check needs a finished corpus .*, not .*some.npy; give"),
-        (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),
-        (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
-        (
-            ["report", "FOLDER/some.npy", "--lengths", "--html", "FOLDER"],
-            "FOLDER cannot be written: Is a dir",
-        ),
-        (
-            ["report", "FOLDER/some.npy", "FOLDER/pairs.npy", "--lengths"],
-            "some of these are pairs and others",
-        ),
-        (
-            ["report", "FOLDER/some.npy", "mine.py", "--lengths"],
-            "a config is given together with other paths",
-        ),
+        (["show", "FOLDER/some.npy"], "show needs a finished corpus with its tokens"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
-        (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is on no storage that"),
-        (["audit", "://"], ":// is on no storage"),
-        (["report", "FOLDER/many.json"], "many.json .*is above"),
-        (["report", "FOLDER/far.json"], "far.json .*is above"),
-        (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
-        (["report", "FOLDER/large.json"], "large.json .*is above"),
-        (["report", "FOLDER/longer.json"], "longer.json .*is above"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
-        (
-            ["buckets", "FOLDER/some.npy", "--lengths", "--max-length", "100000"],
-            "raise --tokens-per-batch",
-        ),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
-        (["prepare", "--into", "FOLDER/new"], "no files are given; name some"),
-        (["prepare", "", "--into", "FOLDER/new"], "no files are given; name some"),
-        (["prepare", "FOLDER/words.txt", "--into", "/proc/x"], UNWRITABLE),
         (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt/x"], UNWRITABLE),
-        (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt"], UNWRITABLE),
-        ([*PREPARE, "--task", "1"], "--task and --of go together"),
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
-        ([*PREPARE, "--engine-options", "auto"], "--engine-options need --engine beam or ray"),
-        ([*PREPARE, "--targets", PREPARE[1], "--template", "chat"], "--template .*, and no --tar"),
-        (["prepare", "mine.py", "--on-error", "skip"], "need files, and a config is given"),
-        (["prepare", "mine.py", "--task", "0", "--of", "2"], "need files, and a config is given"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "folder.json").mkdir()
-    np.save(tmp_path / "float.npy", np.array([1.5]))
-    np.save(tmp_path / "zero.npy", np.zeros(3, int))
-    np.save(tmp_path / "pairs.npy", np.array([[3, 4]]))
     np.save(tmp_path / "some.npy", np.array([3, 200_000]))
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
-    assert re.search(sentence.replace("FOLDER", str(tmp_path)), err), err
+    assert re.search(sentence, err), err
     assert err.startswith("error: ")
     assert "Traceback" not in err
 
@@ -314,34 +254,6 @@ def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_
         assert f"{command} needs a finished corpus with its tokens, not the 4 sealed parts" in err
 
 
-def test_buckets_of_a_corpus_that_grows_need_a_sealed_part_and_do_without_deleted_ones(
-    run, tmp_path
-):
-    pipeline.Writer(tmp_path / "grown").close()
-    assert "there is no corpus in" in run.refused("buckets", tmp_path / "grown")
-    with pipeline.Writer(tmp_path / "kept", keep_parts=1) as writer:
-        for length in (10, 1000):
-            writer.append(np.ones(length + 1, int))
-            writer.seal()
-            Corpus.open(tmp_path / "kept", follow=True).log.hold("run", 1)
-        writer.append(np.ones(21, int))
-        writer.seal()
-    seen = json.loads(run.done("report", tmp_path / "kept", "--json"))
-    assert (seen["sides"][0]["examples"], seen["sides"][0]["tokens"]) == (2, 1020)
-
-
-def test_show_prints_a_batch(run, corpus):
-    planning = ["--tokens-per-batch", 512, "--max-length", 64, "--length-multiple", 16]
-    out = run.done("show", corpus.directory, "--step", 3, *planning)
-    assert out.startswith("step 3 (epoch 0, batch 3 of ")
-    out = run.done("show", corpus.directory, "--row", 1, "--color", "always", *planning)
-    assert "\033[36m" in out
-    assert "row 0" not in out
-    assert "targets " not in out
-    out = run.done("show", corpus.directory, "--row", 1, "--ids", *planning)
-    assert re.search(r"\n    targets        \d+( \d+)*\n    loss_weights   1.0( 1.0)*\n", out)
-
-
 # ---- pairs, and the work directories of runs
 
 PAIRED = ["--tokens-per-batch", 512, "--length-multiple", 8, "--overflow", "drop"]
@@ -406,31 +318,6 @@ def test_commands_tell_of_every_side(run, tmp_path):
     assert "cost names inputs, but not patches; the sides are inputs, patches; give 0 for" in err
 
 
-def test_of_pairs_report_tells_of_both_sides(run, pairs):
-    out = run.done("report", pairs.directory, "--json", *PAIRED)
-    seen = json.loads(out)
-    for side, name in enumerate(("inputs", "targets")):
-        figures = seen["sides"][side]
-        assert (figures["name"], figures["examples"]) == (name, len(pairs))
-        assert figures["tokens"] == pairs.lengths[:, side].sum()
-        assert figures["longest"] == pairs.lengths[:, side].max()
-        assert figures["learnt"] == (pairs.num_learnt if side else None)
-    plan = seen["plan"]
-    assert plan["tokens"] == pairs.lengths[pairs.lengths[:, 1] > 0].sum()
-    assert all(len(each["bucket"][1]) == 2 for each in plan["buckets"])
-    padded, *others = seen["strategies"]
-    assert padded["name"] == "padded to the longest of all"
-    assert any("no packing" in each["name"] for each in others)
-    for each in others:
-        assert each["name"].startswith("Lockstep")
-        assert each["padding"] < padded["padding"]
-    out = run.done("report", pairs.directory, *PAIRED)
-    assert "\ninputs\n" in f"\n{out}"
-    assert "\ntargets\n" in out
-    err = run.refused("report", pairs.directory, *PAIRED, "--overflow", "split")
-    assert "overflow is 'split'; a piece would lose its other sides" in err
-
-
 @pytest.fixture(params=["text", "pairs", "several", "masked", "corrupted"])
 def ran(request, corpus, pairs, tmp_path):
     """A run whose plan changed: what it reads, its work directory, and the plan."""
@@ -469,13 +356,6 @@ def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran):
         shares = re.search(r"\nof code \d+\.\d%, prose \d+\.\d%\n", out)
         assert bool(shares) == (kind == "several")
     assert planned.bucket == Bucket(2, 256) or kind != "text"
-
-
-def test_the_plan_of_a_run_takes_no_other_options(run, ran):
-    _, workdir, _ = ran
-    for command in ("show", "check", "report", "buckets"):
-        err = run.refused(command, workdir, "--seed", 3)
-        assert f"--seed cannot change the plan of the run in {workdir}" in err
 
 
 def test_check_walks_every_epoch_of_a_run_that_changed(run, ran, corpus):
@@ -522,44 +402,6 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
     assert str(bucket) in (tmp_path / "page.html").read_text()
 
 
-def test_report_of_a_run_counts_with_the_width_and_the_budget_of_its_config(run, tmp_path):
-    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 400), 1, 500).astype(int)
-    corpus = Corpus.from_arrays([np.ones(n + 1, int) for n in lengths], tmp_path / "corpus")
-    options = {"tokens_per_batch": 1000, "max_length": 256, "length_multiple": 16, "width": 64}
-    plan = Plan(corpus, fit_buckets(corpus, max_buckets=3, **options))
-    write_history(epath.Path(tmp_path / "run"), corpus, plan)
-    batches = {"max_buckets": 3, "tune": False, "tiers": None, "overflow": "split", **options}
-    stored = {"fields": {"seed": 0, "batches": batches}, "types": {}}
-    (tmp_path / "run" / "run_config.json").write_text(json.dumps(stored))
-    seen = json.loads(run.done("report", tmp_path / "run", "--json"))
-    same = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    due = json.loads(run.done("report", tmp_path / "corpus", "--json", "--max-buckets=3", *same))
-    assert (seen["ran"], due["ran"]) == (True, False)
-    assert seen["plan"]["fingerprint"] == due["plan"]["fingerprint"]
-    assert seen["strategies"] == due["strategies"]
-    assert options.items() <= seen["options"].items()
-    out = run.done("report", tmp_path / "run")
-    assert f"The run trains with {len(plan.buckets)} buckets" in out
-    assert "at width 64" in out
-    (tmp_path / "run" / "run_config.json").write_text("[]")
-    assert "run_config.json in" in run.refused("report", tmp_path / "run")
-
-
-def test_buckets_of_a_run_that_follows_are_fitted_to_what_is_sealed_by_now(run, tmp_path):
-    rng = np.random.default_rng(0)
-    write(tmp_path / "corpus", rng.integers(10, 40, 50))
-    corpus = Corpus.open(tmp_path / "corpus", follow=True)
-    write_history(tmp_path, corpus, Plan(corpus.log, [Bucket(32, 48)], window=50))
-    write(tmp_path / "corpus", rng.integers(200, 220, 50))
-    pasted: dict = {}
-    out = run.done("buckets", tmp_path)
-    exec(out, pasted)
-    assert f"# Fitted to what is sealed for {tmp_path}\n" in out
-    assert pasted["buckets"][-1].length >= 192
-    err = run.refused("report", tmp_path)
-    assert "followed a corpus that grows, for which report has no figures; give the dir" in err
-
-
 # ---- prepare and check
 
 
@@ -580,13 +422,6 @@ def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
     status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
     assert status == 130
     assert err == "stopped; finished work is kept; run the same command to continue\n"
-
-
-def test_one_thing_is_not_several(run, tmp_path):
-    Corpus.from_arrays([[1, 2, 3]], tmp_path / "c")
-    assert "offsets: 1 example," in run("check", tmp_path / "c")[1]
-    _, out, _ = run("show", tmp_path / "c", "--tokens-per-batch", "16")
-    assert "1 row × 16 positions\n1 segment, 2 real" in out
 
 
 def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
@@ -672,49 +507,3 @@ def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     assert "documents    2" in out
     assert f"now look at it: lockstep report {into}" in out
     assert Corpus.open(into)[0]["targets"].tolist() == [1]
-
-
-def test_prepare_names_marks_and_refuses_what_the_tokenizer_changes(run, tmp_path):
-    vocab = {"<s>": 0, "</s>": 1, "one": 2, "?": 3}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="?"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.save(str(tmp_path / "words.json"))
-    (tmp_path / "a.jsonl").write_text('{"q": "one", "a": null}\n{"q": "one", "a": "one"}\n')
-    answer = ["--template", "answer", "prompt={q}", "answer={a}", "null="]
-    given = ["prepare", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "words.json", *answer]
-    for marks, sentence in (
-        ([], "one begin mark; name it with --begin-token TOKEN, or give --begin-token '' for no"),
-        (["--begin-token", ""], "exactly one end mark; name it with --end-token TOKEN, or give"),
-        (["--begin-token", "<a>"], "has no token '<a>'; name it with --begin-token TOKEN"),
-        (["--end-token", "<b>"], "has no token '<b>'; name it with --end-token TOKEN"),
-        (["--no-marks", "--end-token", "</s>"], "is '</s>', and --no-marks is given; remove one"),
-    ):
-        err = run.refused(*given, "--into", tmp_path / "none", *marks)
-        assert sentence in err
-    marks = ["--end-token", "</s>"]
-    run.done(*given, "--into", tmp_path / "a", *marks)
-    assert [each["targets"].tolist() for each in Corpus.open(tmp_path / "a")] == [[1], [2, 1]]
-    (tmp_path / "b.txt").write_text("one two\n")
-    given = ["prepare", tmp_path / "b.txt", "--tokenizer", tmp_path / "words.json", *marks]
-    err = run.refused(*given, "--into", tmp_path / "b", "--strict")
-    assert "'one two' becomes 'one ?' when it is decoded; give another tokenizer, or train" in err
-    err = run.refused(
-        "prepare", tmp_path / "b.txt", "--into", tmp_path / "c", "--end-token", "</s>"
-    )
-    assert "bytes have no token '</s>'; name it with --end-token" in err
-
-
-def test_a_config_names_marks(tmp_path):
-    from pipeline.trainer import corpora
-
-    vocab = {"<s>": 0, "</s>": 1}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<s>"))
-    tokenizer.save(str(tmp_path / "a.json"))
-    fields = {"kind": "huggingface", "model": str(tmp_path / "a.json"), "vocab_size": 9}
-    named = fields | {"begin": False, "end": True, "end_token": "</s>"}
-    assert corpora.open_tokenizer(named, [], tmp_path / "m").end_id == 1
-    advice = r"in config\.tokenizer\.end_token, or set config\.tokenizer\.end to False"
-    for wrong in ({"begin": False, "end": True}, named | {"end_token": "<a>"}):
-        with pytest.raises(ValueError, match=advice):
-            corpora.open_tokenizer(fields | wrong, [], tmp_path / "m")

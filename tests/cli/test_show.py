@@ -3,19 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import (
-    Batches,
-    Examples,
-    Feature,
-    Masked,
-    Pairs,
-    Plan,
-    prepare,
-    prepare_pairs,
-    templates,
-)
+from pipeline import Batches, Examples, Feature, Plan, prepare, prepare_pairs, templates
 from pipeline.cli.show import COLOURS, Shown, printable
-from pipeline.corpus import tasks
 from pipeline.planning.bucket import Bucket
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -67,17 +56,6 @@ def test_each_segment_has_its_colour(shown):
     assert plain == "\n".join(shown.lines())
 
 
-def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
-    corpus = Examples([np.ones(length + 1, int) for length in (300, 100, 56)])
-    plan = Plan(corpus, [Bucket(1, 512)], shuffle=False)
-    lines = list(Shown(corpus, plan, 0).lines(width=88))
-    strip = re.search("▕(.*)▏", lines[3]).group(1)
-    assert len(lines[3]) == 88
-    for letter, size in (("A", 300), ("B", 100), ("C", 56), ("·", 56)):
-        assert abs(strip.count(letter) - size * len(strip) / 512) <= 1
-    assert all(len(line) == 88 and line[-1] == "…" for line in lines[4:])  # of its text
-
-
 @pytest.mark.parametrize("name", ["corpus", "pairs"])
 def test_segments_are_read_back_from_the_arrays(name, buckets, request):
     data = request.getfixturevalue(name)
@@ -124,17 +102,6 @@ def test_of_pairs_both_sides_of_a_row_are_shown(tmp_path):
     ]
 
 
-def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
-    targets = [[1, 2, 3, 4, 5, 6, 7], [1, 4]]
-    pairs = Pairs.from_arrays([[], [5, 6]], targets, tmp_path, vocab_size=10)
-    shown = Shown(pairs, Plan(pairs, [Bucket(1, (8, 8))], shuffle=False), 0)
-    seen = [
-        [(each.name, each.example, each.tokens.tolist()) for each in shown.segments(0, side)]
-        for side in (0, 1)
-    ]
-    assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
-
-
 def test_of_sides_of_arrays_a_line_is_shown():
     features = {"patches": Feature("patches", dtype="uint8")}
     columns = {"tokens": [[5, 6, 7], [8, 9, 5, 6]], "patches": [[1, 2], [3, 4, 5]]}
@@ -148,30 +115,8 @@ def test_of_sides_of_arrays_a_line_is_shown():
     ]
 
 
-def test_without_a_tokenizer_ids_are_shown():
-    corpus = Examples([[5, 6, 7]])
-    shown = Shown(corpus, Plan(corpus, [Bucket(1, 4)]), 0)
-    assert list(shown.lines())[-1].endswith(": 5 6 7")
-
-
-def test_letters_begin_again_after_z_and_rows_are_full_or_empty():
-    corpus = Examples([[1, 2]] * 28)
-    shown = Shown(corpus, Plan(corpus, [Bucket(2, 28)], shuffle=False), 0)
-    full, empty = list(shown.lines(row=0)), list(shown.lines(row=1))
-    assert full[3] == "row 0   ▕ABCDEFGHIJKLMNOPQRSTUVWXYZAB▏ 28 of 28"
-    assert full[-1] == "1 2"
-    assert empty[3:] == [f"row 1   ▕{28 * '·'}▏ 0 of 28", "  · padding, columns 0 on"]
-
-
 def test_text_cannot_command_the_terminal():
     assert printable("a\033[2Jb\r\nc\td") == "a\ufffd[2Jb\nc\td"
-
-
-def test_a_wrong_row_or_step_is_refused(shown, texts):
-    with pytest.raises(ValueError, match="row is 2; bucket 2x8 has the rows 0 to 1"):
-        list(shown.lines(row=2))
-    with pytest.raises(ValueError, match="step is -1; steps count from 0"):
-        Shown(texts, Plan(texts, [Bucket(2, 8)]), -1)
 
 
 def test_text_with_loss_is_marked_and_ids_and_targets_are_printed_on_request(tmp_path):
@@ -196,18 +141,3 @@ def test_text_with_loss_is_marked_and_ids_and_targets_are_printed_on_request(tmp
 
 def ids_of(text):
     return [byte + 3 for byte in text.encode()]
-
-
-def test_what_is_masked_is_marked_in_place(tmp_path):
-    records = Records(["the quick brown fox jumps"])
-    options = {"task": tasks.INPUTS, "progress": False}
-    corpus = prepare(records, Bytes(begin=False, end=False), tmp_path / "masked", **options)
-    view = Masked(corpus, rate=0.3, mask_id=ids_of("_")[0], seed=1)
-    shown = Shown(view, Plan(view, [Bucket(1, 32)], shuffle=False), 0)
-    (segment,) = shown.segments(0)
-    arrays = shown.sides[0][2]
-    text = shown.text(segment)
-    assert text.replace("⟦", "").replace("⟧", "") == corpus.tokenizer.decode(segment.tokens)
-    marked = re.findall("⟦(.*?)⟧", text)
-    assert sum(map(len, marked)) == np.count_nonzero(arrays["loss_weights"]) > 0
-    assert "_" in "".join(marked)

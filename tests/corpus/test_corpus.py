@@ -264,25 +264,6 @@ def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
     assert corpus[3]["inputs"].tolist() == EXAMPLES[3][:-1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("examples", "vocab_size", "sentence"),
-    [
-        ([], None, "examples is empty"),
-        ([[1, 2], [1.5, 2.5]], None, "example 1 has shape .2,. and dtype float64"),
-        ([[1, 2], [[1, 2]]], None, "example 1 has shape .1, 2."),
-        ([[1, 2], 3], None, "example 1 has shape .. and"),
-        ([[1], np.ma.masked_less([1, 2], 2)], None, "example 1 is a masked array, whose"),
-        ([[1], [2, -1]], None, "example 1 holds the token id -1; ids are 0 to 2"),
-        ([[1], [1, 2**31]], None, "example 1 holds the token id 2147483648"),
-        ([[1], [1, 50]], 50, "example 1 holds the token id 50; ids are 0 to 49 .vocab_size"),
-    ],
-)
-def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Corpus.from_arrays(examples, tmp_path, vocab_size=vocab_size)
-    assert not (tmp_path / "corpus.json").exists()
-
-
 PART, LENGTHS = "part-000000-00002.arrow", "lengths.npy"
 MANIFEST, PARTS = "corpus.json", "parts.arrow"
 

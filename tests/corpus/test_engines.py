@@ -1,7 +1,6 @@
 import json
 import random
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -95,28 +94,6 @@ def test_files_of_others_in_the_folder_of_shards_stay(source, tmp_path):
     assert (folder / "mine.arrow").read_text() == "mine"
     prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     assert [path.name for path in folder.iterdir()] == ["mine.arrow"]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"engine": Broken(4)}, r"Broken .* \d+ of \d+ shards, first shard 4; run again"),
-        ({"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
-        ({"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),
-        ({"on_error": "skip", "field": "none"}, r"no record of .* has tokens; the first: .*no fi"),
-    ],
-)
-def test_an_engine_that_loses_tasks_and_wrong_options_are_refused(
-    options, sentence, source, tmp_path
-):
-    with pytest.raises((RuntimeError, ValueError), match=sentence):
-        prepare(source, Bytes(), tmp_path / "corpus", **options, progress=False)
-
-
-@pytest.mark.parametrize("share", [(4, 4), (-1, 4)])
-def test_a_share_has_a_number_below_that_of_all(share, source, tmp_path):
-    with pytest.raises(ValueError, match=r"share is \(-?\d, 4\); of 4 shares .* are 0 to 3"):
-        prepare_share(Job(source, Bytes()), tmp_path, share)
 
 
 def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(source, tmp_path):
@@ -247,31 +224,6 @@ def test_records_that_fail_cost_no_more_than_others(tmp_path):
     assert filled == texts
     assert len(encoded) == 200
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [*range(0, 200, 5)]
-
-
-def test_calls_of_a_tokenizer_that_fail_are_halved_and_read_nothing_again(tmp_path):
-    reads = []
-
-    class Counted(Records):
-        def __getitems__(self, indices):
-            reads.extend(indices)
-            return super().__getitems__(indices)
-
-    texts = ["x" if number in (3, 70) else f"{number}" for number in range(100)]
-    source = Counted(texts, fingerprint="1")
-    corpus = prepare(source, Choosy(), tmp_path, on_error="skip", num_workers=0, progress=False)
-    assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 70]
-    assert len(reads) == 100 + 64  # of which some decide the sizes of shards
-
-
-@pytest.mark.parametrize(("engine", "module"), [(Beam(), "apache_beam"), (Ray(), "ray")])
-def test_an_engine_that_is_not_installed_says_how_to_install_it(
-    engine, module, source, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, module, None)
-    extra = module.removeprefix("apache_")
-    with pytest.raises(ImportError, match=rf"pip install 'lockstep-pipeline\[{extra}\]'"):
-        prepare(source, Bytes(), tmp_path / "corpus", engine=engine, progress=False)
 
 
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):

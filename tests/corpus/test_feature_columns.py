@@ -279,28 +279,3 @@ def test_a_fill_is_any_number_that_its_dtype_can_hold(dtype, fill, tmp_path):
     assert features["a"].filled(1) == np.array(fill, dtype)
     Corpus.from_arrays({"tokens": [[1]], "a": [fill]}, tmp_path, features=features)
     assert Corpus.open(tmp_path).features["a"] == features["a"]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"of": "a row"},
-            "of is 'a row'; it must be one of inputs, targets, continuation, example",
-        ),
-        ({"of": "inputs", "dtype": "int64"}, "dtype is int64; .* at most 32 bits"),
-        ({"of": "inputs", "dtype": "text"}, "dtype is 'text'"),
-        ({"of": "inputs", "shape": (0,)}, "shape is 0; it must be a whole number from 1"),
-        ({"of": "inputs", "dtype": "int8", "fill": 0.5}, "fill is 0.5, which int8 cannot hold"),
-        ({"of": "inputs", "dtype": "int8", "fill": 300}, "fill is 300, which int8 cannot hold"),
-        ({"of": "inputs", "dtype": "uint8", "fill": -1}, "fill is -1, which uint8 cannot hold"),
-        ({"of": "inputs", "dtype": "float16", "fill": 10**400}, "which float16 cannot hold"),
-        ({"of": "inputs", "dtype": "int32", "fill": np.float32(2**31)}, "which int32 cannot hold"),
-        ({"of": "inputs", "fill": "x"}, "fill is 'x'; it must be a number"),
-    ],
-)
-def test_a_feature_that_cannot_be_is_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Feature(**options)
-    with pytest.raises(ValueError, match="of targets, but examples of the task 'inputs' have"):
-        Examples({"tokens": [[1]], "a": [[1]]}, features={"a": Feature("targets")}, task=INPUTS)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Masked, Pairs, Plan, load, rename
-from pipeline.corpus import Groups, duplicates
-from pipeline.loading import Batches, cu_seqlens
+from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Plan, load
+from pipeline.corpus import duplicates
+from pipeline.loading import Batches
 from pipeline.report.tiers import row_costs
 
 GROUPS = [
@@ -158,26 +157,6 @@ def test_rows_of_groups_are_sorted_by_their_real_cost():
     assert other.fingerprint != plan.fingerprint
 
 
-def test_groups_change_and_drop_like_other_examples():
-    corpus = Examples.from_groups([([1, 2], [[3] * n, [4] * n]) for n in range(1, 21)])
-    plan = Plan(corpus, [Bucket(2, 32)], overflow="drop", seed=2)
-    later = plan.after(2, buckets=[Bucket(2, 48)], exclude=[0]).after(3, tiers=2)
-    assert plan.max_position == 15
-    assert later.max_position == 20
-    steps = range(later.num_batches(0))
-    seen = np.concatenate([later.batch(step).segments[:, 1] for step in steps])
-    assert len(set(seen.tolist())) == len(seen)
-    assert Plan.replay(corpus, later.changes).fingerprint == later.fingerprint
-    split = Corpora({"groups": corpus, "text": Examples([[1] * 100, [2] * 3])})
-    longer = Plan(split, [Bucket(2, 48)])  # the document is split, the groups fit
-    assert longer.max_position == 98
-    batches = Batches(split, longer)
-    for step in range(longer.num_batches()):
-        batch = batches[step]
-        rows = np.where(batch["inputs_segment_ids"] > 0, np.arange(48) < batch["visible_until"], 1)
-        assert rows.all()
-
-
 def test_a_run_on_documents_goes_on_with_groups():
     text = Examples([[1] * (3 + n % 9) for n in range(40)])
     groups = Examples.from_groups([([1, 2], [[3] * 4, [4] * 5]), ([1], [[3], [4]])] * 5)
@@ -196,96 +175,6 @@ def test_a_run_on_documents_goes_on_with_groups():
     assert later.most_continuations()[Bucket(2, 16)] >= max(map(max, [ids]))
 
 
-def test_the_text_of_a_group_has_a_line_for_each_node(monkeypatch):
-    groups = [([*b"ab"], [[*b"cd"], ([*b"e"], [[*b"f"], [*b"gh"]])]), ([*b"x"], [[*b"yz"]])]
-    corpus = Examples.from_groups(groups)
-    assert "was made without a tokenizer" in refused(corpus.decode, 0)
-    monkeypatch.setattr(type(corpus), "tokenizer", Letters())
-    assert corpus.decode(0) == "ab\n  cd\n  e\n    f\n    gh"
-    assert corpus.truncate(5).decode(0) == "ab\n  c\n  e\n    f\n    g"
-    assert corpus.decode(-1) == "x\n  yz"
-
-
-class Letters:
-    """A tokenizer of bytes, without marks."""
-
-    def decode(self, ids):
-        return bytes(ids.tolist()).decode()
-
-
-def test_what_a_group_cannot_be_is_refused():
-    for groups, sentence in (
-        ([GROUPS[0], [1, 2]], "group 1 is [1, 2]; a group must be (prefix, [continuation, …])"),
-        ([([1], [[2], []])], "continuation 1 of group 0 has no token; give each prefix"),
-        ([([], [[2]])], "the prefix of group 0 has no token"),
-        ([([1], [])], "group 0 has a prefix and no continuation; give at least one"),
-        (
-            [([1], [[2], ([3], [[-3]])])],
-            "continuation 0 of continuation 1 of group 0 holds the token id -3",
-        ),
-        ([([9], [[2]])], "the prefix of group 0 holds the token id 9; ids are 0 to 7 (vocab_size)"),
-        ([], "examples are empty"),
-    ):
-        assert sentence in refused(Examples.from_groups, groups, vocab_size=8)
-    features = {"logprob": Feature("targets", dtype="float32"), "_above": Feature("example")}
-    features |= REWARD
-    for name, values, sentence in (
-        ("reward", [[1, 2], [3, 4], [5]], "shape of reward of group 1 is (2,); for a group of 3"),
-        ("logprob", [[1, 2, 3]], "logprob of group 0 is [1, 2, 3]; nest it like the tokens"),
-        ("logprob", [([1, 2, 3], [[4, 5], [6, 7]])], "1 of logprob of group 0 must have shape (1,"),
-        ("weights", [[1, 2, 3]], "the shape of the weights of group 0 is (3,); for a group of 2 c"),
-        ("weights", [(0, [1, [-1]])], "the weights of group 0 cannot hold -1.0; a weight must"),
-        ("_above", [], "a feature is named '_above'"),
-    ):
-        own = {name: features[name]} if name in features else {}
-        columns = {"tokens": GROUPS, name: values}
-        assert sentence in refused(Examples.from_groups, columns, features=own)
-    assert "the feature 'reward' is of continuations, but these examples are not groups" in refused(
-        Examples, {"tokens": [[1, 2]], "reward": [[1]]}, features=REWARD
-    )
-    nodes = Examples.from_groups(GROUPS).nodes
-    for above in ([1, 0], [0, -1], [0, 0, 2]):
-        columns = {"tokens": [[1]] * len(above), "_above": above}
-        wrong = Examples(columns, features=nodes.features, task=nodes.task)
-        assert "its nodes do not make groups" in refused(Groups, wrong)
-
-
-def test_what_cannot_carry_groups_says_so(tmp_path):
-    corpus = Corpus.from_groups(GROUPS, tmp_path)
-    assert "holds a corpus of other examples" in refused(Corpus.from_groups, GROUPS[:2], tmp_path)
-    assert "groups, which cannot be followed" in refused(Corpus.open, tmp_path, follow=True)
-    refused(Plan, corpus, [Bucket(1, 6)], overflow="error")
-    for overflow in ("split", None):
-        sentence = refused(Plan, corpus, [Bucket(1, 6)], overflow=overflow)
-        assert "example 1 is a group of 8 columns, longer than the longest bucket's 6" in sentence
-        assert "a group is never split: give a longer bucket, overflow='drop' or" in sentence
-    assert "groups.truncate(6)" in refused(Plan, corpus, [Bucket(1, 6)], overflow="truncate")
-    plan = Plan(corpus, [Bucket(1, 16)])
-    order = refused(Batches, corpus, plan, context_order="zigzag")
-    assert "context_order is 'zigzag', but the corpus has groups" in order
-    batch = dict(Batches(corpus, plan)[0])
-    for convention in ("maxtext", "tunix", "huggingface"):
-        assert f"{convention} has no name for visible_until" in refused(rename, batch, convention)
-    assert "the batch has groups, whose shared prefixes cu_seqlens cannot express" in refused(
-        cu_seqlens, batch, 4
-    )
-    assert "needs tokens that are not shifted" in refused(Masked, corpus, mask_id=99)
-    text = Examples([[1, 2]])
-    assert "are groups, but a side of pairs must be a corpus of the task 'inputs'" in refused(
-        Pairs, corpus, corpus
-    )
-    assert text.trees is None
-    assert Plan(text, [Bucket(1, 4)]).most_continuations() == {Bucket(1, 4): 1}
-
-
 def test_copies_among_groups_are_those_with_the_same_tree():
     groups = [([1], [[1, 1], [1]]), ([1], [[1], [1, 1]]), ([1], [[1, 1], [1]]), ([1], [[1, 1, 1]])]
     assert duplicates(Examples.from_groups(groups)).tolist() == [2]
-
-
-def test_groups_print_as_prefix_and_continuations(tmp_path):
-    corpus = Corpus.from_groups(GROUPS, tmp_path)
-    assert "3" in str(corpus)
-    assert "tokens       14 to train on" in str(corpus)
-    assert repr(corpus) == f"Groups of {corpus.nodes!r}"
-    assert isinstance(pipeline.Corpus.open(tmp_path), type(corpus))

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -14,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline import Corpus, Writer, prepare, prepare_pairs
-from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_share
-from pipeline.corpus.manifest import is_finished, write_entries
+from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
+from pipeline.corpus.manifest import write_entries
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
@@ -201,6 +200,25 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     assert len(read) == len({*read}) == len(LINES) - sealed
 
 
+def test_a_shard_goes_on_after_any_of_its_parts(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "LEAST", 1 << 20)  # all in one shard
+    options = {"num_workers": 0, "progress": False}
+    prepare(source, Bytes(), tmp_path / "whole", **options)
+    for sealed in range(0, len(parts(tmp_path / "whole")), 5):
+
+        def die(directory, shard, number, sealed=sealed, **record):
+            if number == sealed:
+                raise KeyError("killed")
+            log.write_record(directory, shard, number, **record)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(work, "write_record", die)
+            with pytest.raises(KeyError, match="killed"):
+                prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
+        prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
+        assert contents(tmp_path / f"{sealed}") == contents(tmp_path / "whole")
+
+
 def write_arrow(path):
     """An Arrow file of somebody else."""
     with pa.ipc.new_file(str(path), pa.schema([("text", pa.string())])):
@@ -275,86 +293,6 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert process.returncode == 1
     assert "InvalidState: a worker died while tokenising" in error
     assert "run again to finish" in error
-
-
-def test_an_interrupt_of_a_worker_that_still_imports_is_left_to_its_parent(run):
-    begins = """
-    import signal
-    if __name__ == "__mp_main__":
-        os.kill(os.getpid(), signal.SIGINT)
-
-    text, directory"""
-    process = run(2, program=PROGRAM.replace("\n    text, directory", begins))
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    assert "Traceback" not in error
-
-
-def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
-    command = [sys.executable, "-", source.files[0], tmp_path / "corpus", "2", "0"]
-    seen = call(*command, input=textwrap.dedent(PROGRAM))
-    assert seen.returncode == 0, seen.stderr
-    assert "Traceback" not in seen.stderr
-
-
-def test_a_script_without_a_guard_gives_a_sentence(run):
-    process = run(2, program=PROGRAM.replace('if __name__ == "__main__":', "if True:"))
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "prepare was called by the import of a script: guard its main part" in error
-    assert "InvalidState: a worker died while tokenising." in error
-
-
-def test_the_caller_may_still_choose_how_processes_start(tmp_path):
-    text = """if True:
-        import multiprocessing, sys
-
-        import pipeline
-        from pipeline import sources, tokenizers
-
-        corpus = sources.Records(["a", "b"]), tokenizers.Bytes(), sys.argv[1]
-        pipeline.prepare(*corpus, num_workers=0, progress=sys.argv[2] == "shown")
-        multiprocessing.set_start_method("spawn")
-    """
-    for shown in ("shown", "hidden"):
-        done = call(sys.executable, "-c", text, tmp_path / shown, shown)
-        assert not done.returncode, done.stderr
-
-
-def test_progress_shows_bytes_tokens_and_rate(source, tmp_path, capsys):
-    prepare(source, Bytes(), tmp_path / "corpus")
-    shown = capsys.readouterr().err
-    assert re.search(r"preparing: 100%.* 0\.0 M tokens, [\d.]+ M/s", shown)
-    prepare(source, Bytes(), tmp_path / "quiet", progress=False)
-    assert capsys.readouterr().err == ""
-
-
-class Overflowing(Bytes):
-    """Gives ids that are not in its vocabulary for two letters."""
-
-    def encode_batch(self, texts):
-        flat, counts = super().encode_batch(texts)
-        flat[flat == 3 + ord("!")] = 259
-        flat[flat == 3 + ord("?")] = -1
-        return flat, counts
-
-
-@pytest.mark.parametrize(
-    ("source", "tokenizer", "error", "sentence"),
-    [
-        ("b.txt", Bytes(), TypeError, "source is 'b.txt'; it must be a source, as sources.TextF"),
-        (["a text"], Bytes(), TypeError, "source is .'a text'.; it must be a source"),
-        (TextFiles(__file__), "bytes", TypeError, "tokenizer is 'bytes'; it must be a tokenizer"),
-        (TextFiles(__file__), Bytes, TypeError, "it must be a tokenizer, as tokenizers.Bytes"),
-        (TextFiles(os.devnull), Bytes(), ValueError, r"the source is empty \(text, .*null\)"),
-        (Records(["fine", "over!"]), Overflowing(), ValueError, "record 1: .* bytes.* the id 259"),
-        (Records(["under?"]), Overflowing(), ValueError, "record 0: .* id -1, and its vocab_size"),
-    ],
-)
-def test_what_cannot_be_prepared_is_refused(source, tokenizer, error, sentence, tmp_path):
-    with pytest.raises(error, match=sentence):
-        prepare(source, tokenizer, tmp_path / "corpus", progress=False)
-    assert not is_finished(tmp_path / "corpus")
 
 
 def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
@@ -561,22 +499,6 @@ def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path)
 
     with pytest.raises(ValueError, match=r"the source changed while it was read \(400 records"):
         prepare(Nameless(LINES), Bytes(), tmp_path, progress=False)
-
-
-def test_records_with_objects_that_say_nothing_need_a_fingerprint(tmp_path):
-    records = [{"text": "a", "image": object(), "tags": {"x", "y"}}]
-    with pytest.raises(ValueError, match=r"one holds <object object at .*fingerprint=\"v1\""):
-        prepare(Records(records), Bytes(), tmp_path, progress=False)
-    prepare(Records(records, fingerprint="v1"), Bytes(), tmp_path, progress=False)
-
-
-def test_a_killed_run_leaves_no_job_behind(tmp_path, monkeypatch):
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    with engines.workers(len, 1) as submit:
-        assert submit(LINES).result() == len(LINES)
-        # What has no name here, a kill cannot leave here.
-        assert not list((tmp_path / "temporary").iterdir())
 
 
 LINE = "abc " * (1 << 13)

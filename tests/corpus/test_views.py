@@ -160,44 +160,9 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
     assert own.inputs.read([5], own.lengths[5, :1] - 1, [1])["inputs"].tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"rate": 1.0}, r"rate is 1\.0; it must be a number above 0 and below 1"),
-        ({"rate": "0.1"}, "rate is '0.1'; it must be a number above"),
-        ({"mask_id": []}, r"mask_id is \[\]; it must be a whole number from 0 up"),
-        ({"keep_ids": ["a"]}, "an id of keep_ids is 'a'; it must be a whole"),
-        ({"seed": -1}, "seed is -1; it must be a whole number from 0 up"),
-        ({"max_length": 2}, "max_length is 2; it must be a whole number"),
-        ({"max_length": 9, "mean_span": []}, r"mean_span is \[\]; it must be"),
-        ({"max_length": 9, "mean_span": 0.9}, r"mean_span is 0\.9; it must be a number from 1"),
-        ({"max_length": 9, "end_id": "e"}, "end_id is 'e'; it must be a"),
-        ({"max_length": 9, "density": 0}, "density is 0;"),
-        ({"max_length": 99, "sentinels": [7]}, "99 tokens have 5 spans, but .* 1 s"),
-    ],
-)
-def test_what_cannot_be_is_refused(corpus, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        (SpanCorruption if "max_length" in options else Masked)(corpus, **options)
-
-
 def test_a_piece_beyond_its_pair_is_refused(corpus):
     view = SpanCorruption(corpus, max_length=30)
     for side, length in zip((view.inputs, view.targets), view.lengths[5].tolist(), strict=True):
         for start, size in ((-5, 3), (0, length + 1)):
             with pytest.raises(IndexError, match=f"of example 5, which has length {length}"):
                 side.read([5], [start], [size])
-
-
-def test_views_want_tokens_as_they_are():
-    with pytest.raises(ValueError, match="has the task 'causal'; prepare it with"):
-        Masked(Examples([[1, 2, 3]]))
-    unknown = Examples([[1, 2, 3]], task=INPUTS)
-    with pytest.raises(ValueError, match="has no vocab_size; give mask_id="):
-        Masked(unknown)
-    assert Masked(unknown, mask_id=0).vocab_size == 1
-    with pytest.raises(ValueError, match="no tokenizer with an end mark; give end_id="):
-        SpanCorruption(unknown, max_length=8)
-    ids = {"end_id": 1, "start_id": 2, "sentinels": [3]}
-    for one in ({"end_id": 40}, {"start_id": 40}, {"sentinels": [40]}):
-        assert SpanCorruption(unknown, max_length=8, **ids | one).vocab_size == 41

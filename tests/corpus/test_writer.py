@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Corpus, Feature, Writer, prepare
+from pipeline import Corpus, Writer, prepare
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.corpus import log as log_module
 from pipeline.corpus import reader as reader_module
@@ -274,69 +274,6 @@ def test_a_follower_reads_each_record_and_each_part_once(tmp_path, monkeypatch):
     assert counts["open_part"] == counts["_read_range"] == parts
     # Of each seal, and at the end of each refresh for the next, which is not there yet.
     assert counts["read_record"] <= 2 * 40 + 5
-
-
-def test_mistakes_of_a_writer_are_sentences_and_lose_nothing(tmp_path):
-    options = {"features": {"reward": Feature("example")}, "vocab_size": 10}
-    writer = Writer(tmp_path / "a", **options)
-    with pytest.raises(ValueError, match="example 0 holds the token id 99"):
-        writer.append([99], [1.0], reward=1.0)  # which decides nothing
-    writer.append([1, 2], reward=1.0)
-    for example, sentence in (
-        ({"tokens": [3, 99]}, "example 1 holds the token id 99; ids are 0 to 9"),
-        ({"tokens": [[1, 2]]}, r"example 1 has shape \(1, 2\)"),
-        ({"weights": [0.5]}, "has tokens, reward, weights, and the examples of this writer have"),
-        ({"x": 2}, "example 1 has tokens, reward, x, and the examples"),
-        ({"reward": "much"}, "reward of example 1"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            writer.append(**{"tokens": [1], "reward": 1.0} | example)
-    with pytest.raises(ValueError, match="has tokens, and the examples of this writer have"):
-        writer.append([1])
-    for cursor in ((1, 2), {1: 2}, np.int64(3), float("nan"), object()):
-        with pytest.raises(TypeError, match=r"cursor is .* which JSON does not give back"):
-            writer.seal(cursor=cursor)
-    writer.append([3], reward=2.0)
-    writer.seal()
-    writer.close()
-    for act in (writer.seal, writer.finish, lambda: writer.append([1], reward=1.0)):
-        with pytest.raises(RuntimeError, match="is closed; begin another"):
-            act()
-    for changed, sentence in (
-        ({"features": None}, "grows with the feature 'reward'"),
-        ({"features": {"reward": Feature("targets")}}, "the feature 'reward'"),
-        ({"vocab_size": 11}, "grows with vocab_size 10, not 11"),
-        ({"task": INPUTS}, "grows with task causal"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            Writer(tmp_path / "a", **options | changed)
-    with pytest.raises(ValueError, match="grows with the feature 'reward'"):
-        Corpus.from_arrays([[1, 2]], tmp_path / "a", vocab_size=10)
-
-    def leave(error=None):
-        with Writer(tmp_path / "a", **options) as writer:
-            writer.append([5], reward=3.0)
-            if error:
-                raise error
-
-    with pytest.raises(RuntimeError, match=r"and not sealed is lost, 1 example; call seal"):
-        leave()
-    with pytest.raises(KeyError, match="of the block"):
-        leave(KeyError("of the block"))
-    with Writer(tmp_path / "a", **options) as writer:
-        assert writer.examples == 2
-        writer.append([5], reward=3.0)
-        writer.finish()
-    assert [each["reward"] for each in Corpus.open(tmp_path / "a")] == [1.0, 2.0, 3.0]
-    with pytest.raises(FileExistsError, match=r"is finished; read it with Corpus\.open"):
-        Writer(tmp_path / "a")
-    with pytest.raises(ValueError, match="examples is empty"):
-        Writer(tmp_path / "b").finish()
-    for options in ({"cache": tmp_path / "cache"}, {"features": ["reward"]}):
-        with pytest.raises(ValueError, match="default cache, and there are no added features"):
-            Corpus.open(tmp_path / "a", follow=True, **options)
-    with pytest.raises(ValueError, match="both are for a corpus that grows"):
-        Corpus(tmp_path / "a", hold_out=0.1)
 
 
 def test_of_two_writers_one_waits_and_goes_on_after_the_other(tmp_path):

@@ -1,8 +1,27 @@
-"""Files of ranges of steps."""
+"""Files that are written whole, and those of ranges of steps."""
+
+import os
 
 from etils import epath
 
 from pipeline.fs import StepFiles
+from pipeline.fs.atomic import atomic_write
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def note(descriptor):
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size, (tmp_path / "x").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with atomic_write(tmp_path / "x") as file:
+        file.write(b"bytes" * 100_000)
+    (inode, size, named), (directory, _, then_named) = synced
+    assert (inode, size, named) == ((tmp_path / "x").stat().st_ino, 500_000, False)
+    assert (directory, then_named) == (tmp_path.stat().st_ino, True)
 
 
 def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):

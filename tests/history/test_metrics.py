@@ -5,7 +5,6 @@ import os
 import sys
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from etils import epath
 
@@ -17,7 +16,6 @@ from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_tokenizer
-from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import require_same
 from tests.runs.runs import lines, summary
 
@@ -110,12 +108,6 @@ def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monk
     assert len(list((tmp_path / "tensorboard").iterdir())) >= 1
 
 
-def test_a_profile_asks_for_a_range_of_steps(tmp_path):
-    for steps in ("3", "a:4", "3:b", "5:3"):
-        with pytest.raises(ValueError, match="it must be FIRST:LAST"):
-            Profile(steps, tmp_path)
-
-
 def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
     corpus = pipeline.Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0, 0]]}, tmp_path)
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus.covering(), [pipeline.Bucket(1, 8)]))
@@ -173,13 +165,6 @@ def test_a_log_stops_at_a_loss_that_is_not_finite_but_not_at_an_overflow(workdir
     assert "flop_utilisation" not in json.loads(line)
 
 
-def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
-    corpus = pipeline.Examples([[1, 2, 3]])
-    plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 16)])
-    with pytest.raises(ValueError, match="has no directory, so audit and show cannot plan"):
-        write_history(tmp_path, corpus, plan)
-
-
 def test_a_log_needs_no_tensorboard(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     caplog.set_level("INFO", "pipeline")
@@ -207,31 +192,6 @@ def test_writers_get_the_numbers_of_each_line_and_again_those_of_a_resumed_run(t
     assert found[0][1]["tokens"] == plan.batch(0).num_tokens
     assert all({type(each) for each in values.values()} <= {int, float} for _, values in found)
     assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [2.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({}, "values has nothing, and no loss; give the loss of the step"),
-        ({"nll": 1.0, "norm": 2.0}, "values has nll, norm, and no loss; give"),
-        (
-            {"loss": np.ones(3)},
-            r"the value loss has shape \(3,\), and a line of the log has scalars",
-        ),
-        ({"loss": jnp.ones(1), "norms": jnp.ones((2, 3))}, r"the value norms has shape \(2, 3\)"),
-        ({"loss": 1.0, "lr": [0.1]}, r"the value lr is \[0.1\], and a line"),
-        ({"loss": 1.0, "phase": "warm"}, "the value phase is 'warm', and a line"),
-    ],
-)
-def test_values_that_a_line_cannot_have_are_refused(values, sentence, tmp_path):
-    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
-    with RunLog(tmp_path, 0, 1) as log:
-        with pytest.raises(ValueError, match=sentence):
-            log.add(0, plan.batch(0), values)
-        with pytest.raises(ValueError, match="the line has margin, and no step; give the step"):
-            log.write({"margin": 1.0})
-        with pytest.raises(ValueError, match=r"the line cannot be JSON: .* give Python numbers"):
-            log.write({"step": 0, "margin": np.ones(3)})
 
 
 def test_a_value_does_not_replace_what_a_line_says_itself(tmp_path):

@@ -3,7 +3,6 @@
 import pickle
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -259,46 +258,6 @@ def test_microbatches_are_divided_like_their_batch(corpus, plan):
         )
 
 
-def test_a_transform_may_drop_features_change_them_and_make_others(corpus, plan):
-    def transform(batch):
-        counts = (batch["example_id"] >= 0).sum(axis=1)
-        return {
-            "inputs": batch["inputs"],
-            "reward": batch["reward"][:, :3],  # still of examples
-            "mass": batch["logprob"] / 90,
-            "counts": counts,
-        }
-
-    mesh = mesh_of(data=2, context=2)
-    batches = Batches(corpus, plan, sharding=mesh, transform=transform, features=NAMES)
-    with pipeline.Loader(batches) as loader:
-        batch = next(loader)
-    assert {name: each.sharding.shard_shape(each.shape) for name, each in batch.items()} == {
-        "inputs": (2, 8),
-        "reward": (2, 3),
-        "mass": (2, 8),
-        "counts": (2,),
-    }
-
-
-def test_a_step_of_scores_may_use_features(corpus, tmp_path):
-    def step(batch):
-        segments = jnp.arange(1, batch["reward"].shape[1] + 1)
-        mine = batch["inputs_segment_ids"][:, :, None] == segments
-        sums = (batch["logprob"][:, :, None] * mine).sum(axis=1)
-        return {"gain": sums * batch["reward"], "number": batch["example_id"]}
-
-    options = {"max_length": 32, "tokens_per_batch": 128, "features": [*NAMES]}
-    table = pipeline.score(corpus, step, per="segment", directory=tmp_path / "scores", **options)
-    for number, row in enumerate(table.to_pylist()):
-        example = corpus[number]
-        if len(example["inputs"]):
-            assert row["number"] == number
-            assert row["gain"] == float(example["logprob"].sum() * example["reward"])
-        else:
-            assert row["gain"] is None
-
-
 # ---- options
 
 
@@ -327,34 +286,6 @@ def test_features_are_no_part_of_a_state(corpus, plan):
     iterator = iter(every.to_iter_dataset())
     iterator.set_state(state)
     require_same(next(iterator), every[3])
-
-
-@pytest.mark.parametrize(
-    ("names", "error", "message"),
-    [
-        ("reward", TypeError, r"features is 'reward'; give a list of names, or \(\) for none"),
-        (7, TypeError, "features is 7; give a list of names"),
-        (["rewards"], ValueError, "no feature 'rewards'.* 'reward'"),
-        (["inputs"], ValueError, "no feature 'inputs'"),
-        ([7], ValueError, "no feature '7'"),
-    ],
-)
-def test_wrong_names_are_refused_in_a_sentence(corpus, plan, names, error, message):
-    with pytest.raises(error, match=message):
-        Batches(corpus, plan, features=names)
-    with pytest.raises(error, match=message):
-        pipeline.load(corpus, buckets=[SQUARE], features=names)
-
-
-def test_fields_that_do_not_fit_the_devices_are_refused_in_a_sentence(corpus, plan):
-    mesh = mesh_of(data=2)
-    batch = Batches(corpus, Plan(corpus, [SQUARE], max_segments=3))[0]
-    with pytest.raises(ValueError, match=r"shape \(4, 3\).* the name of a feature of examples"):
-        pipeline.to_global(batch, mesh, bucket=SQUARE)
-    with pytest.raises(TypeError, match="features is a list; it must be a dict of Feature"):
-        pipeline.to_global(batch, mesh, features=["reward"])
-    with pytest.raises(ValueError, match=r"reward has shape \(3, 5\)"):
-        pipeline.to_global({"reward": np.zeros((3, 5))}, mesh, features=corpus.features)
 
 
 @pytest.mark.parametrize("convention", ["maxtext", "tunix", "huggingface"])

@@ -179,23 +179,6 @@ def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
     assert take(tmp_path, states[1])[0] == take(tmp_path)[0][1:]  # of what stayed as it was
 
 
-def test_options_that_need_the_whole_are_refused(finished):
-    for options, message in [
-        ({"tokens_per_batch": 1024}, "neither max_length nor buckets is given"),
-        ({"buckets": BUCKETS, "exclude": [3]}, "exclude cannot be given while a corpus grows"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            pipeline.load(finished, follow=True, **options)
-    for options in ({"wait_seconds": 3}, {"follow": True}):
-        with pytest.raises(ValueError, match="both are for a corpus that grows"):
-            pipeline.load(Corpus.open(finished), buckets=BUCKETS, **options)
-    corpus = Corpus.open(finished, follow=True)
-    with pytest.raises(ValueError, match="weights= are needed for Corpora"):
-        pipeline.load(pipeline.Corpora({"a": corpus}), buckets=BUCKETS)
-    with pytest.raises(ValueError, match="the plan is for a corpus that grows, but corpus is"):
-        Batches(Corpus.open(finished), Plan(corpus.log, BUCKETS))
-
-
 def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
     documents = draw_documents(seed=2, number=300)
     other = Corpus.from_arrays(draw_documents(seed=3, number=50), tmp_path / "other")
@@ -247,15 +230,3 @@ def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path,
         loader.set_state(state)
     with pytest.raises(ValueError, match="is split already"):
         train.split(0.2)
-
-
-@pytest.mark.parametrize(
-    ("of_entry", "of_place"), [({"places": 3}, {}), ({"from": 3}, {}), ({}, {"part": 3})]
-)
-def test_a_state_that_was_tampered_with_gets_a_sentence(finished, whole, of_entry, of_place):
-    state = json.loads(json.dumps(whole[1][20]))
-    (entry,) = state["plans"]
-    entry["places"][""] |= of_place
-    entry |= of_entry
-    with pytest.raises(ValueError, match="is not a data state"):
-        take(finished, state)

@@ -157,20 +157,6 @@ def test_a_transformation_gives_the_same_elements_whatever_reads_them(make):
     assert seeded[0] == seeded[1] != seeded[2]
 
 
-# CI has one chain of two kinds; all of them take half an hour.
-WITH_WORKERS = [
-    (slow if chain == NAMES and kind in ("mixture", "view") else exhaustive)(kind, workers, chain)
-    for kind, workers in zip(KINDS, (2, 1, 1, 2), strict=True)
-    for chain in CHAINS
-]
-
-
-@pytest.mark.parametrize(("kind", "workers", "chain"), WITH_WORKERS)
-def test_every_chain_goes_on_from_every_state_with_workers(make, kind, workers, chain):
-    steps = work(transform(make(kind)[:3], chain).to_iter_dataset(), workers)
-    check(PREFETCH["thread"](steps) if len(chain) % 2 else steps)
-
-
 # Each number of workers that saves with each that goes on, each for one kind, of which CI has one.
 NUMBERS_OF_WORKERS = [
     (slow if saved == one else exhaustive)(kind, saved, (saved + at) % 4)
@@ -195,21 +181,6 @@ def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, sav
     for workers in range(4):
         with pytest.raises(ValueError, match="seed was 0 and is now 1"):
             iter(work(other, workers)).set_state(state)
-
-
-def test_workers_without_parsed_flags_and_wrong_workers_get_a_sentence(make):
-    steps = make("plan").to_iter_dataset()
-    with pytest.raises(ValueError, match="sequential_slice=False"):
-        steps.mp_prefetch(sequential_slice=True)
-    for after in (steps.map(reverse), grain.IterDataset.mix([steps, steps])):
-        with pytest.raises(ValueError, match=r"call mp_prefetch right after it, with all that"):
-            iter(grain.experimental.multithread_prefetch(after, 2, buffer_size=1))
-    flags.FLAGS.unparse_flags()
-    try:
-        with pytest.raises(RuntimeError, match=r"call absl\.flags\.FLAGS\.mark_as_parsed\(\)"):
-            next(iter(work(steps, 1)))
-    finally:
-        flags.FLAGS.mark_as_parsed()
 
 
 @pytest.mark.parametrize("prefetch", ["nothing", "thread"])
@@ -322,16 +293,6 @@ def test_every_order_of_transformations_is_that_of_a_list_or_is_refused(make, ch
     assert refused == sum("batch" in chain or "repeat" in chain[1:] for chain in chains)
 
 
-def test_orders_of_transformations_that_cannot_be_right_are_refused(make):
-    batches = make("plan")
-    for steps in (batches[2:], batches.shuffle(3), batches.map(reverse), batches.shuffle(3)[:2]):
-        with pytest.raises(ValueError, match=r"repeat\(2\) comes after .* corpus\.split\(\)"):
-            steps.repeat(2)
-    with pytest.raises(ValueError, match="shuffle needs an end, and these batches have none"):
-        batches.repeat().shuffle(3)
-    assert len(list(batches.repeat(3).shuffle(3)[1:])) == 3 * len(batches) - 1
-
-
 def test_batches_are_stacked_after_they_become_an_iterable(make):
     one = make("one shape")
     check(one.to_iter_dataset().batch(2))
@@ -378,23 +339,6 @@ def test_a_step_that_failed_is_made_again(make, error, kind, threads):
         next(steps)
     assert steps.get_state()["step"] == 1
     np.testing.assert_equal(next(steps), batches[1])
-
-
-def test_grain_measures_batches_to_choose_how_far_to_read_ahead(make):
-    steps = make("plan").map(reverse).to_iter_dataset().map(reverse)
-    picked = grain.experimental.pick_performance_config(
-        steps, ram_budget_mb=1, max_workers=2, max_buffer_size=10_000
-    )
-    size = np.mean([sum(each.nbytes for each in make("plan")[step].values()) for step in range(5)])
-    assert picked.read_options.prefetch_buffer_size == pytest.approx(2**20 / size, rel=0.5)
-    assert picked.multiprocessing_options.num_workers == 2
-
-
-def test_grains_limit_on_filtered_elements_holds(make):
-    steps = make("plan").repeat().map(reverse).filter(lambda batch: False).to_iter_dataset()
-    options = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.5)
-    with pytest.raises(ValueError, match=r"skipped 100\.00 %"):
-        next(iter(grain.experimental.WithOptionsIterDataset(steps, options)))
 
 
 def test_a_data_loader_of_batches_refuses_the_state_of_another_plan(make):

@@ -115,6 +115,8 @@ def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shap
         last = np.flatnonzero(batch["inputs_branch_ids"] == branch)[-1]
         path = columns[(columns <= last) & (batch["visible_until"] > last)]
         path = path[batch["inputs_segment_ids"][path] == batch["inputs_segment_ids"][last]]
+        seen = pipeline.attention_mask({name: each[None] for name, each in batch.items()})[0, last]
+        assert np.flatnonzero(seen).tolist() == path.tolist()
         assert batch["inputs"][path].tolist() == tokens[:-1]
         assert batch["targets"][path].tolist() == tokens[1:]
         assert batch["inputs_positions"][path].tolist() == list(range(len(path)))

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.collate import collate_side
-from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
+from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
 from pipeline.planning.identity import fingerprint_of
@@ -233,6 +233,14 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
             assert fresh.get_state() == states[-1]
 
 
+def test_a_host_has_a_run_of_rows_of_the_global_batch(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    whole, mine = Batches(corpus, plan), Batches(corpus, plan, process_index=1, process_count=4)
+    rows = plan.batch(0).bucket.rows // 4
+    expected = {name: values[rows : 2 * rows] for name, values in dict(whole[0]).items()}
+    require_same(mine[0], expected)
+
+
 def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
     plan, states = Plan(corpus, buckets), set()
     for index in range(4):
@@ -307,19 +315,21 @@ def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus,
     def count(batch):
         return {**batch, "seen": np.cumsum(batch["loss_weights"] > 0, axis=1)}  # int64
 
-    def hash_of(batch):
-        return {**batch, "hash": batch["inputs"].astype(np.int64) - (1 << 40)}
-
     with pipeline.load(corpus, buckets=buckets, transform=count, num_epochs=1) as loader:
         most = Compiled(lambda total, batch: total + batch["seen"].max(), 0, loader.specs)
         for step, batch in enumerate(loader):
             assert batch["seen"].dtype == np.int32
             assert most(0, batch) == loader.batches[step]["seen"].max()
-    with (
-        pipeline.load(corpus, buckets=buckets, transform=hash_of) as loader,
-        pytest.raises(ValueError, match=r"hash has numbers from -1,099,511,627,.* as int64"),
-    ):
-        next(loader)
+    for sign in (-1, 1):
+
+        def hash_of(batch, sign=sign):
+            return {**batch, "hash": batch["inputs"].astype(np.int64) + sign * (1 << 40)}
+
+        with (
+            pipeline.load(corpus, buckets=buckets, transform=hash_of) as loader,
+            pytest.raises(ValueError, match=r"hash has numbers from -?1,099,511,627,.* as int64"),
+        ):
+            next(loader)
 
 
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -590,10 +600,6 @@ def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corp
     for value in ("Restart", None, True):
         with pytest.raises(ValueError, match=f"positions was {value} and is now continue"):
             StateKey(plan, corpus).resume({**old, "positions": value})
-
-
-def test_load_declares_the_options_of_fitting_and_planning():
-    assert set(LoadOptions.__annotations__) == {*FITTING, *PLANNING}
 
 
 def test_a_loader_says_what_it_loads(corpus, examples, buckets):

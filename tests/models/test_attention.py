@@ -214,25 +214,3 @@ def test_auto_never_leaves_the_known_implementations(platform):
         for dtype in ("float32", "bfloat16", "float16"):
             name, _ = choose(platform, jnp.dtype(dtype), length, length)
             assert name in {"dense", "blocked", "splash"}  # this machine has no GPU for "cudnn"
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"implementation": "flash"}, "use one of auto, dense"),
-        ({"k": jnp.ones((1, 5, 2, 8))}, "with k and v equal"),
-        ({"q": jnp.ones((1, 6, 3, 8))}, "multiple of the number of key heads"),
-        ({"q": jnp.ones((1, 6, 2, 4))}, "batch and width must agree"),
-        ({"segment_ids": np.ones((1, 5), np.int32)}, "pass kv_segment_ids too"),
-        ({"window": 0}, "must be at least 1"),
-        ({"kv_segment_ids": np.ones((1, 6), np.int32)}, "use causal=False"),
-        ({"visible_until": np.ones((1, 6), np.int32), "window": 3}, "batches without groups"),
-        ({"visible_until": np.ones((1, 6), np.int32), "causal": False}, "batches without groups"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(changes, sentence):
-    good = {name: jnp.ones((1, 6, 2, 8)) for name in "qkv"}
-    options = good | {"segment_ids": np.ones((1, 6), np.int32)} | changes
-    q, k, v = (options.pop(name) for name in "qkv")
-    with pytest.raises(ValueError, match=sentence):
-        make_attention(**options)(q, k, v)

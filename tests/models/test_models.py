@@ -285,20 +285,3 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, sca
         assert whole or len(leaf.shape) >= len(AXES[names[-1]])  # no factor of a parameter
         split += not whole
     assert split >= 2 * len(jax.tree.leaves(params)) // 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
-        ({"width": 30}, "width must be a multiple of 8"),
-        ({"num_kv_heads": 3}, "num_kv_heads is 3, which must divide num_heads"),
-        ({"dtype": "float64"}, "use one of auto, float32, bfloat16, float16"),
-        ({"attention": "flash"}, "use one of auto, dense, blocked"),
-        ({"window": 0}, "None for no window"),
-        ({"rope_theta": 0.0}, "must be positive"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        replace(CONFIG, **changes)

@@ -5,42 +5,12 @@ import pytest
 
 from pipeline import Bucket, Plan, fit_buckets
 from tests.planning.corpora import lognormal
-from tests.properties.accounts import assert_batch_fits, batches_of
+from tests.properties.accounts import assert_batch_fits
 
 LENGTHS = lognormal(600, 3, 1, most=120)
 PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
 BUCKETS = [Bucket(8, 64), Bucket(4, 128)]
 TWO = [Bucket(8, (64, 32)), Bucket(4, (128, 64))]
-
-
-def test_a_plan_by_hand():
-    plan = Plan([5, 3, 4, 9, 2], [Bucket(2, 12)], shuffle=False, align=4)
-    batch = plan.batch(0)
-    # 5 takes 8 columns, 2, 3 and 4 take 4, and 9 takes 12.
-    assert batch.segments.tolist() == [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 4, 0, 2]]
-    assert batch.columns.tolist() == [0, 8, 0, 4]
-    assert plan.batch(1).segments.tolist() == [[0, 3, 0, 9]]
-    assert plan.padding == 1 - plan.num_tokens / 48 == 1 - 23 / 48
-
-
-def test_columns_of_pairs_are_those_of_both_sides():
-    plan = Plan([[5, 2], [3, 1], [0, 4]], [Bucket(1, (16, 12))], shuffle=False, align=4)
-    batch = plan.batch(0)
-    assert batch.segments[:, 3:].tolist() == [[5, 2], [3, 1], [0, 4]]
-    assert batch.columns.tolist() == [[0, 0], [8, 4], [12, 8]]
-    assert batch.numbers.tolist() == [0, 1, 2]
-    assert [side.columns.tolist() for side in batch.sides] == [[0, 8, 12], [0, 4, 8]]
-
-
-def test_segments_of_as_many_columns_take_each_others_places():
-    lengths = np.arange(1, 65)  # in units of 64, all are alike
-    segments = Plan(lengths, [Bucket(1, 256)], align=64).batch(0).segments
-    assert len(segments) == 4
-    assert segments[:, 3].max() - segments[:, 3].min() > 8
-    plan = Plan(lengths, [Bucket(1, 64), Bucket(1, 256)], align=64)
-    layout = plan.stages[0].streams[0].whole.layout
-    assert layout.pieces.mean_positions.tolist() == [[0], [lengths.mean()]]
-    assert layout.real.sum() == lengths.sum()
 
 
 def test_a_plan_with_optimal_packing_is_aligned_and_knows_its_bound():
@@ -63,18 +33,6 @@ def test_the_cost_of_a_row_is_that_of_its_positions(lengths, buckets):
         squares = (spans[:, 3:] ** 2).sum(axis=1)
         costs = np.bincount(np.arange(len(times)).repeat(times), squares)
         assert rows.costs.tolist() == costs.tolist()
-
-
-@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-def test_overlong_examples_are_cut_where_they_are_without_alignment(overflow):
-    lengths = [200, 3, 130, 128, 256, 40]
-    plans = [Plan(lengths, BUCKETS, overflow=overflow, align=n) for n in (1, 32)]
-    plain, aligned = (
-        sorted(piece for batch in batches_of(plan) for piece in batch.segments[:, 1:].tolist())
-        for plan in plans
-    )
-    assert plain == aligned
-    assert plans[0].max_position == plans[1].max_position
 
 
 def test_the_option_is_in_the_identity_and_in_digests():

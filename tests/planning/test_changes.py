@@ -217,42 +217,6 @@ def test_a_mixture_of_which_nothing_more_is_left_out_stays_as_it_is():
 
 
 ONE = {"lengths": [5, 3, 4]}
-ENDS = TWO | {"ending": "stop"}
-WHOLE = "it must be a whole number"
-
-
-@pytest.mark.parametrize(
-    ("data", "step", "change", "sentence"),
-    [
-        (ONE, -1, {}, f"step is -1; {WHOLE}"),
-        (TWO, -1, {"weights": {"a": 1, "b": 2}}, f"step is -1; {WHOLE}"),
-        (ONE, float("nan"), {}, f"step is nan; {WHOLE}"),
-        (ONE, 5, {"sed": 1}, "no option that can change 'sed'; did you mean 'seed'"),
-        (ONE, 5, {"ending": "stop"}, "no option that can change 'ending'"),
-        (ONE, 5, {"by": "examples"}, "for several corpora"),
-        (ONE, 5, {"weights": {"a": 1}}, "weights are for several corpora"),
-        (ONE, 5, {"seed": -1}, "seed is -1"),
-        (ONE, 5, {"seed": None}, f"seed is None; {WHOLE}"),
-        (ONE, 5, {"lengths": [3, 4, 9]}, "do not begin with the 3 that the plan"),
-        (ONE, 5, {"exclude": [3]}, "numbered from 0 to 2"),
-        (ONE, 5, {"exclude": [-1]}, "exclude holds -1; examples are numbered from 0 to 2"),
-        (ONE, 5, {"exclude": ["a"]}, "list of numbers of examples"),
-        (ONE, 5, {"exclude": range(3)}, "none of the examples has a position"),
-        (ONE, 5, {"buckets": [Bucket(1, 2)], "overflow": "error"}, "example 0 has 5"),
-        (ONE | {"packing": "fill"}, 1, {"align": 4}, "align=4 leaves gaps"),
-        (TWO, 5, {"lengths": TWO["lengths"]}, "lengths are given without weights"),
-        (TWO, 5, {"weights": [(0, {"a": 1})]}, "it must be numbers by name"),
-        (TWO, 5, {"weights": TWO["weights"], "lengths": [5, 3]}, "must be several corpora by name"),
-        (TWO, 5, several(b=[4, 2], a=[5, 3, 4]), "put new corpora after the present ones"),
-        (TWO, 5, several(a=[5, 3, 4], c=[4, 2]), "put new corpora after the present ones"),
-        (TWO, 5, several(a=[3, 4], b=[4, 2], c=[5]), "corpus 'a' has other lengths"),
-        (ENDS, 99, {"seed": 1}, "and the plan ends after 2 steps"),
-    ],
-)
-def test_a_change_that_cannot_be_gets_a_sentence(data, step, change, sentence):
-    with pytest.raises(ValueError) as error:
-        Plan(buckets=[Bucket(1, 8)], **data).after(step, **change)
-    assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize("data", [ONE, TWO])

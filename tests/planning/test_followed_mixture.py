@@ -267,18 +267,6 @@ def test_files_of_finished_corpora_are_known_ahead():
     assert {*np.concatenate(ahead["c"]).tolist()} == {0, 1}
 
 
-def test_what_is_not_possible_is_refused():
-    for options, message in [
-        ({"by": "examples"}, "by is 'examples'"),
-        ({"ending": "stop"}, "ending is 'stop'"),
-        ({"buckets": [Bucket(4, 16), Bucket(2, 16)]}, "one bucket of each length"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            mix(draw(0), **options)
-    with pytest.raises(ValueError, match="lengths cannot be given while a corpus grows"):
-        mix(draw(0)).after(5, lengths=draw(0), weights={"a": 1, "b": 1, "c": 1})
-
-
 def test_followed_mixtures_stay_what_they_are():
     parts = [[5, 3], [4, 2], [1, 6], [7], [9]] * 9
     corpora = {"a": parts, "b": parts[1:], "c": np.array([3, 8])}

@@ -322,22 +322,6 @@ def test_plans_are_pickled_without_what_is_made():
     assert again.fingerprint == plan.fingerprint
 
 
-def test_what_needs_the_whole_is_refused():
-    with pytest.raises(ValueError, match="needs all lengths, and the corpus still grows"):
-        follow([[1]], packing="optimal")
-    with pytest.raises(ValueError, match="overflow is 'error'"):
-        follow([[1]], overflow="error")
-    for name, value in {"exclude": [0], "lengths": [1, 2]}.items():
-        with pytest.raises(ValueError, match=f"{name} cannot be given while a corpus grows"):
-            follow([[1]]).after(3, **{name: value})
-    with pytest.raises(ValueError, match="weights are for several corpora"):
-        follow([[1]]).after(3, weights={"a": 1})
-    with pytest.raises(ValueError, match="step is 2, and the last change of options is at step 3"):
-        follow([[1]]).after(3, seed=1).after(2, seed=2)
-    with pytest.raises(RuntimeError, match="its number of batches is not known yet"):
-        follow([[1]]).num_batches()
-
-
 def test_rows_have_room_for_all_segments_and_positions_that_may_come():
     plan, few = (follow([[1]], align=4, overflow="drop", max_segments=n) for n in (None, 3))
     for each in (plan.after(3, max_segments=3), few.after(3, max_segments=None)):

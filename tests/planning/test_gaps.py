@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import Batches, Bucket, Plan, fit_buckets
+from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
 from pipeline.planning.cascade import pack
 from pipeline.planning.patterns import best_fit, count_rows
@@ -211,30 +210,6 @@ def test_buckets_for_full_rows_have_the_cost_of_full_rows():
         buckets = fit_buckets(LENGTHS, packing="fill", attention=attention, **given)
         assert len(buckets) <= number
         assert Plan(LENGTHS, buckets, packing="fill").padding < 0.01
-
-
-def test_examples_that_cannot_be_cut_are_refused_with_a_sentence():
-    def fit(lengths, buckets, **options):
-        return fit_buckets(lengths, tokens_per_batch=64, max_buckets=1, **options)
-
-    groups = pipeline.Examples.from_groups([([1, 2], [[3], [4, 5]])] * 3)
-    for lengths, buckets, sentence in (
-        (
-            [[3, 4], [5, 2]],
-            [Bucket(2, (8, 8))],
-            "part of an example would lose its other sides, so with several",
-        ),
-        (groups, FEW, "group cut in two would lose its prefix, so for"),
-    ):
-        for make in (Plan, fit):
-            with pytest.raises(ValueError, match=sentence):
-                make(lengths, buckets, packing="fill")
-    columns = {"tokens": [np.arange(n + 1) for n in SHORT], "reward": np.arange(12.0)}
-    corpus = pipeline.Examples(columns, features={"reward": pipeline.Feature("example")})
-    plan = Plan(corpus, FEW, packing="fill")
-    with pytest.raises(ValueError, match="cuts examples, but 'reward' is a feature of whole"):
-        Batches(corpus, plan)
-    assert Batches(corpus, plan, features=["example_id"])[0]["example_id"].shape[0] == 2
 
 
 @given(histograms(40), st.integers(1, 6), st.sampled_from([40, 64]))

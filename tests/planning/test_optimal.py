@@ -1,7 +1,6 @@
 import errno
 import itertools
 import json
-import sys
 import types
 
 import numpy as np
@@ -13,7 +12,7 @@ import pipeline
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import solution
 from pipeline.planning.columns import Knapsack
-from tests.planning.corpora import digests, lognormal
+from tests.planning.corpora import lognormal
 from tests.properties.accounts import assert_each_position_once
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
@@ -114,12 +113,6 @@ def test_max_segments_is_weighed_from_the_start():
     assert optimal.num_batches() == 60 <= simple.num_batches()
 
 
-def test_many_lengths_are_left_to_best_fit():
-    simple, optimal = pack_both(np.arange(1, 2200), Bucket(1, 2200))
-    assert optimal.padding == simple.padding
-    assert bound_of(optimal) == 1
-
-
 def test_buckets_are_fitted_for_it():
     lengths = lognormal(4000)
     options = {"tokens_per_batch": 256, "max_buckets": 3, "length_multiple": 8}
@@ -166,43 +159,6 @@ def test_patterns_beside_a_corpus_are_an_input_and_wrong_ones_are_refused(tmp_pa
     assert plan().fingerprint == optimal.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("options", "change", "kept"),
-    [
-        # All examples, and what is left of them after the change.
-        ({}, {"seed": 2}, {"first": 2}),
-        # The same, where the change has other rows for whole epochs, too.
-        ({}, {"buckets": [Bucket(8, 64)], "exclude": [7]}, {"first": 3}),
-        # Each corpus by itself.
-        ({"weights": {"first": 1, "second": 1}}, {"seed": 2}, {"first": 2, "second": 2}),
-    ],
-)
-def test_what_is_left_of_several_corpora_is_searched_once(
-    examples, buckets, tmp_path, monkeypatch, options, change, kept
-):
-    parts = {"first": examples[:80], "second": examples[200:240]}
-    for name, some in parts.items():
-        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
-
-    def corpora():
-        return pipeline.Corpora({name: pipeline.Corpus.open(tmp_path / name) for name in parts})
-
-    def plan():
-        return Plan(corpora(), buckets, packing="optimal", **options).after(3, **change)
-
-    first = plan()
-    found = {name: len(list((tmp_path / name).glob("packing-*.json"))) for name in parts}
-    assert {name: number for name, number in found.items() if number} == kept
-    monkeypatch.setattr(solution, "_search", None)  # nothing is searched again
-    again = plan()
-    assert again.fingerprint == first.fingerprint
-    assert digests(again, range(40)) == digests(first, range(40))
-    of = first.entries[1]["identity"]
-    assert all("patterns of the rest" in each for each in of.get("corpora", {"": of}).values())
-    changes = json.loads(json.dumps(first.changes))
-    assert Plan.replay(corpora(), changes).fingerprint == first.fingerprint
-
-
 def test_a_corpus_that_has_grown_has_the_patterns_of_its_beginning(buckets, monkeypatch):
     kept: dict[str, bytes] = {}
 
@@ -231,9 +187,3 @@ def test_a_corpus_that_cannot_be_written_is_solved_each_time(tmp_path, monkeypat
     first, second = (Plan(corpus, [Bucket(1, 10)], packing="optimal") for _ in range(2))
     assert first.fingerprint == second.fingerprint
     assert [*codes, *tmp_path.glob("packing-*")] == []
-
-
-def test_without_scipy_a_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ImportError, match=r"lockstep-pipeline\[optimal\]"):
-        Plan([3, 4], [Bucket(1, 8)], packing="optimal")

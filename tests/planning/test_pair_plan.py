@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan
 from pipeline.planning.figures import count_losses
 from pipeline.planning.vectors import best_fit_vectors
-from pipeline.report import Options, format_text, from_lengths, measure, measure_epoch
+from pipeline.report import measure_epoch
 from tests.properties.accounts import batches_of
 
 pair_lists = st.lists(
@@ -60,15 +60,6 @@ def test_a_plan_of_pairs_by_hand():
     assert count_losses(less.stages[-1]) == none | found | {"excluded": 1}
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
-
-
-def test_a_report_of_pairs_says_how_full_each_side_is():
-    seen = measure(
-        from_lengths("pairs", np.array([[6, 3], [9, 2], [0, 0]])),
-        Options({"buckets": [Bucket(2, (8, 4))], "overflow": "drop"}),
-    )
-    text = " ".join(format_text(seen).split())
-    assert "Tokens use 37.5% of the positions of the inputs and 37.5% of the positions of" in text
 
 
 @given(pair_lists)

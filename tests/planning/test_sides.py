@@ -49,13 +49,6 @@ def test_a_plan_of_three_sides_by_hand():
     assert count_losses(plan.stages[-1])["empty"] == 1
 
 
-def test_segments_of_each_side_begin_at_its_own_multiples():
-    lengths = [[3, 5, 1], [2, 3, 1]]
-    (batch,) = batches_of(Plan(lengths, [PICTURES], align={"patches": 4}, shuffle=False))
-    assert batch.columns.tolist() == [[0, 0, 0], [3, 8, 1]]
-    assert [side.columns.tolist() for side in batch.sides] == [[0, 3], [0, 8], [0, 1]]
-
-
 def test_a_bucket_names_its_sides_and_json_returns_it_unchanged():
     assert repr(PICTURES) == ("Bucket(rows=2, length={'inputs': 8, 'patches': 16, 'images': 3})")
     assert Bucket(*json.loads(json.dumps(PICTURES.as_json))) == eval(repr(PICTURES)) == PICTURES
@@ -78,28 +71,6 @@ def test_options_by_side_are_replayed_from_json():
     assert (again.options.align, again.options.cost) == ((8, 1, 1), (1, 0.5, 0))
     fewer = Plan.replay({name: each[:50] for name, each in lengths.items()}, plan.changes)
     assert fewer.batch(7).digest == plan.batch(7).digest
-
-
-@pytest.mark.parametrize(
-    ("lengths", "options", "sentence"),
-    [
-        ({"inputs": [3], "images": [1]}, {}, r"\(1, 2\) of inputs, images, and the longest bucket"),
-        ({"inputs": [3], "images": [1, 2], "patches": [1]}, {}, "give weights= for several"),
-        ([[3, 17, 1]], {}, "example 0 has 3 and 17 and 1 positions, longer than"),
-        ([[3, 17, 1]], {"overflow": "split"}, "a piece would lose its other sides"),
-        (
-            [[3, 1, 1]],
-            {"cost": {"inputs": 1, "patches": 1}},
-            "cost names inputs and patches, but not images; the",
-        ),
-        ([[3, 1, 1]], {"cost": dict.fromkeys(NAMES, 0)}, "and above 0 for one"),
-        ([[3, 1, 1]], {"align": {"image": 4}}, "the sides are inputs, patches, images"),
-        ([[3, 1, 1]], {"align": {"images": 2}}, r"with align=\(1, 1, 2\) each must be a multiple"),
-    ],
-)
-def test_mistakes_of_sides_get_a_sentence(lengths, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Plan(lengths, [PICTURES], **options)
 
 
 def test_more_than_two_lengths_have_names():

@@ -128,24 +128,6 @@ def test_scores_cover_examples_without_loss(corpus, tmp_path):
         assert table["id"].null_count == 0
 
 
-def test_a_plan_says_what_loss_it_loses():
-    weights = [[0] * 9 + [1] * 3, [0] + [1] * 11, [0, 1]]
-    buckets, lines = [Bucket(1, 4)], {}
-    for overflow in ("split", "truncate", "drop"):
-        plan = Plan(Examples(columns(weights)), buckets, overflow=overflow)
-        lines[overflow] = str(plan).splitlines()[-2:]
-    assert lines["split"] == [
-        "split: 2 examples longer than 4, 0 positions lost",
-        "left out: 2 pieces of these without loss; the others lack their beginning, such as a "
-        "prompt: with overflow='drop' no example loses it, or give a longer bucket",
-    ]
-    assert lines["truncate"] == [
-        "truncated: 2 examples longer than 4, 14 positions lost, 10 of them with loss",
-        "left out: 1 piece of these without loss",
-    ]
-    assert lines["drop"][-1] == "dropped: 2 examples longer than 4, 22 positions lost"
-
-
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 def test_a_plan_without_silent_pieces_covers_what_it_should(overflow):
     weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6, [0, 1, 1, *[0] * 14]] * 3

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning import assembly, stage
+from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
@@ -110,13 +110,6 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
     assert len(cache._entries) < 20  # of nine stages with two passes each
 
 
-def test_the_entries_of_a_state_are_made_once():
-    plan = Plan(ANY, [Bucket(8, 32)]).after(3, exclude=np.arange(100))
-    assert plan.stages[1].entry is plan.stages[1].entry
-    for one, other in zip(plan.entries, plan.entries, strict=True):
-        assert one["identity"] is other["identity"]
-
-
 def test_a_name_cannot_imitate_what_differs():
     def key(**lengths):
         corpora = {"x;lengths of y=1": ANY, **lengths}
@@ -144,13 +137,6 @@ def test_windows_of_what_is_left_are_in_the_identity():
     changed = [plan.after(60, buckets=[Bucket(4, 8)], window=window) for window in (100, 10_000)]
     assert changed[0].batch(60).digest != changed[1].batch(60).digest
     assert changed[0].fingerprint != changed[1].fingerprint
-
-
-def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
-    plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
-    plan = plan.after(10, buckets=[Bucket(6, 32)], seed=5)
-    with pytest.raises(IndexError, match="this plan ends after"):
-        plan.batch(plan.num_batches())
 
 
 def test_an_interrupted_thread_leaves_its_window_to_those_that_wait():
@@ -207,31 +193,7 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     assert after != before  # batches are compared by their digests
 
 
-def test_a_plan_that_is_dropped_leaves_nothing_for_the_garbage_collector(monkeypatch):
-    start = mock.Mock(side_effect=RuntimeError)  # so that no thread makes a window of it
-    monkeypatch.setattr(threading.Thread, "start", start)
-    plan = Plan(ANY, [Bucket(4, 32)])
-    assert gc.isenabled()
-    assert [plan.batch(step).epoch for step in (0, 1)] == [0, 0]
-    layout = weakref.ref(plan.stages[0].streams[0].whole.layout)
-    gc.disable()
-    try:
-        del plan
-        assert layout() is None
-    finally:
-        gc.enable()
-
-
 BOTH = {"a": EQUAL, "b": ANY}
-
-
-def test_few_assembled_blocks_are_kept():
-    plan = Plan(BOTH, [Bucket(8, 32)], weights={"a": 1, "b": 1}, tiers=4)
-    sizes = set()
-    for step in range(200):
-        plan.batch(step)
-        sizes.add(len(plan.stages[0].assembly._blocks._entries))
-    assert max(sizes) == assembly.KEPT
 
 
 @pytest.mark.parametrize("options", [{}, {"tiers": 4}])

@@ -36,18 +36,6 @@ def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(ro
     assert np.dot(count_batches(rows - surplus, group), sizes) == rows - surplus
 
 
-def test_a_plan_by_hand():
-    plan = Plan([4] * 13, [Bucket(8, 4), Bucket(4, 4), Bucket(2, 4)], shuffle=False)
-    batches = batches_of(plan)
-    assert [str(batch.bucket) for batch in batches] == ["8x4", "4x4", "2x4"]
-    assert [len(batch.segments) for batch in batches] == [8, 4, 1]
-    assert plan.padding == pytest.approx(1 / 14)
-    assert plan.batches_per_bucket == {Bucket(8, 4): 1, Bucket(4, 4): 1, Bucket(2, 4): 1}
-    rows = [line.split()[:3] for line in str(plan).splitlines()[1:4]]
-    assert rows == [["8x4", "1", "8"], ["4x4", "1", "4"], ["2x4", "1", "1"]]
-    assert Plan([4] * 13, [Bucket(8, 4)]).padding == pytest.approx(3 / 16)
-
-
 KINDS = {
     "plain": {},
     "windows": {"window": 50},

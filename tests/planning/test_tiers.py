@@ -7,10 +7,8 @@ import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.report import measure_epoch
-from pipeline.report.findings import about_tiers, tabulate_tiers
-from pipeline.report.tiers import row_costs, time_over_ideal
+from pipeline.report.findings import about_tiers
 from tests.planning.corpora import costs_of, lognormal
-from tests.properties.accounts import batches_of
 
 LENGTHS = lognormal(900, 3, 1.2, most=256)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
@@ -58,34 +56,9 @@ def test_rows_of_a_batch_cost_no_less_than_all_rows_of_a_cheaper_one():
     assert len(places) > 1  # the costliest one of a block is not always at the same place
 
 
-def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
-    found = []
-    for k in (1, 4):
-        plan = Plan(LENGTHS, [Bucket(32, 256)], tiers=k)
-        found.append(measure_epoch(plan).over_ideal)
-        costs = [row_costs(each.bucket, each.segments) for each in batches_of(plan)]
-        ratios = [time_over_ideal(costs, groups) for groups in (8, 32)]
-        seen = [each["ratio"] for each in found[0] if each["tiers"] == k]
-        assert seen == pytest.approx(ratios, abs=0.002)
-    assert {each["tiers"] for each in found[1]} == {4}
-    (text,) = about_tiers(found[0])
-    assert "needs no tiers" in text
-    assert int(text.partition(" times with tiers=")[2].partition(".")[0]) in (4, 16)
-
-
 def test_rows_that_cost_the_same_need_no_tiers():
     (text,) = about_tiers(measure_epoch(Plan([256] * 400, [Bucket(8, 256)])).over_ideal)
     assert "8 groups of rows take 1.000 times the least time, and tiers gain nothing" in text
-
-
-def test_the_report_shows_the_time_over_ideal_for_each_number_of_groups():
-    found = measure_epoch(Plan(LENGTHS, [Bucket(128, 256)]))
-    every = itertools.product((1, 4, 16), (8, 32, 128))
-    assert {(each["tiers"], each["groups"]) for each in found.over_ideal} == {*every}
-    heads, *rows = tabulate_tiers(found)
-    assert heads[1:] == ["8 groups", "32 groups", "128 groups"]
-    assert [row[0] for row in rows] == ["tiers=1", "tiers=4", "tiers=16"]
-    assert {len(row) for row in rows} == {4}
 
 
 def test_a_plan_changes_between_blocks():

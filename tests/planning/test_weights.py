@@ -1,4 +1,3 @@
-import re
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -272,19 +271,6 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
 # ---- as a plan
 
 
-def test_the_printed_mixture_says_what_each_source_really_has():
-    text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
-    assert text.startswith("from step 60 on: weights\n")
-    assert re.search("^chat +0  ", text, re.M)
-    for ending in ("repeat", "stop"):  # an epoch has stages with different buckets
-        plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
-        assert "3x64" in str(plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)]))
-    text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
-    code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
-    assert code[1] == "0.6"
-    assert 59 < float(code[2].rstrip("%")) < 61
-
-
 def reported_deviations(mixture, count=None):
     """What the report says of a mixture, which is what its batches have."""
     seen = measure_epoch(mixture)
@@ -312,16 +298,6 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
 
     # Of tokens, "chat" has 2.7% in place of 10%.
     assert reported_deviations(mixture, count).max() < 0.03
-
-
-def test_joined_corpora_must_agree(corpus):
-    other = pipeline.Examples([[1, 2, 3]], vocab_size=10)
-    with pytest.raises(ValueError, match="other has vocabulary 10 and one has vocabulary 1000"):
-        pipeline.Corpora({"one": corpus, "other": other})
-    with pytest.raises(ValueError, match="corpora is empty"):
-        pipeline.Corpora({})
-    with pytest.raises(IndexError, match="example 300 of 300"):
-        pipeline.Corpora({"one": corpus}).read([300], [0], [1])
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():

@@ -204,6 +204,21 @@ def by_name(lengths, per_file):
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(asked())
 def test_every_plan_is_what_was_asked_for(what):
+    assert_is_what_was_asked_for(what)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "fill"])
+def test_documents_of_several_rows_are_there_once_whatever_changes_at_any_step(packing):
+    begin = {"buckets": (Bucket(2, 8),), "overflow": "split", "packing": packing}
+    sizes, longer = [*range(5, 37, 3), 24, 3], {"buckets": (Bucket(1, 8), Bucket(1, 20))}
+    joins = {"more": [9, 33, 2], "exclude": [len(sizes) - 2]}  # the first of the new ones
+    for step in range(Plan(sizes, **begin).num_batches() + 2):
+        for change in ({"seed": step}, longer, joins, joins | {"overflow": "truncate"}):
+            assert_is_what_was_asked_for(([sizes], [], begin, [(step, change)], None))
+
+
+def assert_is_what_was_asked_for(what):
+    """Holds a plan, its epochs, its coverage and its random access against an account of them."""
     corpora, _, begin, _, per_file = what
     try:
         plan, lengths, events = made(*what)

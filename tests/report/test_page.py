@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from pipeline.report import Options, format_page, from_lengths, measure
-from tests.report.browser import CHROMIUM, look
 
 COMMAND = "lockstep report 'the corpus' --html page.html"
 
@@ -59,30 +58,3 @@ def test_lengths_that_are_all_the_same_make_a_page():
 def test_the_page_shows_names_as_they_are(figures):
     text = html(dataclasses.replace(figures, name="<b>&</b>"))
     assert "<h1>&lt;b&gt;&amp;&lt;/b&gt;</h1>" in text
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
-class TestInABrowser:
-    def test_a_broken_page_would_be_noticed(self, tmp_path):
-        wide = '<svg viewBox="0 0 400 50"><text x="390" y="20">beyond the edge</text></svg>'
-        page = f"<html><head></head><body><script>fail()</script>{wide}</body></html>"
-        seen = look(page, tmp_path, width=600)
-        assert any("fail" in line for line in seen["console"])
-        assert any("beyond the edge" in problem for problem in seen["problems"])
-
-    @pytest.mark.parametrize("lengths", [[1, 1], [3, 200], [[2, 900], [0, 1]]])
-    def test_lengths_far_from_those_of_the_buckets_stay_on_the_page(self, lengths, tmp_path):
-        dataset = from_lengths("few", np.array(lengths))
-        page = html(measure(dataset, Options({"tokens_per_batch": 4096})))
-        assert look(page, tmp_path, width=390)["problems"] == []
-
-    @pytest.mark.parametrize("dark", [False, True])
-    @pytest.mark.parametrize("width", [390, 1280])
-    def test_nothing_is_cut_and_the_console_is_empty(self, figures, tmp_path, width, dark):
-        seen = look(html(figures), tmp_path, width=width, dark=dark)
-        assert seen["console"] == []
-        assert seen["problems"] == []
-        assert (seen["width"], seen["dark"]) == (width, dark)
-        assert seen["drawings"] == 1
-        assert seen["contrast"] >= 4.5  # of the faintest text, as WCAG asks
-        assert seen["height"] < (4500 if width == 390 else 3000)

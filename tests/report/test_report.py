@@ -16,7 +16,6 @@ from pipeline.report import (
     from_run,
     measure,
     measure_epoch,
-    open_dataset,
 )
 from pipeline.report.figures import measure_side
 from pipeline.report.findings import find_ours, findings
@@ -111,25 +110,6 @@ def test_the_statistics_of_a_few_examples(tmp_path):
     assert (seen.columns["examples"][four], seen.columns["tokens"][four]) == (1, 4)
 
 
-def test_one_of_a_kind_is_singular_and_tokens_without_loss_are_told(options, tmp_path):
-    columns = {"tokens": [np.arange(5)], "weights": [[0.0, 0, 1, 1, 1]]}
-    corpus = Corpus.from_arrays(columns, tmp_path, vocab_size=9)
-    text = format_text(measure(from_corpus(corpus, "one"), options))
-    assert "1 example; 4 tokens to train on; 3 of them with loss; " in text
-    assert "An epoch takes 1 batch, and " in text
-
-
-def test_sources_have_their_shares(tmp_path):
-    np.save(tmp_path / "a.npy", np.full(30, 10))
-    (tmp_path / "b.json").write_text('{"20": 10, "50": 10}')
-    dataset = open_dataset([str(tmp_path / "a.npy"), str(tmp_path / "b.json")], lengths=True)
-    seen = measure(dataset, Options({"tokens_per_batch": 256, "length_multiple": 64}))
-    sources = [(each["examples"], each["tokens"]) for each in seen.sides[0].sources]
-    assert sources == [(30, 300), (20, 700)]
-    assert "70.0%" in format_text(seen)
-    assert "b.json" in format_page(seen, command="", date=datetime.date(2026, 1, 2))
-
-
 def test_only_the_first_batches_of_a_long_epoch_are_walked(monkeypatch):
     monkeypatch.setattr(pipeline.report.figures, "MOST_BATCHES", 3)
     seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]))
@@ -159,16 +139,6 @@ def test_in_pairs_targets_also_attend_to_inputs():
     assert ours.work == pytest.approx({kind: (56 + n / 6) / 48 for kind, n in scores.items()})
 
 
-def test_pairs_without_any_inputs_have_a_report():
-    dataset = from_lengths("pairs", np.array([[0, 9], [0, 0], [0, 30]]))
-    seen = measure(dataset, Options({"tokens_per_batch": 512}))
-    inputs, targets = seen.sides
-    assert (inputs.tokens, inputs.empty, inputs.longest) == (0, 3, 0)
-    assert (targets.tokens, targets.empty, targets.longest) == (39, 1, 30)
-    assert "3 with nothing to train on" in format_text(seen)
-    assert "<svg" in format_page(seen, command="", date=datetime.date(2026, 1, 2))
-
-
 def test_the_report_is_plain_json(figures):
     seen = json.loads(json.dumps(dataclasses.asdict(figures)))
     names = [each["name"] for each in seen["strategies"]]
@@ -176,57 +146,6 @@ def test_the_report_is_plain_json(figures):
     work = [each["work"]["dense"] for each in seen["strategies"]]
     assert work == sorted(work, reverse=True)
     assert all(0 <= each["padding"] < 1 for each in seen["strategies"])
-
-
-def test_lines_fit_the_format_text(figures):
-    for width in (80, 100, 130, 200):
-        lines = format_text(figures, width=width).splitlines()
-        assert max(map(len, lines)) <= width
-        assert "Lockstep, 1 bucket" in format_text(figures, width=width)
-    assert "\033[" not in format_text(figures)
-    assert "\033[32m" in format_text(figures, colour=True)
-
-
-def test_the_cheapest_other_way_is_named_with_its_drawbacks(figures):
-    others = [each for each in figures.strategies if each.packing is None]
-    least = min(others, key=lambda each: each.work["dense"])
-    (said,) = [text for text in findings(figures) if "other ways" in text]
-    assert f'than "{least.name}", which needs the least of the 5 other ways: ' in said
-    assert f"against {least.work['dense']:.3f} units" in said
-    worse = dataclasses.replace(least, cut=10**6, shapes=99, work={"dense": 0.5})
-    changed = [worse if each is least else each for each in figures.strategies]
-    seen = dataclasses.replace(figures, strategies=changed)
-    (said,) = [text for text in findings(seen) if "other ways" in text]
-    assert all(t in said for t in ("more work", "compiles 99 shapes", "cuts 1,000,000 documents"))
-
-
-def test_a_single_other_way_is_not_the_least_of_several():
-    pairs = from_lengths("pairs", np.array([[20, 9], [4, 5], [7, 30]] * 20))
-    said = findings(measure(pairs, Options({"tokens_per_batch": 256, "length_multiple": 8})))
-    (about,) = [text for text in said if "padded to the longest of all" in text]
-    assert 'than "padded to the longest of all": ' in about
-    assert "ways" not in about
-
-
-@pytest.mark.parametrize("attention", ["dense", "segment"])
-def test_nothing_is_said_of_attention_that_buckets_were_not_fitted_for(attention):
-    lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
-    seen = measure(from_lengths("long tail", lengths), Options({"attention": attention}))
-    said = " ".join(findings(seen))
-    work = {len(each.buckets): each.work for each in seen.strategies if each.packing == "best_fit"}
-    if attention == "segment":
-        assert "One bucket is enough for attention that skips other segments" in said
-        assert "attention over whole rows at" not in said
-        assert [*work] == [1]
-    else:
-        most = max(work)
-        assert most > 1
-        assert (
-            f"With attention over whole rows at width 1,024, {most} buckets take "
-            f"{work[most]['dense']:.3f} units of work per token where 1 takes "
-            f"{work[1]['dense']:.3f}; no further bucket saves 5%." in said
-        )
-        assert "enough" not in said
 
 
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():

@@ -28,23 +28,6 @@ def test_an_order_has_every_length_once_and_is_always_the_same():
     assert draw_order(np.array([4, 9]), np.array([0, 2])).tolist() == [9, 9]
 
 
-def test_of_too_many_lengths_an_even_sample_has_nearly_the_same_figures(monkeypatch):
-    many = np.tile(SKEWED, 16)
-    exact = compare_others(*histogram(many), Options({"tokens_per_batch": 4096}), 256)
-    monkeypatch.setattr(strategies, "SAMPLE", 20_000)
-    drawn = draw_order(*histogram(many))
-    assert len(drawn) == 20_000
-    np.testing.assert_allclose(
-        np.quantile(drawn, [0.1, 0.5, 0.9]), np.quantile(many, [0.1, 0.5, 0.9]), atol=1
-    )
-    sampled = compare_others(*histogram(many), Options({"tokens_per_batch": 4096}), 256)
-    for one, other in zip(exact, sampled, strict=True):
-        assert other.padding == pytest.approx(one.padding, rel=0.03, abs=2e-3)
-        assert other.batches == pytest.approx(one.batches, rel=0.02)
-        assert other.cut == pytest.approx(one.cut, rel=0.05)
-        assert other.work == pytest.approx(one.work, rel=0.01)
-
-
 def pad(lengths, rows, window):
     """The rows of each batch and the length of its longest example."""
     windows = [sorted(lengths[at : at + window])[::-1] for at in range(0, len(lengths), window)]
@@ -76,20 +59,6 @@ def test_documents_are_cut_at_the_ends_of_rows(lengths, row):
         cut, squares = cut + (len(pieces) > 1), squares + sum(piece**2 for piece in pieces)
         position += length
     assert cut_documents(np.array(lengths), row) == (cut, squares)
-
-
-def test_the_published_comparison_on_wikitext_is_reproduced():
-    # Of WikiText's lines as subwords: shares of lines, and the lengths up to which they are.
-    shares = [0, 0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1]
-    upto = [3, 8, 11, 16, 32, 50, 87, 118, 146, 179, 228, 265, 311, 347, 443, 512]
-    lengths = np.interp(np.linspace(0, 1, 1_164_464), shares, upto).astype(int)
-    found = compare_others(*histogram(lengths), Options({"tokens_per_batch": 16_384}), 512)
-    _, batch, windows, budget, _ = found
-    assert batch.batches == windows.batches == 36_390
-    assert batch.padding == pytest.approx(0.6709, abs=0.02)
-    assert windows.padding == pytest.approx(0.2099, abs=0.02)
-    assert budget.padding == pytest.approx(0.0311, abs=0.004)
-    assert budget.batches == pytest.approx(7650, rel=0.03)
 
 
 def others(lengths, row, **options):

@@ -67,19 +67,6 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert " another " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["mixture", "mixture.weights", "sources"])
-def test_several_sources_need_weights_and_weights_several_sources(text, tmp_path, missing):
-    config = tiny(text, "mixture_config")
-    train = config.sources.first
-    section, _, field = missing.rpartition(".")
-    del (config[section] if section else config)[field]
-    if missing == "sources":
-        config.train = train
-    with pytest.raises(ValueError, match="give both or neither"):
-        run(config, tmp_path)
-    assert not (tmp_path / "corpus").exists()
-
-
 def test_sources_together_are_read_as_one():
     both = Concatenated([Records(["a", "b"]), Records(["c"])])
     assert [record["text"] for record in both] == ["a", "b", "c"]

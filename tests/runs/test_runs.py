@@ -2,8 +2,6 @@
 
 import json
 import sys
-import traceback
-import types
 
 import pytest
 from etils import epath
@@ -126,69 +124,6 @@ def test_planned_changes_are_compiled_before_step_0_and_survive_a_kill(text, tmp
     assert "all 16 batches are those that were planned" in said
 
 
-ZIGZAG = {"mesh__data": 1, "mesh__context": 4, "context_order": "zigzag"}
-REFUSED = {  # before the first of these is written
-    "corpus": [
-        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
-        ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
-        ({"eval_every": 0}, "config.eval_every is 0; it must be a whole number from 1 up"),
-        ({"skip_steps": ("a",)}, "a step of config.skip_steps is 'a'; it must be a whole number"),
-        ({"skip_steps": (-1,)}, "a step of config.skip_steps is -1"),
-        ({"optimizer__clip": 0.0}, "config.optimizer.clip is 0.0; gradients are scaled down"),
-        ({"optimizer__learning_rate": -1.0}, "config.optimizer.learning_rate is -1.0"),
-        ({"optimizer__final": -2.0}, "config.optimizer.final is -2.0; it must be at least 0"),
-        ({"peak_flops": -1.0}, "config.peak_flops is -1.0; it must be at least 0"),
-        ({"start_from": "/nope"}, "there is no checkpoint in /nope to take parameters from"),
-        ({"tokenizer__model": "a.model"}, "tokenizer.kind is 'bytes', which has no model"),
-        ({"mesh__data": -1, "mesh__fsdp": -1}, "and one may be -1"),
-        ({"train__tfds": "lm1b"}, "give one of them"),
-        ({"mesh__data": 3}, "does not fit 4 devices"),
-        ({"context_order": "zig"}, "context_order is 'zig'; it must be one of contiguous, zigzag"),
-        ({"schedule": ((3, {"token_per_batch": 1}),)}, "did you mean 'tokens_per_batch'?"),
-    ],
-    "metrics.jsonl": [
-        ({"optimizer__warmup_steps": 30}, "warm-up must be shorter, or 0"),
-        ({"model__attention": "foo"}, "attention is 'foo'"),
-        ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
-        ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
-        ({"batches__tokens_per_batch": 0}, "tokens_per_batch"),
-        ({"schedule": ((3, {"max_length": 0}),)}, "max_length"),
-        ({"memory_budget": 1000}, "train_step needs"),
-        (ZIGZAG | {"batches__max_length": 100, "batches__length_multiple": 4}, "length_multiple=8"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "sentence"),
-    [(name, *each) for name, every in REFUSED.items() for each in every],
-)
-def test_bad_options_are_refused_before_anything_is_prepared_or_trained(
-    text, tmp_path, name, fields, sentence
-):
-    with pytest.raises((ValueError, MemoryError)) as error:
-        run(tiny(text, **fields), tmp_path)
-    assert sentence in str(error.value)
-    assert not (tmp_path / name).exists()
-
-
-def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="profile_steps is '5'; it must be FIRST:LAST"):
-        train.train(tiny(text), epath.Path(tmp_path), profile="5")
-    assert not list(tmp_path.iterdir())
-
-    def main(**given):
-        for name, value in {"MODE": "train", "SCORES": None, "PROFILE": "", **given}.items():
-            flag = {"SCORES": "scores", "PROFILE": "profile_steps"}.get(name)
-            monkeypatch.setattr(train, name, types.SimpleNamespace(name=flag, value=value))
-        train.main(tiny(text), epath.Path(tmp_path))
-
-    with pytest.raises(ValueError, match="--scores needs --mode=score"):
-        main(SCORES="there")
-    with pytest.raises(ValueError, match=r"--profile_steps needs --mode=train"):
-        main(MODE="score", PROFILE="1:2")
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     small = {"batches__row_multiple": 4, "optimizer__decay_steps": 12}
@@ -206,59 +141,11 @@ def command(text, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
 
-WRONG_FLAGS = {
-    "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
-    "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
-    "--config.foo=3": "the config has no field 'foo'. The file of the config shows its fields",
-    "--config.batches.token_per_batch=3": (
-        "has no field 'token_per_batch'. Did you mean \"tokens_per_batch\" instead of"
-    ),
-    "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
-    "--config=nowhere.py": "there is no file nowhere.py; check the path",
-    "--config": "--config has no value; write --config=VALUE",
-    "--config=": "there is no file ; check the path",
-    "--flagfile=nowhere": "nowhere",
-    "-w=3": "Unknown command line flag 'w'",
-    "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
-    "--config.steps=many": "many",
-    "--config.optimizer.warmup_steps=two": "two",
-}
-
-
-@pytest.mark.parametrize("word", WRONG_FLAGS)
-@pytest.mark.parametrize("config", [[], ["--config=tests/runs/tiny_config.py"]])
-def test_a_wrong_flag_is_a_sentence_and_exit_code_2(capsys, config, word):
-    with pytest.raises(SystemExit) as ending:
-        parse(*config, word)
-    said = capsys.readouterr().err
-    assert (ending.value.code, said.startswith("train.py: ")) == (2, True)
-    assert WRONG_FLAGS[word] in said
-
-
 def test_without_a_config_the_default_begins_in_any_new_work_directory():
     config, workdir = parse("--config.steps=3", "--workdir=nowhere")
     assert (config.steps, config.model.width, workdir) == (3, 128, "nowhere")
     assert parse()[1] == "runs/quickstart"
     assert parse("--config=tests/runs/tiny_config.py:pairs")[1] == "runs/tiny_config"
-
-
-def test_an_error_inside_a_config_is_a_traceback_that_names_its_line(tmp_path, capsys):
-    config = tmp_path / "mine.py"
-    config.write_text('import os\n\n\ndef get_config():\n    return os.environ["MY_DATA"]\n')
-    with pytest.raises(KeyError, match="MY_DATA") as raised:
-        parse(f"--config={config}")
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(raised.tb)]
-    assert (str(config), 5) in places
-    config.write_text("import pipeline\n\n\ndef get_config():\n    pipeline.Bucket(0, 8)\n")
-    with pytest.raises(RuntimeError, match=r"mine\.py failed") as raised:
-        parse(f"--config={config}")
-    assert "rows is 0" in str(raised.value.__cause__)
-    for text in ("steps = 3\n", "def get_config():\n    return {}\n"):
-        config.write_text(text)
-        with pytest.raises(SystemExit, match="2"):
-            parse(f"--config={config}")
-        sentence = f"train.py: {config} has no function get_config() that returns a ConfigDict; a "
-        assert capsys.readouterr().err.startswith(sentence)
 
 
 @pytest.mark.slow
@@ -340,26 +227,6 @@ def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text,
     assert read_config(tmp_path / "none") is None
 
 
-DEEP = '{"a":' * 100_000
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("{}", "[]", "3", "{", DEEP, '{"fields": 5, "types": {}}', '{"fields": {}, "types": 5}'),
-        '{"fields": {}, "types": {"a.b": "int"}}',
-        '{"fields": {"a": 5}, "types": {"a": "tuple"}}',
-    ],
-)
-def test_a_damaged_config_is_a_sentence(tmp_path, content):
-    (tmp_path / "run_config.json").write_text(content)
-    with pytest.raises(OSError, match=r"run_config.json in .* is damaged: .*start the run"):
-        read_config(tmp_path)
-    if "types" not in content or '"fields": 5' in content:
-        with pytest.raises(OSError, match="is damaged"):
-            read_batches(tmp_path)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -398,8 +265,3 @@ def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
     monkeypatch.syspath_prepend(workdir)
     with pytest.raises(SystemExit, match="2"):
         parse_stored("configs.python_data:Functions")
-
-
-def test_a_coordinator_without_a_port_is_refused():
-    with pytest.raises(ValueError, match="coordinator is 'nonsense'; it must be HOST:PORT"):
-        hosts.connect("nonsense", 1, 0, wait=1)

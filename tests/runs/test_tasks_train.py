@@ -14,9 +14,7 @@ from ml_collections import ConfigDict, config_flags
 
 import train
 from configs import chat, masked, python_data, quickstart
-from configs import pairs as pairs_config
 from configs import tfds as tfds_config
-from configs import tokens as tokens_config
 from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
@@ -114,29 +112,6 @@ def test_a_run_on_token_files_of_others_goes_on_where_it_stopped(chats, form, tm
     segment_losses(tmp_path / "run")
 
 
-def test_a_config_of_token_files_says_what_it_lacks(chats, tmp_path):
-    write_megatron(tmp_path / "a", [[[1, 2, 3]], [[4, 5]]] * 10)
-    fields = {"train__format": "megatron", "train__files": str(tmp_path / "a")}
-    whole = {"train__begin": 0.0, "train__end": 1.0, "eval__hold_out": 0.4}
-    for changes, sentence in (
-        ({}, "config.eval has text; give config.eval.hold_out"),
-        (whole, "the number of ids is unknown; give config.train.options.vocab_size"),
-        ({**whole, "train__end": 0.5}, "hold examples out with config.eval.hold_out"),
-        ({**whole, "train__format": "megatrom"}, "format is 'megatrom'; it must be one of arrow"),
-        ({**whole, "train__files": ""}, "config.train.files is ''; with a format, it must name"),
-        ({**whole, "train__options__skip": 3}, r"megatron\(\) has no option 'skip'"),
-    ):
-        changed = fields | {"tokenizer__kind": "sentencepiece"} | changes
-        with pytest.raises((ValueError, TypeError), match=sentence):
-            prepare_corpora(tiny(chats, **changed), tmp_path / "corpus")
-    config = tokens_config.get_config()
-    config.train.format, config.train.files = "megatron", str(tmp_path / "a")
-    config.train.options.vocab_size, config.eval.hold_out = 9, 0.4
-    corpus, held_out = prepare_corpora(config, tmp_path / "corpus")
-    assert len(corpus) + len(held_out) == 20
-    assert corpus.vocab_size == 9
-
-
 def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path):
     config = tiny(chats, CHAT)
     sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
@@ -156,18 +131,6 @@ def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch
         fields = corpus[0] if name == "chat" else corpus.read([0], [0], corpus.lengths[:1])
         assert list(fields) == ["inputs", "targets", "loss_weights"]
         assert 0 < fields["loss_weights"].sum() < len(fields["loss_weights"])
-
-
-def test_the_config_of_docstrings_needs_no_network(tmp_path, monkeypatch):
-    files = python_data.library_files()[::2]
-    monkeypatch.setattr(python_data, "library_files", lambda: files)
-    config = pairs_config.get_config()
-    config.train.end = 0.4
-    config.tokenizer.vocab_size = 600
-    pairs, held_out = prepare_corpora(config, tmp_path)
-    assert isinstance(pairs, Pairs)
-    assert len(pairs) > len(held_out) > 10
-    assert "(" in pairs.tokenizer.decode(pairs[0]["targets"])
 
 
 def test_the_config_of_tfds_makes_its_data_set_once_and_trains_on_it(text, tmp_path, monkeypatch):

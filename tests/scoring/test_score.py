@@ -17,7 +17,6 @@ from jax.experimental import io_callback
 import pipeline
 import train
 from pipeline.corpus.tasks import INPUTS
-from pipeline.fs.atomic import directory_lock
 from pipeline.scoring import scores as scoring
 from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
@@ -331,53 +330,6 @@ def test_scores_of_a_step_that_calls_python_are_not_those_of_another(corpus, cal
     pipeline.score(corpus, multiply(2), directory=tmp_path, **READY)
     with pytest.raises(ValueError, match=rf"the step calls Python with jax\.{call.__name__}"):
         pipeline.score(corpus, multiply(3), directory=tmp_path, **READY)
-
-
-def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
-    def refused(step, error=ValueError, **options):
-        options = {"per": "position", "directory": tmp_path} | OPTIONS | options
-        with pytest.raises(error) as caught:
-            pipeline.score(corpus, step, **options)
-        return str(caught.value)
-
-    assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
-    # The manifest does not describe a transform, so scores with another would be taken for these.
-    assert "no option 'transform'" in refused(ready, TypeError, transform=dict)
-    assert "did you mean 'max_length'" in refused(ready, TypeError, max_lenght=8)
-    assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
-    assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
-    assert "the value a is a dict" in refused(lambda batch: {"a": {"b": batch["inputs"]}})
-    assert "the name 1; names must be strings" in refused(lambda batch: {1: batch["inputs"]})
-    whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
-    assert "loss has shape (), and per='position' needs" in whole
-    few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
-    assert "3), and per='position' needs" in few
-    few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
-    assert "per='segment' needs 16 segments in each row of" in few
-    one_less = {"max_length": int(corpus.lengths.max()) - 1, "length_multiple": 1}
-    split = refused(positions_and_segments, **one_less, per=PER)
-    assert "some examples are split into several segments; give reduce='mean'" in split
-    sevens = pipeline.Examples([np.arange(1, 8)] * 3, vocab_size=9)
-    options = {"buckets": [pipeline.Bucket(2, 9)], "packing": "fill", "per": PER}
-    with pytest.raises(ValueError, match=r"split into .* or another packing$"):
-        pipeline.score(sevens, positions_and_segments, directory=tmp_path, **options)
-    kinds = "position, segment, continuation, row"
-    wrong = refused(ready, per="targets")
-    assert f"per of half is 'targets'; it must be one of {kinds}" in wrong
-    wrong = refused(ready, per="continuation")
-    assert "is 'continuation', and the corpus has no groups; give per='segment'" in wrong
-    assert "per has loss, and the step returns half, token" in refused(ready, per={"loss": "row"})
-    assert "is complex64" in refused(lambda batch: {"loss": batch["inputs"] * 1j})
-    assert "is int4" in refused(lambda batch: {"loss": batch["inputs"].astype(jnp.int4)})
-    assert "is key<" in refused(
-        lambda batch: {"loss": jax.vmap(jax.vmap(jax.random.key))(batch["inputs"])}
-    )
-    none = refused(lambda batch: {"loss": batch["inputs"][..., None][..., :0]})
-    assert "has records of shapes {(0,)}; give all buckets the same one, without 0" in none
-    assert "None is not a path" in refused(ready, TypeError, directory=None)
-    with directory_lock(tmp_path, "testing"):
-        assert "another process is scoring" in refused(ready, RuntimeError)
-    assert not (tmp_path / "scores.parts").exists()  # refused before anything is written
 
 
 def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):

@@ -1,7 +1,5 @@
 """Updates of several batches: as if the batches were one, also across checkpoints."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,23 +205,3 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
 def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):
     with pytest.raises(ValueError, match=r"config.steps is 10, but config.accumulate=4 steps make"):
         run(tiny(text, steps=10, accumulate=BATCHES), tmp_path)
-
-
-@pytest.mark.exhaustive
-def test_loss_curves_with_and_without_tiers_agree(text, tmp_path):
-    def curve(seed, tiers, accumulate):
-        name = f"{seed}-{tiers}-{accumulate}"
-        fields = {"seed": seed, "batches__tiers": tiers, "accumulate": accumulate}
-        fields |= {"steps": 32, "eval_every": 8, "checkpoint_every": 100}
-        run(tiny(text, optimizer__learning_rate=1e-3, **fields), tmp_path / name)
-        return [line["eval_loss"] for line in lines(tmp_path / name) if "eval_loss" in line]
-
-    both = itertools.product((1, BATCHES), repeat=2)
-    curves = {(k, n): [curve(seed, k, n) for seed in range(3)] for k, n in both}
-    assert np.shape(curves[1, 1]) == (3, 5)
-    # With accumulation each update has the same rows; without, only their mean is the same.
-    np.testing.assert_allclose(curves[BATCHES, BATCHES], curves[1, BATCHES], rtol=1e-5)
-    noise = np.std(curves[1, 1], axis=0).max()
-    apart = np.mean(curves[BATCHES, 1], axis=0) - np.mean(curves[1, 1], axis=0)
-    assert np.abs(apart).max() < 2 * noise
-    assert np.mean(curves[BATCHES, 1], axis=0)[-1] < np.mean(curves[1, 1], axis=0)[0]

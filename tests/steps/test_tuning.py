@@ -218,24 +218,6 @@ def test_a_step_that_fails_for_a_shape_is_named():
     assert "left out: 32x32: ValueError: 32 is not a multiple of 64" in str(tuned)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"tokens_per_batch": 64}, "more than tokens_per_batch=64"),
-        ({"epochs": 0}, "epochs is 0"),
-        ({"max_buckets": 0}, "max_buckets is 0"),
-        ({"choices": {"remat": "yes"}}, "it must be a list of values"),
-        ({"choices": {"remat": []}}, "it must be a list of values"),
-    ],
-)
-def test_bad_arguments_get_a_sentence(options, sentence):
-    with pytest.raises(ValueError) as error:
-        pipeline.tune(lambda: scores, examples(), **OPTIONS | options)
-    assert sentence in str(error.value)
-    with pytest.raises(TypeError, match="did you mean 'epochs'"):
-        pipeline.tune(lambda: scores, examples(), epoch=1, **OPTIONS)
-
-
 def test_a_corpus_of_one_example_has_one_shape_which_its_devices_divide():
     one = Examples([np.arange(150, dtype=np.int32)])
     options = OPTIONS | {"length_multiple": 33, "row_multiple": 3, "max_length": 30}

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import pickle
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
-from pipeline.text.tokenizers import Bytes, HuggingFace
+from pipeline.text.tokenizers import HuggingFace
 from tests.text.trained import train_bytes_pairs
 
 jinja2 = pytest.importorskip("jinja2")
@@ -197,22 +196,6 @@ def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
             found = Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
             expected = "named" if name.endswith("json") else "own file"
             assert whole(found({"messages": TALK[:1]})) == expected
-
-
-def test_a_tokenizer_without_a_template_is_refused(tokenizer, tmp_path):
-    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
-    bare = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
-    marked = HuggingFace(tokenizer.path, begin="<s>", end=False)
-    unparsed = HuggingFace(tokenizer.path, begin=False, end=False, parse_special=False)
-    for given, options, sentence in (
-        (bare, {}, r"there is no chat_template\.jinja or tokenizer_config\.json"),
-        (marked, {}, "marks where texts begin or end, and so does a chat template"),
-        (unparsed, {}, "with its default parse_special=True"),
-        (Bytes(), {}, "give a tokenizers.HuggingFace"),
-        (tokenizer, {"template": "{% for %}"}, "is not Jinja: .*, in line 1"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            Jinja(given, **options)
 
 
 def test_a_chat_template_makes_a_corpus(tokenizer, tmp_path):

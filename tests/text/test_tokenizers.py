@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.text import templates
-from pipeline.text.sources import Records, Slice
+from pipeline.text.sources import Records
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
@@ -161,21 +161,6 @@ def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp
         assert list(sentencepiece_module._sample([(sharded(source), field)], 0)) == twice
 
 
-def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
-    for size in (100, 100_000):
-        with pytest.raises(ValueError, match=f"cannot make {size:,} pieces .* another vocab_size"):
-            train_sentencepiece(Slice(source, 0.0, 0.1), size, tmp_path / "m.model")
-    assert not list(tmp_path.glob("*.model*"))
-
-
-def test_a_model_that_is_none_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no sentencepiece tokenizer"):
-        SentencePiece(tmp_path / "none.model")
-    (tmp_path / "bad.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match=r"bad\.model is not a sentencepiece model"):
-        SentencePiece(tmp_path / "bad.model")
-
-
 def test_a_model_without_a_mark_says_so(source, tmp_path):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(source.records),
@@ -189,12 +174,6 @@ def test_a_model_without_a_mark_says_so(source, tmp_path):
     tokenizer = SentencePiece(tmp_path / "unmarked.model", begin=False)
     ids, _ = tokenizer.encode_batch(["the input▁pipeline"])
     assert tokenizer.decode(ids) == "the input pipeline"
-
-
-def test_what_to_install_is_said(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
-        sentencepiece_module._require()
 
 
 def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, tmp_path):
@@ -398,14 +377,3 @@ def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplo
     prepare(Records([record]), tokenizer, tmp_path / "d", template=template)
     assert "1 of the first 1 record change" in caplog.text
     assert "record 0: the tokenizer loses text: 'a C' becomes 'a c'" in caplog.text
-
-
-def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):
-    class Mine:
-        vocab_size, fingerprint, begin_id, end_id = 259, "mine", None, None
-
-        def encode_batch(self, texts):
-            raise AssertionError("work")
-
-    with pytest.raises(TypeError, match="Mine has no kind, decode, save; a tokenizer has"):
-        pipeline.prepare(Records(["a"]), Mine(), tmp_path, progress=False)

@@ -80,13 +80,6 @@ def test_other_values_are_errors_that_name_record_field_and_kind(
         prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
 
 
-@pytest.mark.parametrize("weight", [None, "a", [1.0]])
-def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
-    template = templates.Function(lambda record: [(record["text"], weight)], fingerprint="w")
-    with pytest.raises(ValueError, match=r"record 0: .* it returned the weights \[.*\]; each must"):
-        prepare(Records(["a"]), Bytes(), tmp_path, template=template)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (NAN, "-"), ("a", "a"), ("", ""), (0, "0")],
@@ -129,18 +122,6 @@ def test_a_format_string_spells_fields_or_says_why_not(text, fields, result):
         assert Markup.fill(text, fields) == result
     except ValueError as error:
         assert result in str(error)  # noqa: PT017
-
-
-def test_a_broken_format_string_is_refused_before_any_record():
-    for make in (
-        lambda text: Answer(prompt=text, answer="{a}"),
-        lambda text: Preference(prompt="", chosen="{a}", rejected=["{a}", text]),
-        lambda text: Chat(before=text),
-    ):
-        with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
-            make("{a")
-    with pytest.raises(ValueError, match=r"its only field is \{role\}"):
-        Chat(before="{name}")
 
 
 def quote(record):

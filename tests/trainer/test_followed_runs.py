@@ -15,7 +15,6 @@ from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.planning import growing
 from pipeline.scoring import open_table
-from pipeline.trainer import prepare_corpora
 from tests.runs.runs import audit, messages, run, steps, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
@@ -112,21 +111,6 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
     for command in (["show", f"{workdir}", "--step=3"], ["why", f"{workdir}", "--step=40"]):
         assert main(command) == 0
         assert "written" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"task.kind": "masked"}, "follow is True for train, but needs task.kind 'causal'"),
-        ({"eval.field": ("a", "b")}, "follow is True for train, but needs"),
-        ({"tokenizer.kind": "sentencepiece"}, "no text to train a tokenizer on"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused(config, tmp_path, fields, message):
-    with config.ignore_type():
-        config.update_from_flattened_dict(fields)
-    with pytest.raises(ValueError, match=message):
-        prepare_corpora(config, as_path(tmp_path))
 
 
 def test_a_corpus_that_still_grows_is_not_scored(tmp_path):

@@ -15,10 +15,8 @@ from pipeline.fs.atomic import directory_lock
 from pipeline.history import losses, read_history
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
-from pipeline.trainer import Run
 from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.evaluation import evaluation_batches
-from tests.properties.disk import Disk, fails
+from pipeline.trainer.evaluation import evaluation_batches, sum_over_batches
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
@@ -54,6 +52,18 @@ def test_an_evaluation_packs_as_training_does_and_splits_what_that_drops_or_refu
     assert batches.plan.batch(0).segments[:, 1:].tolist() == [[0, 0, 14], [0, 14, 14]]
     assert batches.plan.batch(1).segments[:, 1:].tolist() == [[0, 28, 2]]
     assert (batches.plan.options.packing, batches.plan.options.align) == ("none", 2)
+
+
+def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
+    corpus = pipeline.Examples([np.arange(length) for length in (3, 20, 9, 14)])
+    options = pipeline.Plan(corpus, [pipeline.Bucket(1, 19)]).options
+    batches = evaluation_batches(corpus, options)
+    assert len(batches) > 1
+
+    def step(params, batch):
+        return (batch["targets"] * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+    assert sum_over_batches(batches, step, None) == (3 + 190 + 36 + 91, 2 + 19 + 8 + 13)
 
 
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
@@ -222,16 +232,6 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     assert [step for step, _ in evaluations(tmp_path)] == [0, 6, 12, 15]  # each once
 
 
-def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
-    config.optimizer.update(decay_steps=20, warmup_steps=2)
-    run(config, tmp_path)
-    for decay, due in ((None, 20), (30, 30)):
-        config.optimizer.update(decay_steps=decay, warmup_steps=None)
-        with Run(config, tmp_path) as again:
-            assert again.config.optimizer.decay_steps == due
-            assert again.config.optimizer.warmup_steps == 2
-
-
 def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, tmp_path):
     config.peak_flops = 0.0  # utilisation depends on the clock
     run(config.copy_and_resolve_references(), tmp_path / "alone")
@@ -240,19 +240,3 @@ def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, t
         run(config.copy_and_resolve_references(), both)
     run(config, both)
     assert lines(both) == lines(tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_a_full_disk_gives_a_sentence_and_a_rerun_with_room_ends_the_same(config, tmp_path):
-    config.peak_flops = 0.0
-    config.eval_every, config.checkpoint_every = 4, 3
-    run(config.copy_and_resolve_references(), tmp_path / "whole")
-    room, refusals = 1 << 12, 0
-    with Disk(tmp_path / "disk") as disk:
-        while fails(run, config.copy_and_resolve_references(), disk.make(room)):
-            refusals += 1
-            disk.grow()
-            run(config.copy_and_resolve_references(), disk.place)
-            assert lines(disk.place) == lines(tmp_path / "whole")
-            room = room * 5 // 4
-    assert refusals > 10

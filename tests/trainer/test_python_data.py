@@ -1,11 +1,8 @@
 """The demonstration data of configs/: every function of the library, in one split."""
 
-import pickle
-
 import pytest
 
-from configs.python_data import Dialogues, Docstrings, Functions, Reference, definitions
-from pipeline.text.sources.source import text_of
+from configs.python_data import Dialogues, Docstrings, Functions, definitions
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +25,6 @@ def test_the_standard_library_divides_into_modules_of_train_and_validation(split
     assert all(text.lstrip("@").strip() for text in texts)
 
 
-@pytest.mark.slow
-def test_a_source_of_the_library_is_the_same_wherever_it_is_read(splits):
-    train, validation = splits
-    again = pickle.loads(pickle.dumps(train))
-    assert again.fingerprint == train.fingerprint == Functions("train").fingerprint
-    assert list(again) == list(train) == list(Functions("train"))
-    everyone = [*splits, Docstrings("train"), Dialogues("train"), Reference("train")]
-    assert len({source.fingerprint for source in everyone}) == len(everyone)
-    assert "library of Python" in str(train)
-    for index in (-1, len(validation)):
-        with pytest.raises(IndexError):
-            validation[index]
-    with pytest.raises(ValueError, match="split is 'test'; it must be one of train, validation"):
-        Functions("test")
-
-
 def test_docstrings_and_dialogues_are_about_the_same_functions():
     pairs, dialogues = list(Docstrings("validation")), list(Dialogues("validation"))
     assert len(pairs) > 100
@@ -53,13 +34,6 @@ def test_docstrings_and_dialogues_are_about_the_same_functions():
     assert answers == [pair["signature"] for pair in pairs]
     roles = [turn["role"] for turn in dialogues[0]["messages"]]
     assert roles == ["system", *["user", "assistant"] * 3]
-
-
-def test_the_reference_has_the_topics_of_help():
-    reference = Reference("train")
-    assert len(reference) > 50
-    assert {"while", "yield"} <= {record["name"] for record in reference}
-    assert all(text_of(record, "text") for record in reference)
 
 
 def test_functions_are_taken_with_their_decorators_and_without_their_indentation():

@@ -107,24 +107,6 @@ def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
             resumed(second, 6, wrong)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "sentence"),
-    [
-        ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
-        ([3], "schedule is [3]; each entry must be a step and the options that change there"),
-        ([(3, {"exclude": 17})], "exclude is 17; it must be a list"),
-        ([(3, {"exclude": ["17"]})], "it must be a list of numbers of examples"),
-        ([(-1, {"seed": 1})], "each entry must be a step"),
-        ([("3", {"seed": 1})], "each entry must be a step"),
-        ([(3, {"weights": {"a": 1}})], "batches have no option 'weights'"),
-    ],
-)
-def test_a_schedule_that_cannot_be_gets_a_sentence(schedule, sentence):
-    with pytest.raises(ValueError) as error:
-        planned(schedule)
-    assert sentence in str(error.value)
-
-
 def test_a_change_within_a_block_of_tiers_is_refused_with_the_steps_where_it_can_be_made():
     first, before = planned([], {"tiers": 4})
     with pytest.raises(ValueError, match=r"step is 5, .*\b8\b"):

@@ -88,29 +88,6 @@ def test_another_config_is_measured_again(config, tmp_path):
     assert max(bucket.positions for bucket in buckets_of(tmp_path)) <= 512
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"batches.tokens_per_batch": None}, "tune needs tokens_per_batch"),
-        ({"batches.buckets": [[8, 128]]}, "chooses the buckets; remove buckets"),
-        ({"schedule": ((4, {"tune": True}),)}, "tune is only for the first start of a run"),
-    ],
-)
-def test_what_cannot_be_tuned_is_a_sentence(config, tmp_path, change, sentence):
-    with config.unlocked(), config.batches.ignore_type():
-        for name, value in change.items():
-            place, _, field = name.rpartition(".")
-            (config[place] if place else config)[field] = value
-    with pytest.raises(ValueError, match=sentence):
-        run(config, tmp_path)
-
-
-def test_a_damaged_result_is_a_sentence(config, tmp_path):
-    (tmp_path / "tuning.json").write_text("{}")
-    with pytest.raises(OSError, match="delete it to measure again"):
-        run(config, tmp_path)
-
-
 def test_a_run_that_goes_on_cannot_begin_to_tune(config, tmp_path):
     config.batches.tune = False
     run(config, tmp_path)

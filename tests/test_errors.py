@@ -1,0 +1,136 @@
+"""The contract of errors: a mistake is a sentence that says what was seen, and what to do.
+
+An option that cannot be is named. Wordings are pinned elsewhere only where a page promises them;
+`properties/` says that hostile input of any kind is refused so.
+"""
+
+import ast
+import inspect
+import re
+
+import pytest
+
+import pipeline
+from pipeline import Bucket, Examples, Plan, errors
+from pipeline.corpus import INPUTS
+from pipeline.loading.loader import LoadOptions
+from pipeline.planning.options import PlanOptions
+from tests.processes import ROOT
+
+KINDS = {
+    name
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, errors.UserError)
+} | {"Damaged", "NotAsPlanned"}
+
+
+def said(node):
+    """The text of a message in the code, with {} for what is put in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(map(said, values))
+        case ast.BinOp(left=left, right=right):
+            return said(left) + said(right)
+    return "{}"
+
+
+@pytest.fixture(scope="module")
+def messages():
+    """The messages of errors for users, by their places; but for reasons, which others tell."""
+    found = {}
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
+                text = said(node.args[-1])
+                if text.strip("{}; :.") and not re.match(r"(its?|have|a) ", text):
+                    found[f"{path.relative_to(ROOT)}:{node.lineno}"] = text
+    return found
+
+
+def test_a_message_is_a_sentence(messages):
+    assert len(messages) > 450
+    for place, text in messages.items():
+        assert len(text.split()) > 2 or "{}" in text, place
+        assert not text.endswith("."), place
+
+
+def test_a_message_says_what_to_do(messages):
+    bare = [place for place, text in messages.items() if not re.search(r"; |\. [A-Z]", text)]
+    assert len(bare) < len(messages) / 8, bare
+
+
+def keywords(function):
+    """The names of keyword arguments; those of others are in their annotations."""
+    return {*(function.__kwdefaults__ or {})} - {"transform"}
+
+
+EXAMPLES = Examples([[1, 2, 3, 4], [5, 6, 7]], vocab_size=9)
+BUCKETS = [Bucket(2, 8)]
+BUDGET = {"tokens_per_batch": 64, "max_buckets": 1}
+
+
+def unshifted(folder):
+    return pipeline.Corpus.from_arrays([[1, 2, 3]], folder / "c", vocab_size=9, task=INPUTS)
+
+
+def plan(_, **given):
+    return Plan([3, 5], **{"buckets": BUCKETS, **given})
+
+
+def fit(_, **given):
+    return pipeline.fit_buckets([3, 5], **{**BUDGET, **given})
+
+
+def load(_, **given):
+    return pipeline.load(EXAMPLES, **{**BUDGET, **given})
+
+
+def score(folder, **given):
+    options = {"per": "position", "directory": folder, "buckets": BUCKETS, **given}
+    return pipeline.score(EXAMPLES, lambda batch: {"token": batch["inputs"]}, **options)
+
+
+def pack(_, **given):
+    return pipeline.pack(EXAMPLES, BUCKETS, **given)
+
+
+def batches(_, **given):
+    return pipeline.Batches(EXAMPLES, Plan(EXAMPLES, BUCKETS), **given)
+
+
+def write(folder, **given):
+    return pipeline.Writer(folder / "w", **given)
+
+
+def mask(folder, **given):
+    return pipeline.Masked(unshifted(folder), **given)
+
+
+def corrupt(folder, **given):
+    options = {"max_length": 8, "end_id": 1, **given}
+    return pipeline.SpanCorruption(unshifted(folder), **options)
+
+
+# The options of each, but for functions, names and objects of other classes, which may be anything.
+OPTIONS = {
+    plan: {"buckets", *PlanOptions.__annotations__},
+    fit: {*inspect.get_annotations(pipeline.fit_buckets)} - {"lengths", "return", "by"},
+    load: {*LoadOptions.__annotations__, *keywords(pipeline.load)} - {"timeout_seconds"},
+    score: keywords(pipeline.score) - {"state"},
+    pack: keywords(pipeline.pack),
+    batches: {"sharding", "positions", "context_order", "features"},
+    write: {"vocab_size", "keep_parts"},
+    mask: keywords(pipeline.Masked.__init__) - {"keep_ids"},
+    corrupt: keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [(call, option) for call, names in OPTIONS.items() for option in sorted(names)],
+)
+def test_an_option_that_cannot_be_is_named(call, option, tmp_path):
+    with pytest.raises(errors.UserError, match=option):
+        call(tmp_path, **{option: object()})
