@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus import decoded, token_columns, token_files
+from pipeline.corpus.copies import read_blocks
 from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
@@ -353,12 +354,8 @@ class InPlace(SingleCorpus):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        example = 0
-        for flat, begins, counts in self._columns[TOKENS]:
-            for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
-                at = np.array([example])
-                self.reader.require_ids(flat[begin : begin + count], at, np.array([count]))
-                example += 1
+        for _ in read_blocks(self, np.arange(len(self)), self.lengths.astype(np.int64)):
+            pass
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(InPlace, self.format, self.paths, **self.options), ()

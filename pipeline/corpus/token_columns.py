@@ -112,26 +112,21 @@ def read_columns(
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
     """The values of an Arrow column in any layout: lists of ids, or the values of a feature."""
-    column = _decode(column)
-    values, begins, counts = column, np.arange(len(column)), np.ones(len(column), np.int64)
+    values, counts = _decode(column), np.ones(len(column), np.int64)
     if feature is None or not feature.per_example:
-        _require_all(place, column, begins, counts)
-        values, begins, counts = _divide(place, column)
+        values, counts = _flatten(place, values, counts)
     size = 1 if feature is None else feature.size
-    _require_all(place, values, begins, counts)
-    if pa.types.is_fixed_size_list(values.type):
-        if values.type.list_size != size:
-            raise InvalidValue(f"{place} holds {column.type}, but the feature is {feature}")
-        values, begins, counts = _decode(values.flatten()), begins * size, counts * size
-        _require_all(place, values, begins, counts)
-    elif size > 1:
+    if pa.types.is_fixed_size_list(values.type) and values.type.list_size == size:
+        values, counts = _flatten(place, values, counts)[0], counts * size
+    elif size > 1 or pa.types.is_nested(values.type):
         raise InvalidValue(
             f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
             "as fixed-size lists"
         )
+    _require_all(place, values, counts)
     if feature is None and not pa.types.is_integer(values.type):
         raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
-    return values.to_numpy(zero_copy_only=False), begins, counts
+    return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
 def _decode(column: pa.Array) -> pa.Array:
@@ -143,31 +138,21 @@ def _decode(column: pa.Array) -> pa.Array:
     return _decode(column.dictionary_decode()) if pa.types.is_dictionary(column.type) else column
 
 
-def _divide(place: str, column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The values of all lists of a column, where each list begins, and its size."""
-    of = column.type
-    if pa.types.is_fixed_size_list(of):
-        begins = np.arange(len(column)) * of.list_size
-        return _decode(column.flatten()), begins, np.full(len(column), of.list_size)
-    if pa.types.is_list(of) or pa.types.is_large_list(of):
-        edges = column.offsets.to_numpy().astype(np.int64)
-        return _decode(column.values), edges[:-1], np.diff(edges)
-    if pa.types.is_list_view(of) or pa.types.is_large_list_view(of):
-        begins, counts = (
-            each.to_numpy().astype(np.int64) for each in (column.offsets, column.sizes)
-        )
-        return _decode(column.values), begins, counts
-    raise InvalidValue(f"{place} holds {of}; it must hold lists of numbers")
+def _flatten(place: str, lists: pa.Array, counts: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """The values of lists of any kind, one list after another, and the size of each."""
+    _require_all(place, lists, counts)
+    if not hasattr(lists, "flatten") or pa.types.is_struct(lists.type):
+        raise InvalidValue(f"{place} holds {lists.type}; it must hold lists of numbers")
+    sizes = pc.call_function("list_value_length", [lists])
+    return _decode(lists.flatten()), sizes.to_numpy().astype(np.int64)
 
 
-def _require_all(place: str, values: pa.Array, begins: np.ndarray, counts: np.ndarray) -> None:
-    """Refuses values of lists that are missing."""
+def _require_all(place: str, values: pa.Array, counts: np.ndarray) -> None:
+    """Refuses values of rows that are missing; each row has `counts` of them."""
     if values.null_count:
-        before = np.append(
-            0, np.cumsum(pc.call_function("is_null", [values]).to_numpy(zero_copy_only=False))
+        first = int(np.argmax(pc.call_function("is_null", [values]).to_numpy(zero_copy_only=False)))
+        row = np.searchsorted(np.cumsum(counts), first, side="right")
+        raise InvalidValue(
+            f"{place} has missing entries, first {row:,} rows after that; leave them out, or "
+            "fill them in"
         )
-        for row in np.flatnonzero(before[begins + counts] - before[begins])[:1]:
-            raise InvalidValue(
-                f"{place} has missing entries, first {row:,} rows after that; leave them out, or "
-                "fill them in"
-            )
