@@ -1,6 +1,7 @@
 """Prepare: makes a corpus, pairs, or the corpora of a config from the command line."""
 
 import argparse
+import ast
 import contextlib
 import json
 import shlex
@@ -10,7 +11,7 @@ from typing import Any
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import call_for, guess, link, open_tokens, parse_options
+from pipeline.corpus.links import call_for, guess, link
 from pipeline.corpus.preparation import pair_jobs, prepare_share
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidValue
@@ -39,9 +40,17 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 
 
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
-    """The corpus that `--tokens FORMAT NAME=VALUE …` describes."""
-    form, *options = tokens
-    return open_tokens(form, paths, parse_options(options))
+    """The corpus that `--tokens FORMAT NAME=VALUE …` describes; values are Python, or strings."""
+    form, *texts = tokens
+    options: dict[str, Any] = {}
+    for name, sign, value in (text.partition("=") for text in texts):
+        if not sign:
+            raise InvalidValue(f"{name!r} is no option; give NAME=VALUE, such as dtype=uint16")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return InPlace(form, paths, **options)
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:

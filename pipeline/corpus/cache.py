@@ -30,10 +30,12 @@ from etils import epath
 from pipeline.corpus.manifest import open_part
 from pipeline.corpus.parts import PartFile, PartTable
 from pipeline.corpus.reader import PartStore
-from pipeline.errors import InvalidValue, UserError
+from pipeline.errors import InvalidValue, Missing, UserError
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write, make_directory, open_locked
+from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked
 from pipeline.fs.fork import Handles
+from pipeline.planning.identity import fingerprint_of
+from pipeline.text.sources.files import read_stamps
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,26 @@ def default_directory() -> pathlib.Path:
         *(directory, f"{MAX_BYTES:,}"),
     )
     return directory
+
+
+def local_copy(path: epath.Path) -> epath.Path:
+    """A local file with the content of `path`: an object is copied into the user's caches, once.
+
+    The copy belongs to the size and the entity tag that the object has now.
+    """
+    if is_local(path):
+        return path
+    (stamp,) = read_stamps([path])
+    if not any(stamp):
+        raise Missing(f"there is no object {os.fspath(path)}; check the path")
+    folder = default_directory() / "files" / fingerprint_of([os.fspath(path), *stamp])[:12]
+    copy, temporary = folder / path.name, folder / FETCHING.format(path.name)
+    make_directory(folder)
+    with open_locked(folder / LOCK):
+        if not copy.exists():
+            objects.download(path, temporary, size=stamp[0])
+            temporary.replace(copy)
+    return epath.Path(copy)
 
 
 class PartCache(Handles, PartStore):

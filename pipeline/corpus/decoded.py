@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.cache import default_directory
+from pipeline.corpus.cache import default_directory, local_copy
+from pipeline.corpus.gather import gather
 from pipeline.corpus.parts import read_content
-from pipeline.corpus.token_files import damaged
+from pipeline.corpus.token_columns import read_columns
+from pipeline.corpus.token_files import TokenFiles, damaged
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.planning.identity import fingerprint_of
-from pipeline.text.sources import files
+from pipeline.text.sources import ArrowFiles, files
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,9 @@ MDS_DTYPES |= {33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float
 BLOCK = 1 << 24  # tokens of Levanter's that are read at once
 
 
-def decode(
-    found: Sequence[epath.Path], options: Mapping[str, Any], read: Callable[[], Iterator[Columns]]
-) -> epath.Path:
+def _decode(
+    found: Sequence[epath.Path], options: Sequence[Any], read: Callable[[], Iterator[Columns]]
+) -> list[epath.Path]:
     """The Arrow file with the columns that `read` gives, a record batch for each of its items.
 
     Args:
@@ -42,7 +44,7 @@ def decode(
         options: what else decides the columns.
         read: decodes the files.
     """
-    name = f"{files.digest(found)}-{fingerprint_of(dict(options))[:12]}.arrow"
+    name = f"{files.digest(found)}-{fingerprint_of(options)[:12]}.arrow"
     path = make_directory(epath.Path(default_directory()) / "decoded") / name
     if not path.exists():
         logger.info("%s and others are decoded once, into %s", os.fspath(found[0]), path)
@@ -61,11 +63,18 @@ def decode(
             if writer is None:
                 raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
             writer.close()
-    return path
+    return [path]
 
 
-def mds(folder: epath.PathLike, column: str, dtype: Any, end: int | None) -> epath.Path:
-    """The columns of numbers of a folder that MosaicML's Streaming wrote, decoded.
+def mds(
+    folder: epath.PathLike,
+    *,
+    column: str = "tokens",
+    dtype: Any = "int64",
+    end: int | None = None,
+    **columns: Any,
+) -> TokenFiles:
+    """The samples of a folder that MosaicML's Streaming wrote; of their columns, those of numbers.
 
     With `end`, the samples are one text, whose documents end with that id.
     """
@@ -86,18 +95,18 @@ def mds(folder: epath.PathLike, column: str, dtype: Any, end: int | None) -> epa
         rest: dict[str, np.ndarray] = {}
         for path, shard in zip(files.find(names), shards, strict=True):
             try:
-                columns = _read_shard(path, shard, column, np.dtype(dtype))
+                found = _read_shard(path, shard, column, np.dtype(dtype))
             except (KeyError, TypeError, IndexError, ValueError, OSError, pa.ArrowException) as e:
                 raise damaged(path, e) from e
             if end is not None:
-                columns, rest = _cut(rest, columns, column, end)
-            yield columns
+                found, rest = _cut(rest, found, column, end)
+            yield found
         if any(map(len, rest.values())):  # after the last end
             yield {name: (values, np.array([len(values)])) for name, values in rest.items()}
 
     end = None if end is None else require_whole("end", end, 0)
-    options = {"column": column, "end": end, "dtype": f"{np.dtype(dtype)}"}
-    return decode([index, *names], options, read)
+    options = column, end, f"{np.dtype(dtype)}"
+    return read_columns(ArrowFiles, _decode([index, *names], options, read), column, **columns)
 
 
 def _cut(
@@ -121,59 +130,73 @@ def _cut(
 def _read_shard(
     path: epath.Path, shard: Mapping[str, Any], column: str, dtype: np.dtype
 ) -> Columns:
-    """The ids and other arrays of a shard; columns of text, images and so on are left out."""
-    content, size, samples = read_content(path), shard["raw_data"]["bytes"], shard["samples"]
-    if shard["zip_data"] and path.name == shard["zip_data"]["basename"]:
-        kind = shard["compression"].partition(":")[0]
-        codec = {"br": "brotli", "gz": "gzip"}.get(kind, kind)
-        content = (
-            pa.py_buffer(bz2.decompress(content))
-            if kind == "bz2"
-            else pa.decompress(content, size, codec)
-        )
-    edges = np.frombuffer(content, "<u4", samples + 1, 4)
-    if content.size != size or edges[-1] != size:
-        raise InvalidValue(f"it has {content.size:,} bytes, not {size:,} for {samples:,} samples")
+    """The ids and other arrays of a shard; columns of text, images and so on are left out.
+
+    It has a number of samples, where each begins, and the samples. A sample has the sizes of those
+    of its columns that have no fixed size, then the columns, at any byte.
+    """
+    content, size, samples = _unpack(path, shard), shard["raw_data"]["bytes"], shard["samples"]
+    memory, edges = np.frombuffer(content, np.uint8), np.frombuffer(content, "<u4", samples + 1, 4)
+    if memory.size != size or edges[-1] != size:
+        raise InvalidValue(f"it has {memory.size:,} bytes, not {size:,} for {samples:,} samples")
     about = (shard[f"column_{each}"] for each in ("names", "encodings", "sizes"))
-    columns = [*zip(*about, strict=True)]
-    found: dict[str, list[np.ndarray]] = {
-        name: []
-        for name, encoding, _ in columns
-        if name == column or encoding.partition(":")[0] == "ndarray"
-    }
-    memory, variable = memoryview(content), sum(fixed is None for _, _, fixed in columns)
-    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        sizes = iter(np.frombuffer(memory[first:last], "<u4", variable).tolist())
-        at = first + 4 * variable
-        for name, encoding, fixed in columns:
-            stop = at + (next(sizes) if fixed is None else fixed)
-            if name in found:
-                found[name].append(_read_value(memory[at:stop], encoding, dtype))
-            at = stop
-        if at != last:
+    columns, found = [*zip(*about, strict=True)], {}
+    first, last = edges[:-1].astype(np.int64), edges[1:].astype(np.int64)
+    at = first + 4 * sum(fixed is None for _, _, fixed in columns)
+    if (at > last).any():
+        raise InvalidValue("a sample ends before its columns begin")
+    for name, encoding, fixed in columns:
+        sizes = np.full(samples, fixed or 4)
+        if fixed is None:
+            sizes, first = gather(memory, first, sizes).view("<u4").astype(np.int64), first + 4
+        if (at + sizes > last).any():
             raise InvalidValue("a sample does not end where its columns do")
-    return {
-        name: (np.concatenate(values), np.array([*map(len, values)]))
-        for name, values in found.items()
-    }
+        if name == column or encoding.partition(":")[0] == "ndarray":
+            found[name] = _read_values(memory, at, sizes, encoding, dtype)
+        at = at + sizes
+    if (at != last).any():
+        raise InvalidValue("a sample does not end where its columns do")
+    return found
 
 
-def _read_value(memory: memoryview, encoding: str, dtype: np.dtype) -> np.ndarray:
-    """The numbers of a value of MDS, flat."""
-    if encoding == "bytes":
-        return np.frombuffer(memory, dtype)
+def _unpack(path: epath.Path, shard: Mapping[str, Any]) -> Any:
+    """The content of a shard."""
+    content = read_content(local_copy(path))
+    if not shard["zip_data"] or path.name != shard["zip_data"]["basename"]:
+        return content
+    kind = shard["compression"].partition(":")[0]
+    if kind == "bz2":
+        return bz2.decompress(content)
+    codec = {"br": "brotli", "gz": "gzip"}.get(kind, kind)
+    return pa.decompress(content, shard["raw_data"]["bytes"], codec)
+
+
+def _read_values(
+    memory: np.ndarray, at: np.ndarray, sizes: np.ndarray, encoding: str, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of a column of MDS, flat, and how many each sample has.
+
+    An array begins with the code of its dtype and its axes, unless the encoding names these. Axes
+    are four times their number, plus two bits; then each, in as many bytes as those bits say.
+    """
     form, kind, shape = (*encoding.split(":"), "", "")[:3]
-    if form != "ndarray":
+    if form not in ("bytes", "ndarray"):
         raise InvalidValue(f"its ids are of the encoding {encoding!r}; give a column of arrays")
-    if not kind:
-        kind, memory = MDS_DTYPES[memory[0]], memory[1:]
-    if not shape:  # its axes, each a number of as many bytes as the lowest two bits say
-        memory = memory[1 + (memory[0] >> 2) * (1 << (memory[0] & 3)) :]
-    return np.frombuffer(memory, kind)
+    skip = np.zeros_like(at)
+    if form == "ndarray" and not kind and len(at):
+        (code,) = np.unique(memory[at])  # all samples have arrays of one dtype
+        kind, skip = MDS_DTYPES[code], skip + 1
+    if form == "ndarray" and not shape:
+        axes = memory[at + skip].astype(np.int64)
+        skip = skip + 1 + (axes >> 2 << (axes & 3))
+    numbers = np.dtype(kind or dtype)
+    if (sizes < skip).any() or ((sizes - skip) % numbers.itemsize).any():
+        raise InvalidValue(f"the size of an array is not one of {numbers}")
+    return gather(memory, at + skip, sizes - skip).view(numbers), (sizes - skip) // numbers.itemsize
 
 
-def levanter(folder: epath.PathLike, column: str) -> epath.Path:
-    """The columns of a cache of Levanter's, decoded."""
+def levanter(folder: epath.PathLike, *, column: str = "input_ids", **columns: Any) -> TokenFiles:
+    """The rows of a cache of Levanter's; of their columns, those with one axis."""
     place = as_path(folder)
     try:
         ledger = json.loads((place / "shard_ledger.json").read_text())
@@ -195,8 +218,8 @@ def levanter(folder: epath.PathLike, column: str) -> epath.Path:
             raise damaged(place, str(error)[:200]) from error
 
     every = sorted(pathlib.Path(place).rglob("*"))
-    found = [as_path(path) for path in every if path.is_file()]
-    return decode(found, {"column": column}, read)
+    found = _decode([as_path(path) for path in every if path.is_file()], [column], read)
+    return read_columns(ArrowFiles, found, column, **columns)
 
 
 def _read_levanter(place: epath.Path, column: str, rows: int) -> Iterator[Columns]:

@@ -7,30 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.corpus import column_masks, decoded, token_files
+from pipeline.corpus import decoded, token_columns, token_files
+from pipeline.corpus.copies import read_blocks
 from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Pieces, Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.corpus.token_files import Lists, TokenFiles
-from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.identity import fingerprint_of
-from pipeline.text.features import (
-    LOSS_WEIGHTS,
-    TOKEN_IDS,
-    TOKENS,
-    WEIGHTS,
-    Feature,
-    check_features,
-)
+from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import IDS
-from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+from pipeline.text.sources import files
 from pipeline.text.tokenizers import Tokenizer
+
+# How the files of each format are read; a class method of `InPlace` has the same name.
+READERS: dict[str, Callable[..., TokenFiles]] = {
+    "arrow": token_columns.arrow,
+    "parquet": token_columns.parquet,
+    "npy": token_files.npy,
+    "megatron": token_files.megatron,
+    "flat": token_files.flat,
+    "datatrove": token_files.datatrove,
+    "mds": decoded.mds,
+    "levanter": decoded.levanter,
+}
 
 
 class Options(TypedDict, total=False):
@@ -50,7 +54,7 @@ class Options(TypedDict, total=False):
 
 
 class ColumnOptions(Options, total=False):
-    """The options of `InPlace.arrow` and `InPlace.parquet`.
+    """The options of kinds of `InPlace` whose files have columns.
 
     features: columns to read as features, by name; for tokens, lists with a value for each.
     labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
@@ -65,72 +69,104 @@ class ColumnOptions(Options, total=False):
     weights: str | Sequence[str] | None
 
 
+class FlatOptions(Options, total=False):
+    """The options of `InPlace.flat`.
+
+    dtype: of the ids, such as "uint16"; None: by the header of llm.c's files.
+    end: the id that ends each document (nanoGPT: 50256); (): each file is one document.
+    begin: the id that begins each document, instead of `end` (llm.c: by the header). A file
+        `NAME.csv.gz` beside `NAME.npy`, with lines `start,end,…`, decides before both.
+    skip: the bytes before the ids of each file.
+    weights: names or globs of files with a byte for each token, 1 to train on it; (): train on all
+        tokens, though there are files `labels_mask…` beside `token_ids…`.
+    """
+
+    dtype: Any
+    end: int | tuple[()] | None
+    begin: int | None
+    skip: int
+    weights: files.Paths | None
+
+
 class InPlace(SingleCorpus):
-    """Tokens that another program stored, read in place; made by one of its class methods.
+    """Tokens that another program stored, read in place; made by a class method for their format.
+
+    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
     below `vocab_size` and 2**31, which is checked as they are read; `verify` reads everything.
-    Files in object storage are read into memory.
+    Files in object storage are first copied into the directory of the user's caches.
 
     Attributes:
+        format, paths, options: as given; without options that are None.
+        marks: the ids before and after each example, or ().
         directory: the directory that stands for it, if it was opened by a link.
     """
 
     directory: epath.Path
 
-    def __init__(
-        self,
-        lists: Sequence[Lists],
-        *,
-        fingerprint: str,
-        make: functools.partial["InPlace"],
-        features: Mapping[str, tuple[Feature, Sequence[Lists]]] | None = None,
-        weights: Sequence[Lists] | None = None,
-    ):
-        self._make, self.task = make, make.keywords.get("task", CAUSAL)
-        self._lists, columns = lists, {TOKENS: (TOKEN_IDS, lists), **(features or {})}
-        self.weighted = weights is not None
-        if weights is not None:
-            columns[WEIGHTS] = LOSS_WEIGHTS, weights
-        tokens = np.concatenate([counts for _, _, counts in lists])
-        self.marks = _check_marks(make.keywords.get("marks"))
-        self._counts = tokens if self.marks else tokens[:0]
-        added = sum(mark is not None for mark in self.marks)
-        self.lengths = self.task.lengths(tokens + added)
-        self.lengths.flags.writeable = False
-        for name, (_, some) in columns.items():
-            if len(kinds := {f"{values.dtype}" for values, _, _ in some}) > 1:
+    def __init__(self, format: str, paths: files.Paths, **options: Any):
+        require_one_of("format", format, READERS)
+        if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
+            (paths,) = paths
+        self.format, self.paths = format, paths
+        self.options = {name: value for name, value in options.items() if value is not None}
+        known = _list_options(format)
+        for name in self.options:
+            if name not in known:
+                raise InvalidType(f"{format}() has no option {suggest_option(name, known)}")
+        own = {n: value for n, value in self.options.items() if n not in Options.__annotations__}
+        found = READERS[format](paths, **own)
+        if not found.groups:
+            raise InvalidValue(f"{paths} holds no document; give files with at least one")
+        self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))
+        self.vocab_size, made_by = self.options.get("vocab_size"), "none"
+        if self.tokenizer is not None:
+            self.vocab_size = self.vocab_size or self.tokenizer.vocab_size
+            made_by = self.tokenizer.fingerprint
+        name = f"{format}-{files.digest(found.files)}"
+        if layout := [each for each in (found.layout, [*self.marks]) if each]:
+            name += f"-{fingerprint_of(layout)[:12]}"
+        self.identity = {"tokens": name, "tokenizer": made_by, "task": self.task.name}
+        self._open(found.groups)
+
+    def _open(self, groups: Sequence[Mapping[str, Lists]]) -> None:
+        """Sets what the lists of all columns decide."""
+        columns = {name: [group[name] for group in groups] for name in groups[0]}
+        self.weighted, self._columns = WEIGHTS in columns, columns
+        for name, lists in columns.items():
+            if len(kinds := {f"{values.dtype}" for values, _, _ in lists}) > 1:
                 raise InvalidValue(
                     f"the {name} of {self!r} are {' and '.join(sorted(kinds))}; give them the same "
                     "type in all files, or join several corpora with Corpora"
                 )
-        segments = {name: _segments(of_column) for name, (_, of_column) in columns.items()}
+        tokens = np.concatenate([counts for _, _, counts in columns[TOKENS]])
+        self._counts = tokens if self.marks else tokens[:0]
+        self.lengths = self.task.lengths(tokens + sum(mark is not None for mark in self.marks))
+        self.lengths.flags.writeable = False
+        self.features = {
+            name: feature.infer(columns[name][0][0][:0], name)
+            for name, feature in self.options.get("features", {}).items()
+        }
+        if self.marks and not all(each.per_example for each in self.features.values()):
+            raise InvalidValue("features of tokens have no values for marks; omit one of the two")
+        for name, feature in self.task.check(self.features).items():
+            numbers = np.concatenate([counts for _, _, counts in columns[name]])
+            due = (1 if feature.per_example else tokens) * feature.size
+            for wrong in np.flatnonzero(numbers != due)[:1]:
+                raise InvalidValue(
+                    f"{name} of example {wrong:,} of {self!r} has {numbers[wrong]:,} numbers for "
+                    f"{tokens[wrong]:,} tokens; correct it to match {feature}"
+                )
+        segments = {name: _segments(lists) for name, lists in columns.items()}
         self.reader = Reader(
             INPUTS if self.marks else self.task,
             self.lengths,
             np.array([len(tokens)]),
-            {name: feature for name, (feature, _) in columns.items()},
+            {name: {**OF_TOKENS, **self.features}[name] for name in columns},
             [InMemory(segments, columns)],
             owner=f"{self!r}",
         )
-        self.vocab_size, made_by = make.keywords.get("vocab_size"), "none"
-        if self.tokenizer is not None:
-            self.vocab_size = self.vocab_size or self.tokenizer.vocab_size
-            made_by = self.tokenizer.fingerprint
-        self.identity = {"tokens": fingerprint, "tokenizer": made_by, "task": self.task.name}
-        if self.marks:
-            self.identity["tokens"] += f"-marks-{fingerprint_of(self.marks)[:12]}"
-        self.features = {name: feature for name, (feature, _) in (features or {}).items()}
-        if self.marks and not all(each.per_example for each in self.features.values()):
-            raise InvalidValue("features of tokens have no values for marks; omit one of the two")
-        for name, feature in self.task.check(self.features).items():
-            found = np.concatenate([counts for _, _, counts in columns[name][1]])
-            due = (1 if feature.per_example else tokens) * feature.size
-            for wrong in np.flatnonzero(found != due)[:1]:
-                raise InvalidValue(
-                    f"{name} of example {wrong:,} of {self!r} has {found[wrong]:,} numbers for "
-                    f"{tokens[wrong]:,} tokens; correct it to match {feature}"
-                )
         self.reader.vocab_size = min(self.vocab_size or IDS, IDS)
 
     @classmethod
@@ -151,8 +187,7 @@ class InPlace(SingleCorpus):
             split: the split to read, if the data set has some.
             **options: see `ColumnOptions`.
         """
-        make = _call(cls.arrow, paths, column, split=split, **options)
-        return cls._of_columns(ArrowFiles, token_files.saved_files(paths, split), make)
+        return cls("arrow", paths, column=column, split=split, **options)
 
     @classmethod
     def parquet(
@@ -163,15 +198,11 @@ class InPlace(SingleCorpus):
         Parquet has no random access; prepare what does not fit into memory, or convert it to
         Arrow. Arguments are those of `arrow`.
         """
-        make = _call(cls.parquet, paths, column, **options)
-        return cls._of_columns(ParquetFiles, paths, make)
+        return cls("parquet", paths, column=column, **options)
 
     @classmethod
     def npy(
-        cls,
-        tokens: epath.PathLike,
-        offsets: epath.PathLike,
-        **options: Unpack[Options],
+        cls, tokens: epath.PathLike, offsets: epath.PathLike, **options: Unpack[Options]
     ) -> "InPlace":
         """A flat `.npy` array of ids, mapped, with the offsets of examples in another.
 
@@ -181,18 +212,7 @@ class InPlace(SingleCorpus):
                 `i` is `tokens[offsets[i]:offsets[i + 1]]`.
             **options: see `Options`.
         """
-        found = files.find([tokens, offsets])
-        flat, edges = (_array(path) for path in found)
-        counts = np.diff(edges.astype(np.int64))
-        if len(edges) < 2 or counts.min() < 0 or (edges[0], edges[-1]) != (0, len(flat)):
-            raise InvalidValue(
-                f"{os.fspath(found[1])} does not hold offsets into {len(flat):,} tokens; write "
-                "one more than there are examples, ascending, from 0 to that number, as "
-                "np.append(0, np.cumsum(lengths))"
-            )
-        make = _call(cls.npy, tokens, offsets, **options)
-        lists = flat, edges[:-1].astype(np.int64), counts
-        return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
+        return cls("npy", [tokens, offsets], **options)
 
     @classmethod
     def megatron(cls, prefixes: files.Paths, **options: Unpack[Options]) -> "InPlace":
@@ -204,39 +224,19 @@ class InPlace(SingleCorpus):
                 `…_sentence`) are one example.
             **options: see `Options`.
         """
-        make = _call(cls.megatron, prefixes, **options)
-        return cls._of_files(token_files.megatron(prefixes), make)
+        return cls("megatron", prefixes, **options)
 
     @classmethod
-    def flat(
-        cls,
-        paths: files.Paths,
-        *,
-        dtype: Any = None,
-        end: int | tuple[()] | None = None,
-        begin: int | None = None,
-        skip: int = 0,
-        weights: files.Paths | None = None,
-        **options: Unpack[Options],
-    ) -> "InPlace":
+    def flat(cls, paths: files.Paths, **options: Unpack[FlatOptions]) -> "InPlace":
         """The documents of files that hold ids alone, as nanoGPT, llm.c and OLMo write; mapped.
 
         A document that goes on in the next file is one example, which is copied.
 
         Args:
             paths: names or globs; the order of the files is that of the tokens.
-            dtype: of the ids, such as "uint16"; None: by the header of llm.c's files.
-            end: the id that ends each document (nanoGPT: 50256); (): each file is one document.
-            begin: the id that begins each document, instead of `end` (llm.c: by the header). A file
-                `NAME.csv.gz` beside `NAME.npy`, with lines `start,end,…`, decides before both.
-            skip: the bytes before the ids of each file.
-            weights: names or globs of files with a byte for each token, 1 to train on it; (): train
-                on all tokens, though there are files `labels_mask…` beside `token_ids…`.
-            **options: see `Options`.
+            **options: see `FlatOptions`.
         """
-        layout: Any = {"dtype": dtype, "end": end, "begin": begin, "skip": skip, "weights": weights}
-        make = _call(cls.flat, paths, **layout, **options)
-        return cls._of_files(token_files.flat(paths, **layout), make)
+        return cls("flat", paths, **options)
 
     @classmethod
     def datatrove(
@@ -254,8 +254,7 @@ class InPlace(SingleCorpus):
                 are such files.
             **options: see `Options`.
         """
-        make = _call(cls.datatrove, paths, weights=weights, **options)
-        return cls._of_files(token_files.datatrove(paths, weights), make)
+        return cls("datatrove", paths, weights=weights, **options)
 
     @classmethod
     def mds(
@@ -279,85 +278,20 @@ class InPlace(SingleCorpus):
             dtype: of ids that are stored as bytes (int64, as LLM Foundry has them).
             **options: see `ColumnOptions`.
         """
-        make = _call(cls.mds, folder, column, end=end, dtype=dtype, **options)
-        return cls._of_columns(ArrowFiles, decoded.mds(folder, column, dtype, end), make)
+        return cls("mds", folder, column=column, end=end, dtype=dtype, **options)
 
     @classmethod
     def levanter(
-        cls,
-        folder: epath.PathLike,
-        column: str = "input_ids",
-        **options: Unpack[ColumnOptions],
+        cls, folder: epath.PathLike, column: str = "input_ids", **options: Unpack[ColumnOptions]
     ) -> "InPlace":
         """The rows of a finished cache of Levanter's, decoded once into the cache, as for `mds`.
 
         Args:
-            folder: the folder of a split, with `shard_ledger.json`; local.
+            folder: the folder of a split, with `shard_ledger.json`.
             column: the column of ids.
             **options: see `ColumnOptions`.
         """
-        make = _call(cls.levanter, folder, column, **options)
-        return cls._of_columns(ArrowFiles, decoded.levanter(folder, column), make)
-
-    @classmethod
-    def _of_files(cls, found: TokenFiles, make: functools.partial["InPlace"]) -> "InPlace":
-        layout = {
-            name: f"{value}"
-            for name, value in make.keywords.items()
-            if value is not None and name not in ("weights", *Options.__annotations__)
-        }
-        if not any(len(counts) for _, _, counts in found.tokens):
-            raise InvalidValue(f"{make.args[0]} holds no document; give files with at least one")
-        name = f"{make.func.__name__}-{files.digest(found.files)}"
-        name += f"-{fingerprint_of(layout)[:12]}" if layout else ""
-        return cls(found.tokens, fingerprint=name, make=make, weights=found.weights)
-
-    @classmethod
-    def _of_columns(
-        cls,
-        kind: type[ArrowFiles | ParquetFiles],
-        paths: files.Paths,
-        make: functools.partial["InPlace"],
-    ) -> "InPlace":
-        column, given = make.args[1], make.keywords
-        labels, wanted = given.get("labels"), check_features(given.get("features"))
-        chosen = labels, given.get("weights"), wanted
-        masks = column_masks.choose(kind(paths).names() - {column}, *chosen)
-        source = kind(paths, columns=[column, *wanted, *masks])
-        kinds, found = {column: None, **wanted, **masks}, []
-        for place, table in source.groups():
-            columns = [pa.chunked_array(table.column(name)).chunks for name in kinds]
-            if any([*map(len, each)] != [*map(len, columns[0])] for each in columns):
-                columns = [[pa.concat_arrays(each)] for each in columns]
-            for pieces in zip(*columns, strict=True):
-                lists = {
-                    name: _lists(f"{place} {name}", piece, kinds[name])
-                    for name, piece in zip(kinds, pieces, strict=True)
-                }
-                column_masks.cut(lists, column, wanted)
-                if names := [name for name in masks if name in lists]:
-                    lists[WEIGHTS] = column_masks.weigh(lists, column, names, labels)
-                found.append(lists)
-        if not found:
-            raise InvalidValue(f"{source} is empty; give files with at least one row")
-        by_name = {name: [lists[name] for lists in found] for name in found[0]}
-        features = {
-            name: (feature.infer(by_name[name][0][0][:0], name), by_name[name])
-            for name, feature in wanted.items()
-        }
-        weights = by_name.get(WEIGHTS)
-        if weights is not None and len({values.dtype for values, _, _ in weights}) > 1:
-            weights = [(values.astype(np.float32), at, counts) for values, at, counts in weights]
-        corpus = cls(
-            by_name[column],
-            fingerprint=source.fingerprint,
-            make=make,
-            features=features,
-            weights=weights,
-        )
-        if weights is not None and not corpus.marks:
-            corpus.num_learnt = sum(corpus.task.count_learnt(n, each) for each, _, n in weights)
-        return corpus
+        return cls("levanter", folder, column=column, **options)
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         if not self.marks:
@@ -391,32 +325,50 @@ class InPlace(SingleCorpus):
         return found
 
     @property
-    def call(self) -> tuple[str, files.Paths, Mapping[str, Any]]:
-        """The name of the class method that made it, its paths, and its options."""
-        bound = inspect.signature(self._make.func).bind(*self._make.args, **self._make.keywords)
-        (_, paths), *others = bound.arguments.items()
-        options = dict(others)
-        return self._make.func.__name__, paths, options.pop("options", {}) | options
-
-    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that was given."""
-        return self._make.keywords.get("tokenizer")
+        return self.options.get("tokenizer")
+
+    @functools.cached_property
+    def _loss(self) -> tuple[int | None, np.ndarray]:
+        """The number of positions with loss, if tokens have weights; and the examples without."""
+        learnt, silent, first = 0, [], 0
+        if not self.weighted:
+            return None, super()._find_silent()
+        # With a mark before it, the first token is a target, too.
+        task, end = (INPUTS, self.marks[1]) if self.marks else (self.task, None)
+        for values, begins, counts in self._columns[WEIGHTS]:
+            weights = gather(values, begins, counts)
+            learnt += task.count_learnt(counts, weights) + (end is not None) * len(counts)
+            silent += [] if end is not None else [first + task.find_silent(counts, weights)]
+            first += len(counts)
+        return learnt, np.concatenate([super()._find_silent(), *silent])
+
+    @property
+    def num_learnt(self) -> int | None:  # type: ignore[override]  # others have an attribute
+        """Positions that carry loss, counted when it is first asked for."""
+        return self._loss[0]
+
+    def _find_silent(self) -> np.ndarray:
+        return self._loss[1]
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        example = 0
-        for flat, begins, counts in self._lists:
-            for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
-                at = np.array([example])
-                self.reader.require_ids(flat[begin : begin + count], at, np.array([count]))
-                example += 1
+        for _ in read_blocks(self, np.arange(len(self)), self.lengths.astype(np.int64)):
+            pass
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._make, ()
+        return functools.partial(InPlace, self.format, self.paths, **self.options), ()
 
     def __repr__(self) -> str:
-        return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
+        return f"InPlace.{self.format}({self.paths!r})"
+
+
+def _list_options(format: str) -> set[str]:
+    """The names of the options of a format."""
+    _, *others, last = inspect.signature(getattr(InPlace, format)).parameters.values()
+    named = {each.name for each in others} if format != "npy" else set()
+    return named | {*get_args(last.annotation)[0].__annotations__}
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:
@@ -428,96 +380,7 @@ def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:
     return begin, end
 
 
-def _call(
-    function: Callable[..., InPlace], *paths: Any, **options: Any
-) -> functools.partial[InPlace]:
-    """The call of a class method of `InPlace`; refuses options that it does not have."""
-    parameters = [*inspect.signature(function).parameters.values()]
-    of_all = get_args(parameters[-1].annotation)[0].__annotations__
-    known = [*of_all, *(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)]
-    for name in options:
-        if name not in known:
-            raise InvalidType(f"{function.__name__}() has no option {suggest_option(name, known)}")
-    return functools.partial(function, *paths, **options)
-
-
 def _segments(lists: Sequence[Lists]) -> Segments:
     """Where the lists of a column are, which have one dtype: each at an address of its own."""
     begins = [address_of(flat) + flat.itemsize * begin for flat, begin, _ in lists]
     return Segments(lists[0][0].dtype, 0, np.concatenate(begins), 1)
-
-
-def _array(path: epath.Path) -> np.ndarray:
-    try:
-        array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
-    except (ValueError, EOFError) as error:
-        raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidValue(
-            f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
-            "must be one-dimensional and of integers"
-        )
-    return array
-
-
-def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
-    """The values of an Arrow column in any layout: lists of ids, or the values of a feature."""
-    column = _decode(column)
-    values, begins, counts = column, np.arange(len(column)), np.ones(len(column), np.int64)
-    if feature is None or not feature.per_example:
-        _require_all(place, column, begins, counts)
-        values, begins, counts = _divide(place, column)
-    size = 1 if feature is None else feature.size
-    _require_all(place, values, begins, counts)
-    if pa.types.is_fixed_size_list(values.type):
-        if values.type.list_size != size:
-            raise InvalidValue(f"{place} holds {column.type}, but the feature is {feature}")
-        values, begins, counts = _decode(values.flatten()), begins * size, counts * size
-        _require_all(place, values, begins, counts)
-    elif size > 1:
-        raise InvalidValue(
-            f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
-            "as fixed-size lists"
-        )
-    if feature is None and not pa.types.is_integer(values.type):
-        raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
-    return values.to_numpy(zero_copy_only=False), begins, counts
-
-
-def _decode(column: pa.Array) -> pa.Array:
-    """The values of an array themselves, without an extension, runs or a dictionary."""
-    if isinstance(column.type, pa.BaseExtensionType):
-        return _decode(column.storage)
-    if pa.types.is_run_end_encoded(column.type):
-        return _decode(pc.call_function("run_end_decode", [column]))
-    return _decode(column.dictionary_decode()) if pa.types.is_dictionary(column.type) else column
-
-
-def _divide(place: str, column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The values of all lists of a column, where each list begins, and its size."""
-    of = column.type
-    if pa.types.is_fixed_size_list(of):
-        begins = np.arange(len(column)) * of.list_size
-        return _decode(column.flatten()), begins, np.full(len(column), of.list_size)
-    if pa.types.is_list(of) or pa.types.is_large_list(of):
-        edges = column.offsets.to_numpy().astype(np.int64)
-        return _decode(column.values), edges[:-1], np.diff(edges)
-    if pa.types.is_list_view(of) or pa.types.is_large_list_view(of):
-        begins, counts = (
-            each.to_numpy().astype(np.int64) for each in (column.offsets, column.sizes)
-        )
-        return _decode(column.values), begins, counts
-    raise InvalidValue(f"{place} holds {of}; it must hold lists of numbers")
-
-
-def _require_all(place: str, values: pa.Array, begins: np.ndarray, counts: np.ndarray) -> None:
-    """Refuses values of lists that are missing."""
-    if values.null_count:
-        before = np.append(
-            0, np.cumsum(pc.call_function("is_null", [values]).to_numpy(zero_copy_only=False))
-        )
-        for row in np.flatnonzero(before[begins + counts] - before[begins])[:1]:
-            raise InvalidValue(
-                f"{place} has missing entries, first {row:,} rows after that; leave them out, or "
-                "fill them in"
-            )

@@ -1,62 +1,23 @@
 """Links: a directory that stands for token files of another program, which stay where they are."""
 
-import ast
-import inspect
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import TASKS
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.text import tokenizers
 from pipeline.text.features import Feature
 from pipeline.text.sources import files
 
-# The file that makes a directory a link, and the class methods of `InPlace` that it may name.
+# The file that makes a directory a link.
 LINK = "in_place.json"
-FORMATS = "arrow", "parquet", "npy", "megatron", "flat", "datatrove", "mds", "levanter"
-
-
-def open_tokens(form: str, paths: files.Paths, options: Mapping[str, Any]) -> InPlace:
-    """The corpus of the class method of `InPlace` that `form` names; options of None are left out.
-
-    A single path may be in a list.
-
-    >>> open_tokens("flat", "train.bin", {"dtype": "uint16", "end": 50256})  # doctest: +SKIP
-    """
-    require_one_of("format", form, FORMATS)
-    make: Any = getattr(InPlace, form)
-    given = {name: value for name, value in options.items() if value is not None}
-    if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
-        (paths,) = paths
-    try:
-        inspect.signature(make).bind(paths, **given)
-    except TypeError as error:
-        raise InvalidValue(f"the format {form!r} does not fit its options: {error}") from error
-    return make(paths, **given)
-
-
-def parse_options(texts: list[str]) -> dict[str, Any]:
-    """Options as `NAME=VALUE`, whose values are Python's, or else strings.
-
-    >>> parse_options(["dtype=uint16", "end=50256", "weights=()"])
-    {'dtype': 'uint16', 'end': 50256, 'weights': ()}
-    """
-    options: dict[str, Any] = {}
-    for name, sign, value in (text.partition("=") for text in texts):
-        if not sign:
-            raise InvalidValue(f"{name!r} is no option; give NAME=VALUE, such as dtype=uint16")
-        try:
-            options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[name] = value
-    return options
 
 
 def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
@@ -65,19 +26,15 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
     Raises:
         ValueError: the directory holds another corpus.
     """
-    form, paths, given = corpus.call
-    place = make_directory(as_path(directory))
-    options = {name: value for name, value in given.items() if name not in ("task", "tokenizer")}
-    options["features"] = {name: each.as_json for name, each in corpus.features.items()}
-    for name in {"npy": ["offsets"], "flat": ["weights"]}.get(form, []):
-        options[name] = _absolute(options[name])
-    content = {
-        "format": form,
-        "paths": _absolute(paths),
-        "options": {name: value for name, value in options.items() if value not in (None, {})},
-        "identity": dict(corpus.identity),
-    }
-    content = json.loads(json.dumps(content))
+    place, options = make_directory(as_path(directory)), dict(corpus.options)
+    features = {name: each.as_json for name, each in corpus.features.items()}
+    for name in ("task", "tokenizer", "features"):
+        options.pop(name, None)
+    if corpus.format == "flat" and options.get("weights"):
+        options["weights"] = _absolute(options["weights"])
+    content: dict[str, Any] = {"format": corpus.format, "paths": _absolute(corpus.paths)}
+    content |= {"options": options, "features": features, "identity": corpus.identity}
+    content = json.loads(json.dumps(content, default=lambda each: np.dtype(each).name))
     there = json.loads((place / LINK).read_bytes()) if (place / LINK).exists() else content
     if (place / MANIFEST).exists() or there | content != there:
         raise InvalidValue(
@@ -90,9 +47,7 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
     return open_link(place)
 
 
-def _absolute(paths: files.Paths | None) -> list[str] | None:
-    if paths is None:
-        return None
+def _absolute(paths: files.Paths) -> list[str]:
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.path.abspath(each) if is_local(each) else os.fspath(each) for each in named]
 
@@ -109,18 +64,16 @@ def open_link(directory: epath.Path) -> InPlace:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in content["options"].items()
         }
-        features = {name: Feature(**each) for name, each in options.pop("features", {}).items()}
+        options["features"] = {name: Feature(**each) for name, each in content["features"].items()}
         if content["tokenizer"] is not None:
             options["tokenizer"] = tokenizers.load(content["tokenizer"], directory)
-        form, paths, identity = content["format"], content["paths"], content["identity"]
-        options |= {"features": features or None, "task": TASKS[identity["task"]]}
+        format, paths, identity = content["format"], content["paths"], content["identity"]
+        options["task"] = TASKS[identity["task"]]
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise InvalidValue(
             f"{os.fspath(directory / LINK)} is damaged: {error!r}; delete it, and link again"
         ) from error
-    if form == "npy":
-        (options["offsets"],) = options["offsets"]
-    corpus = open_tokens(form, paths, options)
+    corpus = InPlace(format, paths, **{name: each for name, each in options.items() if each != {}})
     if corpus.identity != identity:
         raise InvalidValue(
             f"the files that {os.fspath(directory)} stands for have changed; put them back, or "
@@ -128,6 +81,15 @@ def open_link(directory: epath.Path) -> InPlace:
         )
     corpus.directory = directory
     return corpus
+
+
+def call_for(path: epath.PathLike, format: str) -> str:
+    """How to open token files of a format, as the end of a sentence."""
+    more = {"flat": ", dtype='uint16', end=50256", "npy": ", 'offsets.npy'"}.get(format, "")
+    return (
+        f"holds tokens, which need no preparing: pipeline.InPlace.{format}"
+        f"({os.fspath(path)!r}{more}) opens them, and commands take --tokens {format}"
+    )
 
 
 def guess(path: epath.PathLike) -> str:
@@ -138,18 +100,9 @@ def guess(path: epath.PathLike) -> str:
     if place.is_dir():
         signs = {"state.json": "arrow", "dataset_dict.json": "arrow", "index.json": "mds"}
         signs["shard_ledger.json"] = "levanter"
-        found = [form for sign, form in signs.items() if (place / sign).exists()]
+        found = [format for sign, format in signs.items() if (place / sign).exists()]
         return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
     if as_path(f"{name.removesuffix('.bin').removesuffix('.idx')}.idx").exists():
         return "megatron"
     endings = {".bin": "flat", ".ds": "datatrove", ".npy": "npy"}
     return endings.get(place.suffix, "") if place.exists() else ""
-
-
-def call_for(path: epath.PathLike, form: str) -> str:
-    """How to open token files, as the end of a sentence."""
-    more = {"flat": ", dtype='uint16', end=50256", "npy": ", 'offsets.npy'"}.get(form, "")
-    return (
-        f"holds tokens, which need no preparing: pipeline.InPlace.{form}({os.fspath(path)!r}{more}"
-        f") opens them, and commands take --tokens {form}"
-    )

@@ -1,7 +1,5 @@
 """Token files of other programs: the arrays that hold tokens, and where examples begin in them."""
 
-import itertools
-import json
 import os
 import struct
 from collections.abc import Sequence
@@ -12,10 +10,11 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.cache import default_directory
+from pipeline.corpus.cache import default_directory, local_copy
 from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
+from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
 from pipeline.text.sources.content import open_text
 
@@ -39,13 +38,14 @@ class TokenFiles(NamedTuple):
 
     Attributes:
         files: those that hold them.
-        tokens: the ids of the examples, in order.
-        weights: as many weights for each; None: all tokens weigh 1.
+        groups: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1, and
+            features, by name.
+        layout: the options that decide how the files are read, as JSON.
     """
 
     files: list[epath.Path]
-    tokens: list[Lists]
-    weights: list[Lists] | None = None
+    groups: list[dict[str, Lists]]
+    layout: Any = None
 
 
 def damaged(path: epath.Path, seen: object) -> InvalidValue:
@@ -55,74 +55,56 @@ def damaged(path: epath.Path, seen: object) -> InvalidValue:
     )
 
 
-def saved_files(paths: files.Paths, split: str | None) -> list[epath.Path]:
-    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
-
-    Its `state.json` lists them: others beside them are left from when it was saved before.
-    """
-    if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
-        if split is not None:
-            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
-        found = files.find(paths)
-        for folder in {path.parent for path in found}:
-            if (folder / "state.json").exists():
-                listed = _read_saved(folder)
-                for path in found:
-                    if path.parent == folder and path not in listed:
-                        raise InvalidValue(
-                            f"{os.fspath(path)} is not among the files that state.json lists: it "
-                            "is left from another data set; give the folder instead of its files"
-                        )
-        return found
-    if (folder / "dataset_dict.json").exists():
-        splits = _read_saved(folder)
-        if folder / f"{split}" not in splits:
-            raise InvalidValue(
-                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}, "
-                f"not {split}; give split={splits[0].name!r} or another of them"
-            )
-        folder /= f"{split}"
-    found = _read_saved(folder)
-    if not found:
-        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
-    return files.find(found)
-
-
-def _read_saved(folder: epath.Path) -> list[epath.Path]:
-    """The splits in a folder that was saved to disk, or its files."""
-    index = folder / "dataset_dict.json"
-    try:
-        if index.exists():
-            return [folder / name for name in json.loads(index.read_text())["splits"]]
-        state = json.loads((index := folder / "state.json").read_text())
-        return [folder / each["filename"] for each in state["_data_files"]]
-    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+def npy(paths: files.Paths) -> TokenFiles:
+    """The examples in a flat `.npy` array, between the offsets in another."""
+    found = files.find(paths)
+    if len(found) != 2:
+        raise InvalidValue(f"{paths} are {len(found)} files; give that of tokens, and of offsets")
+    tokens, edges = (_load(path) for path in found)
+    counts = np.diff(edges.astype(np.int64))
+    if len(edges) < 2 or counts.min() < 0 or (edges[0], edges[-1]) != (0, len(tokens)):
         raise InvalidValue(
-            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
-            f"cannot be read ({error!r}); save it again, or give a glob of files"
-        ) from error
+            f"{os.fspath(found[1])} does not hold offsets into {len(tokens):,} tokens; write one "
+            "more than there are examples, ascending, from 0 to that number, as "
+            "np.append(0, np.cumsum(lengths))"
+        )
+    return _divide(found, [tokens], (), [(edges[:-1].astype(np.int64), counts)])
+
+
+def _load(path: epath.Path) -> np.ndarray:
+    try:
+        array = np.asarray(np.load(os.fspath(local_copy(path)), mmap_mode="r"))
+    except (ValueError, EOFError) as error:
+        raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidValue(
+            f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
+            "must be one-dimensional and of integers"
+        )
+    return array
 
 
 def megatron(prefixes: files.Paths) -> TokenFiles:
     """The documents of Megatron's indexed data sets, `PREFIX.bin` with `PREFIX.idx`."""
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
     stems = [os.fspath(each).removesuffix(".idx").removesuffix(".bin") for each in given]
-    found, tokens = files.find([f"{stem}.idx" for stem in stems]), []
-    data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in found])
-    for index, path in zip(found, data, strict=True):
+    indices, arrays, borders = files.find([f"{stem}.idx" for stem in stems]), [], []
+    data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
+    for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
         values = _read(path, dtype)
         if len(values) != edges[-1]:
             raise damaged(
                 path, f"it has {len(values):,} tokens of {dtype}, and its .idx {edges[-1]:,}"
             )
-        tokens.append((values, edges[:-1], np.diff(edges)))
-    return TokenFiles([*found, *data], tokens)
+        arrays.append(values)
+        borders.append((edges[:-1], np.diff(edges)))
+    return _divide([*indices, *data], arrays, (), borders)
 
 
 def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
     """Of a Megatron index: the dtype, and where documents begin and the last one ends."""
-    content = read_content(path)
+    content = read_content(local_copy(path))
     head = bytes(content[:34])
     if len(head) < 34 or head[:9] != b"MMIDIDX\0\0":
         raise damaged(path, "it does not begin as an index of Megatron does")
@@ -146,7 +128,7 @@ def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
     return dtype, edges[first]
 
 
-def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles:
+def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> TokenFiles:
     """The documents of datatrove's `.ds` files, or of a folder of them."""
     if isinstance(paths, str | os.PathLike) and as_path(paths).is_dir():
         paths = f"{os.fspath(paths)}/*.ds"
@@ -172,44 +154,7 @@ def datatrove(paths: files.Paths, weights: str | tuple[()] | None) -> TokenFiles
     arrays = [_read(path, np.dtype(fitting[0])) for path in found]
     counts = [np.diff(each, prepend=0) for each in ends]
     borders = [(each - n, n) for each, n in zip(ends, counts, strict=True)]
-    return _place([*found, *indices], arrays, losses if weights else (), borders)
-
-
-def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
-    """Refuses files of masks that no option mentions."""
-    if weights is None and (there := [path for path in masks if path.exists()]):
-        raise InvalidValue(
-            f"{os.fspath(there[0])} says on which tokens to train; give weights={name!r}, or "
-            "weights=() to train on all"
-        )
-
-
-def _place(
-    found: Sequence[epath.Path],
-    arrays: Sequence[np.ndarray],
-    masks: files.Paths,
-    borders: Sequence[tuple[np.ndarray, np.ndarray]] | np.ndarray,
-) -> TokenFiles:
-    """Token files whose masks, if any, are files with a byte for each token.
-
-    `borders` are for each array where its documents begin and their sizes; or the edges of all
-    documents in arrays that lie end to end.
-    """
-    paths = files.find(masks) if masks else []
-    held = [_read(path, np.dtype(bool)) for path in paths]
-    if paths and [*map(len, held)] != [*map(len, arrays)]:
-        raise InvalidValue(
-            f"the files of weights have {', '.join(map(str, map(len, held)))} bytes for "
-            f"{', '.join(map(str, map(len, arrays)))} tokens; give a file with a byte for each "
-            "token, 1 to train on it, for each file of tokens"
-        )
-    lists = [
-        _divide(some, borders)
-        if isinstance(borders, np.ndarray)
-        else [(values, *at) for values, at in zip(some, borders, strict=True)]
-        for some in ([arrays, held] if paths else [arrays])
-    ]
-    return TokenFiles([*found, *paths], *lists)
+    return _divide([*found, *indices], arrays, losses if weights else (), borders)
 
 
 def flat(
@@ -233,17 +178,21 @@ def flat(
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
     arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
     tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
-    if listed := [table for table in tables if table.exists()]:
+    listed = [table for table in tables if table.exists()]
+    if listed:
         borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
-        return _place([*found, *listed], arrays, weights or (), borders)
-    if end is None and begin is None and len(marks) == 1:
-        (begin,) = marks
-    return _place(found, arrays, weights or (), _find_edges(found, arrays, end, begin))
+    else:
+        if end is None and begin is None and len(marks) == 1:
+            (begin,) = marks
+        edges = _find_edges(found, arrays, end, begin)
+        borders = [(edges[:-1], np.diff(edges))]
+    layout = [f"{arrays[0].dtype}", end, begin, skip]
+    return _divide([*found, *listed], arrays, weights or (), borders, layout)
 
 
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
     """The ids of a file, and the id that begins a document if its header says so."""
-    content, mark, name = read_content(path), None, os.fspath(path)
+    content, mark, name = read_content(local_copy(path)), None, os.fspath(path)
     head = bytes(content[:12])
     if head.startswith(b"\x93NUMPY"):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
@@ -269,8 +218,8 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
 
 
 def _read(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
-    """The numbers of a file after `skip` bytes; mapped if it is local."""
-    content = read_content(path)
+    """The numbers of a file after `skip` bytes, mapped."""
+    content = read_content(local_copy(path))
     if content.size < skip or (content.size - skip) % dtype.itemsize:
         raise damaged(path, f"its {content.size:,} bytes are not {skip:,} and some {dtype}")
     return np.frombuffer(content, dtype, offset=skip)
@@ -351,18 +300,57 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
     return found
 
 
-def _divide(arrays: Sequence[np.ndarray], edges: np.ndarray) -> list[Lists]:
-    """The documents between edges in arrays that lie end to end; those in several are copied."""
-    firsts, lists = np.cumsum([0, *map(len, arrays)]), []
-    begins, counts = edges[:-1], np.diff(edges)
-    for number, (first, last) in enumerate(itertools.pairwise(firsts.tolist())):
-        values = arrays[number]
-        here = slice(*np.searchsorted(begins, (first, last)))
-        inside = slice(here.start, np.searchsorted(edges, last, "right") - 1)
-        lists.append((values, begins[inside] - first, counts[inside]))
-        for at in range(max(inside.stop, here.start), here.stop):  # at most one
-            stop = np.searchsorted(firsts, edges[at + 1])
-            pieces = [values[begins[at] - first :], *arrays[number + 1 : stop]]
-            joined = np.concatenate(pieces)[: counts[at]]
-            lists.append((joined, np.zeros(1, np.int64), counts[at : at + 1]))
-    return lists
+def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
+    """Refuses files of masks that no option mentions."""
+    if weights is None and (there := [path for path in masks if path.exists()]):
+        raise InvalidValue(
+            f"{os.fspath(there[0])} says on which tokens to train; give weights={name!r}, or "
+            "weights=() to train on all"
+        )
+
+
+def _divide(
+    found: Sequence[epath.Path],
+    arrays: Sequence[np.ndarray],
+    masks: files.Paths,
+    borders: Sequence[tuple[np.ndarray, np.ndarray]],
+    layout: Any = None,
+) -> TokenFiles:
+    """The examples in arrays that lie end to end; those in several arrays are copied.
+
+    Args:
+        found: the files that were read.
+        arrays: their tokens.
+        masks: as many files with a byte for each token, or none.
+        borders: of each array, or once of all, where examples begin, and their sizes.
+        layout: as in `TokenFiles`.
+    """
+    columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
+    if paths:
+        columns[WEIGHTS] = [_read(path, np.dtype(bool)) for path in paths]
+    sizes = [", ".join(f"{len(each)}" for each in some) for some in columns.values()]
+    if len({*sizes}) > 1:
+        raise InvalidValue(
+            f"the files of weights have {sizes[1]} bytes for {sizes[0]} tokens; give a file with a "
+            "byte for each token, 1 to train on it, for each file of tokens"
+        )
+    firsts, groups = np.cumsum([0, *map(len, arrays)]), []
+    begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
+    counts = np.concatenate([each for _, each in borders])
+    ends = begins + counts
+    # The array in which each example begins. Those of a group begin in one, and end in it or later.
+    array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
+    changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
+    for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
+        first, low, high = array[group[0]], begins[group].min(), ends[group].max()
+        which = slice(first, max(np.searchsorted(firsts, high), first + 1))
+        lists = {}
+        for name, some in columns.items():
+            pieces = [
+                values[max(low - at, 0) : high - at]
+                for values, at in zip(some[which], firsts[which], strict=True)
+            ]
+            values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            lists[name] = values, begins[group] - low, counts[group]
+        groups.append(lists)
+    return TokenFiles([*found, *paths], groups, layout)

@@ -15,7 +15,8 @@ from etils import epath
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import open_growing
-from pipeline.corpus.links import link, open_tokens
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.links import link
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
@@ -281,7 +282,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
             for a mixture, `sources` instead of `train`, such fields by name, and `mixture` with
             their `weights`; if others may join `train` later, `added`, by name;
-            for token files of another program `format`, one of `links.FORMATS`, with `files` and
+            for token files of another program `format`, one of `in_place.READERS`, with `files` and
             the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
             `hold_out` of the training corpus;
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
@@ -367,7 +368,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
                 "text, with commas between several"
             )
         options = {**fields.get("options", {}), "task": task, "tokenizer": tokenizer}
-        tokens = open_tokens(fields.format, fields.files.split(","), options)
+        tokens = InPlace(fields.format, fields.files.split(","), **options)
         if tokens.vocab_size is None:
             raise InvalidValue(
                 f"the number of ids is unknown; give {name}.options.vocab_size, or the "

@@ -10,8 +10,9 @@ from pyarrow import feather
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Feature, InPlace, Pairs, load
 from pipeline.cli.commands import FINE, WRONG, main
+from pipeline.cli.prepare import open_flags
 from pipeline.corpus import INPUTS, TARGETS, open_corpus
-from pipeline.corpus.links import guess, link, open_tokens, parse_options
+from pipeline.corpus.links import guess, link
 from pipeline.history import read_history, write_history
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
@@ -174,7 +175,7 @@ def test_commands_read_token_files(opened, tmp_path, capsys):
         (["report", "mega", "--tokens", "numpy"], "it must be one of arrow, parquet, npy"),
         (["report", "mega", "--tokens", "flat", "ends=3"], "flat() has no option 'ends'; did you"),
         (["report", "mega", "--tokens", "flat", "ends"], "'ends' is no option; give NAME=VALUE"),
-        (["report", "flat.npy", "--tokens", "npy"], "missing a required argument: 'offsets'"),
+        (["report", "flat.npy", "--tokens", "npy"], "give that of tokens, and of offsets"),
         (["report", "flat.npy"], "add --lengths"),
     ):
         assert main(arguments) == WRONG
@@ -200,12 +201,11 @@ def test_formats_are_told_by_the_files(opened, tmp_path):
         ("nowhere.bin", ""),
     ):
         assert guess(path) == form
-    assert parse_options(["end=3", "weights=()", "dtype=uint16", "split="]) == {
-        "end": 3,
-        "weights": (),
-        "dtype": "uint16",
-        "split": "",
-    }
+
+
+def test_options_of_a_command_are_python_or_strings(opened):
+    corpus = open_flags(["flat", "end=3", "weights=()", "dtype=uint16"], ["token_ids*"])
+    assert corpus.options == {"end": 3, "weights": (), "dtype": "uint16"}
 
 
 def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
@@ -223,7 +223,7 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
             ("flat", "token_ids*", {"dtype": "uint16", "weights": f"{root}/labels_mask*"}),
             ("arrow", "a.arrow", {"weights": "loss_mask"}),
         ):
-            corpus = open_tokens(name, f"{root}/{paths}", {**options, "vocab_size": 99})
+            corpus = InPlace(name, f"{root}/{paths}", **options, vocab_size=99)
             for left, right in zip(corpus, opened[name], strict=True):
                 assert all(np.array_equal(left[each], right[each]) for each in left)
             require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)

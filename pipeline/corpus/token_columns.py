@@ -1,0 +1,158 @@
+"""Token columns: lists of ids, and what is beside them, in Arrow and Parquet files."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from etils import epath
+
+from pipeline.corpus import column_masks
+from pipeline.corpus.cache import local_copy
+from pipeline.corpus.token_files import Lists, TokenFiles
+from pipeline.errors import InvalidValue
+from pipeline.fs.atomic import as_path
+from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+
+
+def arrow(paths: files.Paths, *, split: str | None = None, **columns) -> TokenFiles:
+    """The rows of Arrow files, or of a data set that was saved to disk."""
+    return read_columns(ArrowFiles, _saved_files(paths, split), **columns)
+
+
+def parquet(paths: files.Paths, **columns) -> TokenFiles:
+    """The rows of Parquet files."""
+    return read_columns(ParquetFiles, files.find(paths), **columns)
+
+
+def _saved_files(paths: files.Paths, split: str | None) -> list[epath.Path]:
+    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
+
+    Its `state.json` lists them: others beside them are left from when it was saved before.
+    """
+    if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
+        if split is not None:
+            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
+        found = files.find(paths)
+        for folder in {path.parent for path in found}:
+            if (folder / "state.json").exists():
+                listed = _read_saved(folder)
+                for path in found:
+                    if path.parent == folder and path not in listed:
+                        raise InvalidValue(
+                            f"{os.fspath(path)} is not among the files that state.json lists: it "
+                            "is left from another data set; give the folder instead of its files"
+                        )
+        return found
+    if (folder / "dataset_dict.json").exists():
+        splits = _read_saved(folder)
+        if folder / f"{split}" not in splits:
+            raise InvalidValue(
+                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}, "
+                f"not {split}; give split={splits[0].name!r} or another of them"
+            )
+        folder /= f"{split}"
+    found = _read_saved(folder)
+    if not found:
+        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
+    return files.find(found)
+
+
+def _read_saved(folder: epath.Path) -> list[epath.Path]:
+    """The splits in a folder that was saved to disk, or its files."""
+    index = folder / "dataset_dict.json"
+    try:
+        if index.exists():
+            return [folder / name for name in json.loads(index.read_text())["splits"]]
+        state = json.loads((index := folder / "state.json").read_text())
+        return [folder / each["filename"] for each in state["_data_files"]]
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InvalidValue(
+            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
+            f"cannot be read ({error!r}); save it again, or give a glob of files"
+        ) from error
+
+
+def read_columns(
+    kind: type[ArrowFiles | ParquetFiles],
+    paths: Sequence[epath.Path],
+    column: str = "input_ids",
+    labels: str | None = None,
+    weights: str | Sequence[str] | None = None,
+    features: Mapping[str, Feature] | None = None,
+) -> TokenFiles:
+    """The rows of files; for the options, see `in_place.ColumnOptions`."""
+    copies, wanted = [local_copy(path) for path in paths], check_features(features)
+    masks = column_masks.choose(kind(copies).names() - {column}, labels, weights, wanted)
+    source = kind(copies, columns=[column, *wanted, *masks])
+    kinds, groups = {column: None, **wanted, **masks}, []
+    for place, table in source.groups():
+        columns = [pa.chunked_array(table.column(name)).chunks for name in kinds]
+        if any([*map(len, each)] != [*map(len, columns[0])] for each in columns):
+            columns = [[pa.concat_arrays(each)] for each in columns]
+        for pieces in zip(*columns, strict=True):
+            lists = {
+                name: _lists(f"{place} {name}", piece, kinds[name])
+                for name, piece in zip(kinds, pieces, strict=True)
+            }
+            column_masks.cut(lists, column, wanted)
+            group = {TOKENS: lists[column], **{name: lists[name] for name in wanted}}
+            if names := [name for name in masks if name in lists]:
+                group[WEIGHTS] = column_masks.weigh(lists, column, names, labels)
+            groups.append(group)
+    if len({group[WEIGHTS][0].dtype for group in groups if WEIGHTS in group}) > 1:
+        for group in groups:
+            weighed, *where = group[WEIGHTS]
+            group[WEIGHTS] = weighed.astype(np.float32), *where
+    return TokenFiles(source.files, groups, [column, labels, [*masks], [*wanted]])
+
+
+def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
+    """The values of an Arrow column in any layout: lists of ids, or the values of a feature."""
+    values, counts = _decode(column), np.ones(len(column), np.int64)
+    if feature is None or not feature.per_example:
+        values, counts = _flatten(place, values, counts)
+    size = 1 if feature is None else feature.size
+    if pa.types.is_fixed_size_list(values.type) and values.type.list_size == size:
+        values, counts = _flatten(place, values, counts)[0], counts * size
+    elif size > 1 or pa.types.is_nested(values.type):
+        raise InvalidValue(
+            f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
+            "as fixed-size lists"
+        )
+    _require_all(place, values, counts)
+    if feature is None and not pa.types.is_integer(values.type):
+        raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
+    return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
+
+
+def _decode(column: pa.Array) -> pa.Array:
+    """The values of an array themselves, without an extension, runs or a dictionary."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        return _decode(column.storage)
+    if pa.types.is_run_end_encoded(column.type):
+        return _decode(pc.call_function("run_end_decode", [column]))
+    return _decode(column.dictionary_decode()) if pa.types.is_dictionary(column.type) else column
+
+
+def _flatten(place: str, lists: pa.Array, counts: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """The values of lists of any kind, one list after another, and the size of each."""
+    _require_all(place, lists, counts)
+    if not hasattr(lists, "flatten") or pa.types.is_struct(lists.type):
+        raise InvalidValue(f"{place} holds {lists.type}; it must hold lists of numbers")
+    sizes = pc.call_function("list_value_length", [lists])
+    return _decode(lists.flatten()), sizes.to_numpy().astype(np.int64)
+
+
+def _require_all(place: str, values: pa.Array, counts: np.ndarray) -> None:
+    """Refuses values of rows that are missing; each row has `counts` of them."""
+    if values.null_count:
+        first = int(np.argmax(pc.call_function("is_null", [values]).to_numpy(zero_copy_only=False)))
+        row = np.searchsorted(np.cumsum(counts), first, side="right")
+        raise InvalidValue(
+            f"{place} has missing entries, first {row:,} rows after that; leave them out, or "
+            "fill them in"
+        )

@@ -1,0 +1,276 @@
+"""Writes the token files in this folder with the programs whose formats they have.
+
+    pip install datasets==5.2.0 pillow humanize loguru dill smart_open tensorstore jax \\
+        dataclasses_json jaxtyping equinox
+    pip install --no-deps datatrove==0.10.1 megatron-core==0.16.0 mosaicml-streaming==0.13.0 \\
+        dolma==1.2.1 ai2-olmo-core==3.0.0 levanter==1.2.dev1644
+    python tests/corpus/golden/write.py
+
+`expected.json` has the documents of each data set, and their masks, as the program's own reader
+gives them. nanoGPT and llm.c are no packages: their files are written as their scripts do. Much
+that the packages import, such as torch, is needed neither to write nor to read, and is replaced.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+END = 50256
+DOCUMENTS = [[5, 6, 7, END], [8, END], [END], [9, 10, 11, 12, 13, 14, END], [15, 16, END]]
+MASKS = [[0, 0, 1, 1], [1, 1], [0], [0, 0, 0, 0, 1, 1, 0], [0, 0, 0]]
+
+# Packages whose `__init__` imports more than reading and writing needs.
+SHELLS = "streaming", "streaming.base", "streaming.base.format", "megatron.core", "levanter"
+SHELLS += (
+    "levanter.store",
+    "levanter.data",
+    "olmo_core",
+    "olmo_core.data",
+    "dolma",
+    "dolma.tokenizer",
+    "dolma.core",
+)
+
+
+REPLACED = (
+    "torch",
+    "boto3",
+    "botocore",
+    "humanfriendly",
+    "haliax",
+    "tqdm_loggable",
+    "ray",
+    "deepdiff",
+    "megatron.core.utils",
+)
+
+
+class Replacement(types.ModuleType):
+    """A module that has everything, and does nothing."""
+
+    __path__: list[str] = []  # noqa: RUF012  # as of a package
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {}) if name[0].isupper() else Replacement(name)
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given[0] if given else self
+
+
+class Replacements(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a replacement for the modules of `REPLACED`."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name in REPLACED or name.partition(".")[0] in REPLACED:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> Any:
+        return Replacement(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def replace_modules() -> None:
+    """Lets what is not installed be imported, and `SHELLS` without their content."""
+    for name in SHELLS:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.meta_path.insert(0, Replacements())
+
+
+def join(lists: Any) -> list[int]:
+    """Lists, one after another."""
+    return [*itertools.chain(*lists)]
+
+
+def write_arrow(folder: Path) -> Any:
+    """Saved twice, the second time with fewer files; and a data set with splits."""
+    datasets = importlib.import_module("datasets")
+    labels = [
+        [i if m else -100 for i, m in zip(*each, strict=True)]
+        for each in zip(DOCUMENTS, MASKS, strict=True)
+    ]
+    rows = datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "labels": labels})
+    rows.save_to_disk(folder / "rows", num_shards=3)
+    rows.select(range(4)).save_to_disk(folder / "rows", num_shards=2)
+    splits = datasets.DatasetDict({"train": rows, "test": rows.select([3, 1])})
+    splits.save_to_disk(folder / "splits")
+    found = datasets.load_from_disk(folder / "rows")
+    masks = [[int(label != -100) for label in row] for row in found["labels"]]
+    test = datasets.load_from_disk(folder / "splits")["test"]
+    return {"rows": [found["input_ids"][:], masks], "splits": [test["input_ids"][:], None]}
+
+
+def write_megatron(folder: Path) -> Any:
+    """Documents of one sequence each, and of several; read by sequences and by documents."""
+    indexed = importlib.import_module("megatron.core.datasets.indexed_dataset")
+    expected = {}
+    for name, dtype, sizes in (("text", np.uint16, 9), ("sentences", np.int32, 3)):
+        builder = indexed.IndexedDatasetBuilder(f"{folder / name}.bin", dtype=dtype)
+        for document in DOCUMENTS:
+            lengths = [len(document[at : at + sizes]) for at in range(0, len(document), sizes)]
+            builder.add_document(np.array(document), lengths)
+        builder.finalize(f"{folder / name}.idx")
+        read = indexed.IndexedDataset(f"{folder / name}")
+        sequences = [read[number].tolist() for number in range(len(read))]
+        first = read.document_indices.tolist()
+        documents = [join(sequences[a:b]) for a, b in itertools.pairwise(first)]
+        expected[name] = documents, None
+    return expected
+
+
+def write_datatrove(folder: Path) -> Any:
+    """Two files with losses, in ids of two bytes and of four."""
+    tokens = importlib.import_module("datatrove.pipeline.tokens.tokenizer")
+    expected = {}
+    for name, size in (("two", 2), ("four", 4)):
+        for number, some in enumerate((slice(3), slice(3, None))):
+            file = tokens.TokenizedFile(
+                f"{folder / name}",
+                f"{number:05}.ds",
+                save_loss_metadata=True,
+                tokenizer_name_or_path="gpt2|fast",
+                save_final_metadata=True,
+                token_size=size,
+            )
+            for document, mask in zip(DOCUMENTS[some], MASKS[some], strict=True):
+                file.write(document, np.array(mask, bool))
+            file.close()
+        documents, masks = [], []
+        for path in sorted((folder / name).glob("*.ds")):
+            ends = np.fromfile(f"{path}.index", "<u8").tolist()
+            ids, losses = np.fromfile(path, f"<u{size}"), np.fromfile(f"{path}.loss", bool)
+            for a, b in itertools.pairwise([0, *ends]):
+                documents.append(ids[a:b].tolist())
+                masks.append(losses[a:b].astype(int).tolist())
+        expected[name] = documents, masks
+    return expected
+
+
+def write_mds(folder: Path) -> Any:
+    """Arrays of several encodings, compressed or not; and windows of bytes, as of LLM Foundry."""
+    writer = importlib.import_module("streaming.base.format.mds.writer")
+    reader = importlib.import_module("streaming.base.format.mds.reader")
+    flat, expected = join(DOCUMENTS), {}
+    windows = [np.array(flat[at : at + 6]).tobytes() for at in range(0, 18, 6)]
+    arrays = [{"tokens": np.array(d, np.uint16), "n": len(d), "text": "x"} for d in DOCUMENTS]
+    for name, columns, samples, compression in (
+        ("windows", {"tokens": "bytes"}, [{"tokens": each} for each in windows], None),
+        ("arrays", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, None),
+        ("typed", {"tokens": "ndarray:uint16", "n": "int", "text": "str"}, arrays, "gz"),
+        ("packed", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, "bz2:9"),
+    ):
+        with writer.MDSWriter(
+            out=f"{folder / name}", columns=columns, compression=compression, size_limit=300
+        ) as out:
+            for sample in samples:
+                out.write(sample)
+        raw = folder / f"{name}-raw"
+        with writer.MDSWriter(out=f"{raw}", columns=columns, size_limit=300) as out:
+            for sample in samples:
+                out.write(sample)
+        shards = json.loads((raw / "index.json").read_text())["shards"]
+        read = [reader.MDSReader.from_json(f"{raw}", None, shard) for shard in shards]
+        values = [shard[number]["tokens"] for shard in read for number in range(len(shard))]
+        shutil.rmtree(raw)
+        values = [np.frombuffer(v, np.int64) if isinstance(v, bytes) else v for v in values]
+        expected[name] = [each.tolist() for each in values], None
+    return expected
+
+
+def write_levanter(folder: Path) -> Any:
+    """A cache with ids and masks; the ledger has what `SerialCacheWriter` puts there."""
+    tree = importlib.import_module("levanter.store.tree_store")
+    exemplar = {"input_ids": np.zeros(0, np.int32), "assistant_masks": np.zeros(0, np.int32)}
+    rows = [
+        {"input_ids": np.array(ids, np.int32), "assistant_masks": np.array(mask, np.int32)}
+        for ids, mask in zip(DOCUMENTS, MASKS, strict=True)
+    ]
+    store = tree.TreeStore.open(exemplar, f"{folder / 'cache'}", mode="w")
+    store.extend(rows)
+    ledger: dict[str, Any] = {"total_num_rows": len(store), "shard_rows": {"": len(store)}}
+    ledger |= {"is_finished": True, "finished_shards": [""], "field_counts": {}}
+    ledger["metadata"] = {"options": {}, "preprocessor_metadata": {}}
+    (folder / "cache" / "shard_ledger.json").write_text(json.dumps(ledger))
+    read = tree.TreeStore.open(exemplar, f"{folder / 'cache'}", mode="r")
+    found = [read[number] for number in range(len(read))]
+    names = "input_ids", "assistant_masks"
+    return {"cache": [[np.asarray(row[name]).tolist() for row in found] for name in names]}
+
+
+def write_olmo(folder: Path) -> Any:
+    """A file with its table, as Dolma writes it; and one with a mask, as OLMo-core reads it."""
+    memmap = importlib.import_module("dolma.tokenizer.memmap_writer")
+    types_ = importlib.import_module("dolma.tokenizer.data_types")
+    utils = importlib.import_module("olmo_core.data.utils")
+    with memmap.MemmapWriter(f"{folder / 'part-0'}", np.dtype("uint16"), max_tokens=40) as writer:
+        for number, document in enumerate(DOCUMENTS):
+            name = f'id "{number}", of a'
+            writer.write(types_.TokenizerOutput.from_tokens(name, "a.gz", number, document))
+    (folder / "masked").mkdir()
+    for name in ("part-0.npy", "part-0.csv.gz"):
+        other = name.replace("part-0", "token_ids_part_0000")
+        shutil.copy(folder / name, folder / "masked" / other)
+    mask = np.array(join(MASKS), bool)
+    mask.tofile(folder / "masked" / "labels_mask_part_0000.npy")
+    found = utils.get_document_indices(folder / "part-0.npy")
+    read = [
+        utils.load_array_slice(folder / "part-0.npy", a, b, np.uint16).tolist() for a, b in found
+    ]
+    masks = [mask[a:b].astype(int).tolist() for a, b in found]
+    return {"part-0.npy": [read, None], "masked": [read, masks]}
+
+
+def write_flat(folder: Path) -> Any:
+    """nanoGPT's file, whose documents end with the mark; llm.c's, where they begin with it."""
+    flat = np.array(join(DOCUMENTS), np.uint16)
+    file = np.memmap(folder / "train.bin", np.uint16, "w+", shape=(len(flat),))
+    file[:] = flat
+    file.flush()
+    begun = [[END, *document[:-1]] for document in DOCUMENTS]
+    for name, magic, version, dtype in (
+        ("gpt2", 20240520, 1, np.uint16),
+        ("llama3", 20240801, 7, np.uint32),
+    ):
+        ids = np.array(join(begun), dtype)
+        ids[ids == END] = 128000 if dtype is np.uint32 else END
+        for number, some in enumerate(np.array_split(ids, 2)):  # cut inside a document
+            header = np.zeros(256, np.int32)
+            header[:3] = magic, version, len(some)
+            path = folder / f"{name}_{number}.bin"
+            path.write_bytes(header.tobytes() + some.tobytes())
+    llama3 = [[128000, *document[1:]] for document in begun]
+    return {"train.bin": [DOCUMENTS, None], "gpt2": [begun, None], "llama3": [llama3, None]}
+
+
+def main() -> None:
+    """Writes all data sets anew."""
+    replace_modules()
+    writers = write_arrow, write_megatron, write_datatrove, write_mds
+    expected = {}
+    for write in (*writers, write_levanter, write_olmo, write_flat):
+        folder = HERE / write.__name__.removeprefix("write_")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        expected[folder.name] = write(folder)
+    (HERE / "expected.json").write_text(json.dumps(expected, indent=1))
+
+
+if __name__ == "__main__":
+    main()
