@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pipeline.corpus.groups import ABOVE, add_parents
-from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
+from pipeline.corpus.groups import add_parents
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
@@ -221,7 +221,7 @@ class _OfBlock:
             return templates.fill(job.template, record, self._of_spans)
         except templates.LeftOut as error:
             self._left_out.add(number)
-            self._note(f"{error}; they are in no batch", "", number)
+            self._note(f"{error}; they are left out", "", number)
             return self._nothing
         except Exception as error:
             self._fail(number, error)

@@ -1,7 +1,6 @@
 """Chats: the turns of a conversation, as they are stored, and the template that spells them."""
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.tokenizers.markup import Markup, parse_format
-from pipeline.text.values import NUMBERS, as_text, is_null, note
+from pipeline.text.values import NUMBERS, as_text, is_null, note, read_json
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
@@ -268,11 +267,11 @@ def _parse(given: Any, what: str) -> Any:
     """A value that may be JSON, as the value itself."""
     while isinstance(given, str | bytes):
         try:
-            given = json.loads(given)
-        except ValueError as error:
+            given = read_json(as_text(given, what))
+        except InvalidValue as error:
             raise InvalidValue(
-                f"{what} is the text {given!r:.60}, which is not JSON ({error}); give a list of "
-                "turns, such as {'role': 'user', 'content': 'Hi'}, or JSON of one"
+                f"{what} is the text {given!r:.60}: {error}; give a list of turns, such as "
+                "{'role': 'user', 'content': 'Hi'}, or JSON of one"
             ) from None
     return _listed(given)
 

@@ -22,7 +22,7 @@ from pipeline.text.chats import (
 )
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup, join
-from pipeline.text.values import as_text, decode_bytes, is_null, note
+from pipeline.text.values import as_text, decode_bytes, is_null, note, read_json
 
 # Characters that no text has. They mark text of records, and where generated text begins and ends.
 TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -98,9 +98,8 @@ class Jinja:
         ]
         if not turns:
             raise InvalidValue(f"{what} are empty")
-        tools = record.get(self._tools)
-        tools = json.loads(tools) if isinstance(tools, str | bytes) and tools else tools
-        tools = _require_text(decode_bytes(tools), f"its {self._tools}")
+        tools = _require_text(decode_bytes(record.get(self._tools)), f"its {self._tools}")
+        tools = read_json(tools) if isinstance(tools, str) and tools else tools
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
         self._note_others(turns, marked, render, what)
@@ -249,7 +248,7 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
 @functools.lru_cache(16)
 def _compile(text: str) -> Any:
     """A template, which can read no file and no attribute that is not data."""
-    sandbox = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
+    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
     from jinja2 import TemplateSyntaxError, ext, nodes
 
     class Generation(ext.Extension):
@@ -272,7 +271,13 @@ def _compile(text: str) -> Any:
     def as_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **options)
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
+
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
     environment.filters["tojson"] = as_json

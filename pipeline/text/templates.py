@@ -361,7 +361,8 @@ def encode(
     except UnicodeError as error:
         raise not_text("a span that the template returned", error) from error
     if of_spans := getattr(tokenizer, "encode_spans", None):
-        flat, counts = of_spans(texts, _find_inside(filled))
+        words = getattr(tokenizer, "marks_words", False)
+        flat, counts = of_spans(texts, _find_inside(filled, words))
     else:
         flat, counts = tokenizer.encode_batch(texts)
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
@@ -393,17 +394,25 @@ def encode(
     return Ragged(tokens, columns, text_bytes)
 
 
-def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]]) -> list[bool]:
-    """For each span of some records, whether text comes before it in its example."""
+def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]], words: bool) -> list[bool]:
+    """For each span of some records, whether text comes before it in its example.
+
+    If the tokenizer marks where `words` begin or end, a span may not begin inside one.
+    """
     inside: list[bool] = []
     for record in filled:
-        after_prefix = False
+        of_prefix = ""
         for node in record:
-            within = after_prefix
+            last = of_prefix  # the last character before a span
             for text, *_ in node:
-                inside.append(within)
-                within = within or bool(text)
-            after_prefix = within if node is record[0] else after_prefix
+                inside.append(bool(last))
+                if words and last.isalnum() and text[:1].isalnum():
+                    raise InvalidValue(
+                        f"the span {text!r:.40} begins inside a word, after {last!r}, and the "
+                        "tokenizer would make a word of it; let spans begin where words do"
+                    )
+                last = text[-1:] or last
+            of_prefix = last if node is record[0] else of_prefix
     return inside
 
 

@@ -2,6 +2,7 @@
 
 import contextvars
 import decimal
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -45,8 +46,8 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
     if is_null(value):
         if null is None:
             raise InvalidValue(
-                f"{what} is null ({value!r}); correct or remove the record, or give the template "
-                "null='' to read nulls as empty texts"
+                f"{what} is null ({value!r}); correct or remove the record, or give a template "
+                "with null='', which reads nulls as empty texts"
             )
         return null
     if isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value):
@@ -97,6 +98,59 @@ def decode_bytes(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {decode_bytes(key): decode_bytes(each) for key, each in value.items()}
     return [*map(decode_bytes, value)] if isinstance(value, list | tuple) else value
+
+
+class Written(float):
+    """A number of JSON that prints as it is written there, with more digits than floats have."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> "Written":  # noqa: D102
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _as_number(text: str) -> float:
+    number = float(text)
+    return number if len(text) < 17 or str(number) == text else Written(text)
+
+
+def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_as_dict, parse_float=_as_number)
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON, with numbers that print as they are written there.
+
+    >>> str(read_json("0.12345678901234567890"))
+    '0.12345678901234567890'
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice.
+    """
+    try:
+        return _JSON.decode(text)
+    except InvalidValue:
+        raise
+    except json.JSONDecodeError as error:
+        raise InvalidValue(f"it is not valid JSON: {error.msg} at column {error.colno}") from None
+    except (RecursionError, ValueError) as error:  # Python limits both
+        raise InvalidValue(
+            "it cannot be read: its JSON is nested too deeply, or has a number of too many digits "
+            f"({error})"
+        ) from None
 
 
 # The notes of the record that is read now, each with an example; None: nobody counts them.

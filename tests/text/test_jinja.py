@@ -140,10 +140,12 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         (CHATML, [turn("a"), turn("b", "Assistant")], "the role 'Assistant', and a known role is"),
         ("{{ raise_exception('no system') }}", TALK, "the chat template fails: no system"),
         ("{{ ''.__class__.__mro__ }}", TALK, "the chat template fails: .*unsafe"),
+        ("{{ ''.__class__ }}", TALK, "the chat template fails: '__class__' of 'str' is unsafe"),
+        ("{{ '{0.__class__}'.format(messages) }}", TALK, "the chat template fails: .*unsafe"),
         (
             "{{ messages.append(1) }}",
             TALK,
-            "the chat template fails: .*'append' of 'list' object is unsafe",
+            "the chat template fails: .*'append' of 'list' is unsafe",
         ),
         ("{% include 'tokenizer.json' %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),

@@ -303,6 +303,8 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
         ("[1, 2]", "it holds a JSON list; each line must hold an object"),
         ('{"a": ' * 1_000_000, "it cannot be read: its JSON is nested too deeply, or has"),
         (f'{{"id": {"7" * 5000}}}', "it cannot be read: .* limit .* for integer string"),
+        ('{"text": "a", "text": "b"}', "it has the key 'text' twice; keep one"),
+        ('{"a": [{"b": 1, "b": 1}]}', "it has the key 'b' twice; keep one"),
     ],
 )
 def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
@@ -316,8 +318,9 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
     ("record", "sentence"),
     [
         ({"body": "a", "id": 1}, r"it has no field 'text' \(its fields: body, id\); name"),
-        ({"text": 5}, "its field 'text' holds int, not text"),
-        ({"text": None}, "its field 'text' holds NoneType, not text"),
+        ({"text": [5]}, "its field 'text' holds list .*, not text or a number"),
+        ({"text": True}, "its field 'text' holds bool .*, not text or a number"),
+        ({"text": None}, "its field 'text' is null"),
         ({"text": "\ud800"}, "its field 'text' is not UTF-8 text"),
         ({"text": b"\xff"}, "its field 'text' is not UTF-8 text"),
     ],

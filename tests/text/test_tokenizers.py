@@ -13,6 +13,7 @@ from pipeline.text import templates
 from pipeline.text.sources import Records, Slice
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
+from pipeline.text.templates import Answer, Preference
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
 from tests.text.trained import train_bytes_pairs
@@ -409,3 +410,43 @@ def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):
 
     with pytest.raises(TypeError, match="Mine has no kind, decode, save; a tokenizer has"):
         pipeline.prepare(Records(["a"]), Mine(), tmp_path, progress=False)
+
+
+def test_a_model_that_puts_spaces_after_texts_puts_none_after_a_first_span(tmp_path):
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the un happy cat sat"] * 50),
+        model_writer=content,
+        model_type="bpe",
+        vocab_size=280,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        treat_whitespace_as_suffix=True,
+        minloglevel=2,
+    )
+    (tmp_path / "m.model").write_bytes(content.getvalue())
+    tokenizer = SentencePiece(tmp_path / "m.model")
+    (spans,) = templates.fill(Answer(prompt="{q}", answer="{a}"), {"q": "the un", "a": "happy"})
+    assert tokenizer.decode(templates.encode([[spans]], tokenizer).flat) == "the unhappy"
+
+
+@pytest.mark.parametrize("kind", ["pieces", "words", "suffixes"])
+def test_a_span_may_not_begin_inside_a_word_of_a_tokenizer_of_words(kind, tmp_path):
+    library = pytest.importorskip("tokenizers")
+    models, words = library.models, {"[UNK]": 0, "un": 1, "happy": 2, "##happy": 3, ",": 4}
+    model = {
+        "pieces": lambda: models.WordPiece(words, unk_token="[UNK]"),
+        "words": lambda: models.WordLevel(words, unk_token="[UNK]"),
+        "suffixes": lambda: models.BPE(words, [], end_of_word_suffix="</w>", unk_token="[UNK]"),
+    }[kind]()
+    made = library.Tokenizer(model)
+    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
+    pair = Preference(prompt="{q}", chosen="{a}", rejected=" {a},")
+    for prompt, template in (("un", Answer(prompt="{q}", answer="{a}")), ("un", pair)):
+        filled = templates.fill(template, {"q": prompt, "a": "happy"})
+        with pytest.raises(ValueError, match="the span 'happy' begins inside a word, after 'n'"):
+            templates.encode([filled], tokenizer)
+        filled = templates.fill(template, {"q": prompt + " ", "a": "happy"})
+        assert templates.encode([filled], tokenizer).flat.tolist()
