@@ -4,7 +4,7 @@ import contextvars
 import decimal
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,31 +73,35 @@ def not_text(what: str, error: UnicodeError) -> InvalidValue:
     return InvalidValue(f"{what} is not UTF-8 text ({error}); correct or remove the record")
 
 
-def require_utf8(value: Any, what: str) -> None:
-    """Refuses a value in which a text is none; `what` and its keys name it."""
-    if isinstance(value, str):
-        as_text(value, what)
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            require_utf8(each, f"{what}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            require_utf8(each, f"{what}[{number}]")
+def change_texts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same value with `change` applied to each text in it, and to bytes, also in keys."""
+    if isinstance(value, str | bytes):
+        return change(value)
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {change_texts(key, change): change_texts(each, change) for key, each in pairs}
+    if isinstance(value, list | tuple):
+        return [change_texts(each, change) for each in value]
+    return value
+
+
+def texts_in(value: Any) -> list[str]:
+    """All texts in a value, also keys."""
+    found: list[Any] = []
+    change_texts(value, found.append)
+    return [each for each in found if isinstance(each, str)]
 
 
 def decode_bytes(value: Any) -> Any:
-    """The same value with text in place of bytes, also inside lists and dicts.
+    """The same value with text in place of bytes; those that are not UTF-8 stay, as of images."""
+    return change_texts(value, _decode)
 
-    Bytes that are not UTF-8, such as an image, stay as they are.
-    """
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return value
-    if isinstance(value, Mapping):
-        return {decode_bytes(key): decode_bytes(each) for key, each in value.items()}
-    return [*map(decode_bytes, value)] if isinstance(value, list | tuple) else value
+
+def _decode(value: str | bytes) -> str | bytes:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 class Written(float):

@@ -151,6 +151,14 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
     assert "2 of 2 records have turns with 'tool_calls'" in caplog.text
     strict = Chat(unknown="error")
     assert learnt(strict, TURNS)
+    for field in ({"system": "Be brief."}, {"tools": [{}]}, {"tools": "[{}]"}):
+        with pytest.raises(ValueError, match=r"it has '(system|tools)' .* does not render; remove"):
+            strict({"messages": TURNS, **field})
+        caplog.clear()
+        source, place = Records([{"messages": TURNS, **field}]), tmp_path / f"{field}"
+        prepare(source, Bytes(), place, template=PLAIN)
+        assert "1 of 1 record have a field '" in caplog.text
+    assert strict({"messages": TURNS, "system": None, "tools": "", "functions": []})
     with pytest.raises(
         ValueError, match=r"turn 0 of its messages has 'reasoning' .* remove it, or"
     ):

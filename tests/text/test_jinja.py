@@ -132,7 +132,7 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
     [
         (CHATML, None, "its messages is null"),
         (CHATML, [turn(None)], "turn 0 of its messages has no content"),
-        (CHATML, [turn("\ud800")], "a text of turn 0 of its messages is not UTF-8"),
+        (CHATML, [turn("\ud800")], "a text in turn 0 of its messages is not UTF-8"),
         (CHATML, [turn("a\ufdd0")], "turn 0 of its messages has .* are no text"),
         (CHATML, [turn("a"), answer("b", weight=-1)], "the weight of turn 1 of its messages is -1"),
         (CHATML, [{"content": "a"}], "the chat template fails: "),
@@ -170,6 +170,36 @@ def test_fields_that_are_not_rendered_are_counted(tokenizer, tmp_path, caplog):
     record = {"messages": [turn("Hi"), answer("Yo")], "no": [turn("Hi"), answer("Ho")]}
     corpus = prepare(Records([record]), tokenizer, tmp_path / "b", template=both)
     assert corpus.decode(0).endswith("  Yo<|im_end|>\n\n  Ho<|im_end|>\n")
+
+
+def test_content_that_the_template_changes_or_that_has_no_end_is_counted(
+    tokenizer, tmp_path, caplog
+):
+    last = "{{ eos_token }}", "{% endgeneration %}"
+    endless = GENERATION.replace("".join(last), "".join(reversed(last)))
+    users = CHATML.replace("in messages", "in messages[1:]")
+    cut = CHATML.replace("message.content", "message.content.split('#')[-1]")
+    for number, (template, talk, notes) in enumerate(
+        [
+            (CHATML, TALK, []),
+            (GENERATION, TALK, []),
+            (endless, TALK, ["have an answer that ends without a special token"]),
+            (users, TALK, ["have turns whose content the template changes or leaves out"]),
+            (cut, [turn("a#b"), answer("c")], ["turn 0 of its messages has 'a#b'"]),
+            (CHATML, [turn("  a "), answer("c")], []),
+        ]
+    ):
+        caplog.clear()
+        source = Records([{"messages": talk, "system": "", "tools": None}])
+        jinja = Jinja(tokenizer, template=template)
+        prepare(source, tokenizer, tmp_path / f"{number}", template=jinja)
+        for sentence in notes:
+            assert sentence in caplog.text
+        assert len(caplog.records) == len(notes), caplog.text
+    caplog.clear()
+    record = {"messages": TALK, "system": "Be brief."}
+    prepare(Records([record]), tokenizer, tmp_path / "s", template=Jinja(tokenizer))
+    assert "have a field 'system', which the template does not render" in caplog.text
 
 
 def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):

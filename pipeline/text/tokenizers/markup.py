@@ -70,9 +70,7 @@ class Markup(str):
             if spec or conversion:
                 spec = spec.format_map(fields) if spec else ""
                 value = _format(value, f"its field {name!r}", blank, spec, conversion)
-            if type(value) is not str:  # what is not UTF-8 is found when all is encoded
-                value = as_text(value, f"its field {name!r}", blank)
-            pieces.append((value, False))
+            pieces.append((as_text(value, f"its field {name!r}", blank), False))
         return join(*pieces)
 
     def split_at(self, place: int) -> "tuple[Markup, Markup]":
