@@ -50,9 +50,15 @@ def get_config() -> ConfigDict:
     # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the
     # default of its class.
     config.template = ConfigDict({"kind": ""})
-    for name in ("prompt", "answer", "before", "after", "messages", "role", "content"):
+    for name in ("prompt", "answer", "before", "after", "messages", "role", "content", "unknown"):
         config.template[name] = config_dict.placeholder(str)
+    for name in ("chosen", "rejected", "null"):  # texts, or a template, a list, texts by field
+        config.template[name] = config_dict.placeholder(object)
     config.template.weights = config_dict.placeholder(object)  # of roles, {"assistant": 1.0}
+    config.template.last_only = config_dict.placeholder(bool)
+    # At a record that fails: "raise" ends the work, "skip" lists it in skipped.jsonl. `strict`
+    # refuses text that the tokenizer changes, which is otherwise counted.
+    config.prepare = ConfigDict({"on_error": "raise", "strict": False})
 
     # kind: "causal" (also pairs, if `field` names two), "masked" (`pipeline.Masked`) or
     # "corrupted" (`pipeline.SpanCorruption`). Here, too, None is the default of the class.

@@ -22,7 +22,7 @@ from pipeline.text.templates import Template
 from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
-JSON_FIELDS = ("weights", "last_only")  # fields of templates that are no text
+JSON_FIELDS = ("weights", "last_only", "rejected")  # fields of templates that may be no text
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
 
 
@@ -76,7 +76,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         form = "arrow" if isinstance(source, sources.ArrowFiles) else "parquet"
         raise InvalidValue(f"{source} {call_for(arguments.source[0], form)}")
     rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
-    text = corpora.Text(source, field, _template(arguments) if arguments.template else None)
+    template = _template(arguments) if arguments.template else None
+    text = corpora.Text(source, field, template, rules)
     model = directory / "tokenizer.model"
     tokenizer = corpora.open_tokenizer(
         _tokenizer_fields(arguments), [text], model, advice=MARK_ADVICE
@@ -93,7 +94,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"
         )
-    corpus = text.prepare(tokenizer, directory, engine=engine, **rules)
+    corpus = text.prepare(tokenizer, directory, engine=engine)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 

@@ -587,8 +587,7 @@ class Corpus(Handles, SingleCorpus):
             return make()
 
     def _find_silent(self) -> np.ndarray:
-        table = self._manifest.table
-        if self.task == GROUPS or not table.numbers("silent").any():
+        if not self._manifest.table.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
 
@@ -598,7 +597,8 @@ class Corpus(Handles, SingleCorpus):
         for part in self._manifest.parts:
             if part.silent:
                 examples = open_part(self.directory, part).read()
-                found.append(first + self.task.find_silent(examples.counts, examples.weights))
+                silent = self.task.find_silent(examples.counts, examples.weights, examples.columns)
+                found.append(first + silent)
             first += part.examples
         return np.concatenate(found).astype(np.int64).tobytes()
 

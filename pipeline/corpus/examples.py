@@ -100,7 +100,8 @@ class Examples(SingleCorpus):
         return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
 
     def _find_silent(self) -> np.ndarray:
-        return self.task.find_silent(self._ragged.counts, self._ragged.weights)
+        examples = self._ragged
+        return self.task.find_silent(examples.counts, examples.weights, examples.columns)
 
     @functools.cached_property
     def reader(self) -> Reader:  # type: ignore[override]  # others have an attribute

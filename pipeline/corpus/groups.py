@@ -18,7 +18,7 @@ from etils import epath
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus
 from pipeline.corpus.reader import Pieces
-from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, Task
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
@@ -36,8 +36,7 @@ from pipeline.text.ragged import require_weights, validate_tokens
 
 logger = logging.getLogger(__name__)
 
-# The stored feature of a node that says how many nodes back its parent is; 0: a prefix.
-ABOVE, PARENTS = "_above", Feature("example", dtype=np.int32)
+PARENTS = Feature("example", dtype=np.int32)  # `ABOVE`
 
 
 class Groups(SingleCorpus):
@@ -151,6 +150,14 @@ class Groups(SingleCorpus):
             self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
+
+    def _find_silent(self) -> np.ndarray:
+        """The groups without loss on any continuation, or on their prefix."""
+        group = np.searchsorted(self._edges, self.nodes.silent, side="right") - 1
+        silent = np.flatnonzero(np.bincount(group, minlength=len(self)) == np.diff(self._edges) - 1)
+        begin = self._edges[silent]
+        loss = self.nodes.count_loss(begin, 0 * begin, self._sizes[begin].astype(np.int64))
+        return silent if loss is None else silent[(loss == 0) & (self.lengths[silent] > 0)]
 
     @property
     def directory(self) -> epath.Path:

@@ -347,7 +347,7 @@ def write_part(
         origin=dict(origin),
         text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         learnt=task.count_learnt(examples.counts, examples.weights),
-        silent=len(task.find_silent(examples.counts, examples.weights)),
+        silent=len(task.find_silent(examples.counts, examples.weights, examples.columns)),
         lengths_digest=lengths_module.digest(task.lengths(examples.counts)),
     )
 

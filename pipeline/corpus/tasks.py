@@ -9,6 +9,9 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.features import OF, TOKENS, WEIGHTS, Feature, check_features
 
+# The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
+ABOVE = "_above"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -126,8 +129,15 @@ class Task:
         unseen = weights[first] if self.lookahead else ()  # no target
         return int(np.count_nonzero(weights) - np.count_nonzero(unseen))
 
-    def find_silent(self, counts: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    def find_silent(
+        self,
+        counts: np.ndarray,
+        weights: np.ndarray | None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> np.ndarray:
         """The examples with positions to train on, and no loss on any of them: int64, ascending.
+
+        With the `columns` of nodes of groups, continuations alone count.
 
         >>> CAUSAL.find_silent(np.array([2, 2, 1, 0]), np.array([1, 0, 0, 1, 0])).tolist()
         [0]
@@ -140,7 +150,10 @@ class Task:
         edges = np.stack([ends[known] - lengths[known], ends[known]], axis=1).reshape(-1)
         edges = edges[:-1] if edges[-1] == len(weights) else edges
         learnt = np.add.reduceat(weights != 0, edges, dtype=np.int64)[::2]
-        return known[learnt == 0]
+        silent = known[learnt == 0]
+        if not columns or ABOVE not in columns:
+            return silent
+        return silent[columns[ABOVE].values[silent] > 0]
 
 
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})

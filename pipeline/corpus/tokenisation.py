@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pipeline.corpus.groups import ABOVE, add_parents
-from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
+from pipeline.corpus.groups import add_parents
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
@@ -18,7 +18,7 @@ from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
-from pipeline.text.values import collect_notes, count_bytes, require_utf8
+from pipeline.text.values import collect_notes, count_bytes
 
 # By what is not trained on: how many records have it, of how many that were looked at (0: all),
 # and the first of them.
@@ -221,7 +221,7 @@ class _OfBlock:
             return templates.fill(job.template, record, self._of_spans)
         except templates.LeftOut as error:
             self._left_out.add(number)
-            self._note(f"{error}; they are in no batch", "", number)
+            self._note(f"{error}; they are left out", "", number)
             return self._nothing
         except Exception as error:
             self._fail(number, error)
@@ -255,19 +255,10 @@ class _OfBlock:
             return [self._encode_now(items)]
         except Exception as error:
             if len(items) == 1:
-                self._fail(first, self._explain(first, error))
+                self._fail(first, error)
                 return [self._encode_now([self._nothing])]
         half = len(items) // 2
         return self._encode(items[:half], first) + self._encode(items[half:], first + half)
-
-    def _explain(self, number: int, error: Exception) -> Exception:
-        """The error, or if that is not in UTF-8, one that names the field of the record."""
-        try:
-            for name, value in self._block.records[number].items():
-                require_utf8(value, f"its field {name!r}")
-        except InvalidValue as named:
-            return named if isinstance(error.__cause__, UnicodeError) else error
-        return error
 
     def _encode_now(self, items: Sequence[Any]) -> Ragged:
         job = self._job

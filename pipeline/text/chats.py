@@ -1,9 +1,8 @@
 """Chats: the turns of a conversation, as they are stored, and the template that spells them."""
 
 import functools
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,15 +10,15 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.tokenizers.markup import Markup, parse_format
-from pipeline.text.values import NUMBERS, as_text, is_null, note
+from pipeline.text.values import NUMBERS, as_text, is_null, note, read_json
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
-NOT_RENDERED = "have turns with {!r}, which the template does not render"
+NOT_RENDERED = "have {} {!r}, which the template does not render"
 
-# Roles whose beginning is kept.
-MOST_ROLES = 256
+# Fields beside the turns that are meant for the beginning of a chat.
+BESIDE_TURNS = ("system", "tools", "functions")
 
 # Roles that are in use, besides those that have a weight.
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
@@ -52,8 +51,9 @@ class Chat:
         last_only: whether the last turn that has a weight is the only one with loss.
         null: the text of a turn whose content is null or missing; default None: that is an error.
         unknown: what to do with other fields of a turn that hold text or lists, such as calls of
-            tools or reasoning: "count" (default) leaves them out, and `prepare` logs how many
-            records have them; "error" refuses the record.
+            tools or reasoning, and with `system`, `tools` and `functions` of the record: "count"
+            (default) leaves them out, and `prepare` logs how many records have them; "error"
+            refuses the record.
 
     Raises:
         ValueError: `weights` does not map roles to numbers, or another argument is not as above.
@@ -87,14 +87,16 @@ class Chat:
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """Two spans for each turn of a record."""
         spans: list[tuple[str, float]] = []
+        self._note_others(record, BESIDE_TURNS, "a field", "it")
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
-                self._note_others(turn, what)
+                others = (name for name in turn if name not in (*self._fields, *WEIGHTS_OF_TURNS))
+                self._note_others(turn, others, "turns with", what)
                 weight = weigh(turn, weight, what, self._fields)
-            spans.append((self._open(role), 0.0))
+            spans.append((_open(self.before, role, self._known), 0.0))
             spans.append((content + self._close, weight))
         if not spans:
             raise InvalidValue(f"its {self.messages} are empty")
@@ -108,24 +110,8 @@ class Chat:
         return Markup(self.after)
 
     @functools.cached_property
-    def _opened(self) -> dict[str, Markup]:
-        """`before` for the first roles."""
-        return {}
-
-    def _open(self, role: str) -> Markup:
-        """`before` of a role, which is checked when it is first met."""
-        if (known := self._opened.get(role)) is not None:
-            return known
-        if re.search(r"[<>|\[\]{}\r\n]", role):
-            raise InvalidValue(
-                f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must "
-                "not have < > | [ ] { } or line breaks"
-            )
-        require_role(role, (*ROLES, *self.weights))
-        opened = Markup(self.before.format(role=role))
-        if len(self._opened) < MOST_ROLES:
-            self._opened[role] = opened
-        return opened
+    def _known(self) -> tuple[str, ...]:
+        return *ROLES, *self.weights
 
     def _role(self, turn: Mapping[str, Any], what: str) -> str:
         role = turn.get(self.role)
@@ -137,8 +123,6 @@ class Chat:
 
     def _content(self, turn: Mapping[str, Any], what: str) -> str:
         content = turn.get(self.content)
-        if type(content) is str:
-            return content
         if is_null(content) and self.null is None:
             raise _lacks(turn, self.content, "content", what)
         parts = content if isinstance(content, list) else []
@@ -152,18 +136,32 @@ class Chat:
     def _fields(self) -> tuple[str, ...]:
         return self.role, self.content
 
-    def _note_others(self, turn: Mapping[str, Any], what: str) -> None:
-        """Notes or refuses fields of a turn that hold text or lists and are not rendered."""
-        for name, value in turn.items():
-            is_known = name in self._fields or name in WEIGHTS_OF_TURNS
-            if is_known or not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
+    def _note_others(
+        self, fields: Mapping[str, Any], names: Iterable[str], where: str, what: str
+    ) -> None:
+        """Notes or refuses fields of a turn or a record that hold text or lists."""
+        for name in names:
+            value = fields[name] if name in fields and name != self.messages else None
+            if not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
                 continue
             if self.unknown == "error":
                 raise InvalidValue(
                     f"{what} has {name!r} ({value!r:.60}), which the template does not render; "
                     "remove it, or give unknown='count' to leave it out"
                 )
-            note(NOT_RENDERED.format(name), f"{what} has {value!r:.60}")
+            note(NOT_RENDERED.format(where, name), f"{what} has {value!r:.60}")
+
+
+@functools.lru_cache(256)
+def _open(before: str, role: str, known: tuple[str, ...]) -> Markup:
+    """`before` of a role, which is checked when it is first met."""
+    if re.search(r"[<>|\[\]{}\r\n]", role):
+        raise InvalidValue(
+            f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must not have "
+            "< > | [ ] { } or line breaks"
+        )
+    require_role(role, known)
+    return Markup(before.format(role=role))
 
 
 def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[str] = ()) -> float:
@@ -268,11 +266,11 @@ def _parse(given: Any, what: str) -> Any:
     """A value that may be JSON, as the value itself."""
     while isinstance(given, str | bytes):
         try:
-            given = json.loads(given)
-        except ValueError as error:
+            given = read_json(as_text(given, what))
+        except InvalidValue as error:
             raise InvalidValue(
-                f"{what} is the text {given!r:.60}, which is not JSON ({error}); give a list of "
-                "turns, such as {'role': 'user', 'content': 'Hi'}, or JSON of one"
+                f"{what} is the text {given!r:.60}: {error}; give a list of turns, such as "
+                "{'role': 'user', 'content': 'Hi'}, or JSON of one"
             ) from None
     return _listed(given)
 

@@ -2,10 +2,9 @@
 
 import functools
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -22,10 +21,21 @@ from pipeline.text.chats import (
 )
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup, join
-from pipeline.text.values import as_text, decode_bytes, is_null, note
+from pipeline.text.values import (
+    as_text,
+    change_texts,
+    decode_bytes,
+    is_null,
+    note,
+    read_json,
+    texts_in,
+)
 
 # Characters that no text has. They mark text of records, and where generated text begins and ends.
 TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+CHANGED = "have turns whose content the template changes or leaves out"
+ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
+TAKEN = re.compile(f"[{TAINT}{BEGIN}{END}]")
 
 
 class Jinja:
@@ -98,15 +108,19 @@ class Jinja:
         ]
         if not turns:
             raise InvalidValue(f"{what} are empty")
-        tools = record.get(self._tools)
-        tools = json.loads(tools) if isinstance(tools, str | bytes) and tools else tools
-        tools = _require_text(decode_bytes(tools), f"its {self._tools}")
+        tools = _require_text(decode_bytes(record.get(self._tools)), f"its {self._tools}")
+        tools = read_json(tools) if isinstance(tools, str) and tools else tools
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
         self._note_others(turns, marked, render, what)
+        if isinstance(system := record.get("system"), str) and system.strip() not in marked:
+            note(NOT_RENDERED.format("a field", "system"), f"it has {system!r:.60}")
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
         text = _strip(marked)
+        for number, turn in enumerate(turns):
+            if said := next((each for each in _contents(turn) if each.strip() not in text), None):
+                note(CHANGED, f"turn {number} of {what} has {said!r:.60}")
         if BEGIN in marked:
             regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
             if len(regions) != len(answers):
@@ -120,7 +134,10 @@ class Jinja:
         for number, (begin, end) in zip(answers, regions, strict=True):
             before, rest = rest.split_at(begin - done)
             answer, rest = rest.split_at(end - begin)
-            weight = weigh(turns[number], 1.0, f"turn {number} of {what}")
+            place = f"turn {number} of {what}"
+            weight = weigh(turns[number], 1.0, place)
+            if [own for text, own in answer.parts if text.strip()][-1:] != [True]:
+                note(ENDLESS, place)
             spans += [(before, 0.0), (answer, weight)]
             done = end
         return [*spans, (rest, 0.0)] if rest or not spans else spans
@@ -152,9 +169,9 @@ class Jinja:
         A character after each sign with which marks begin tells those in the text of a record.
         """
         signs, tainted, of_record = {mark[0] for mark in self._marks}, text, [turns, tools]
-        if any(sign in each for each in _strings(of_record) for sign in signs):
+        if any(sign in each for each in texts_in(of_record) for sign in signs):
             pattern = re.compile("|".join(map(re.escape, sorted(signs))))
-            changed = _change(of_record, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
+            changed = change_texts(of_record, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
             tainted = _strip(self._render(*changed))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
@@ -169,12 +186,20 @@ class Jinja:
         names = dict.fromkeys(name for turn in turns for name in turn)
         for name in names.keys() - {"role", "content", *WEIGHTS_OF_TURNS}:
             holders = [
-                n for n, turn in enumerate(turns) if turn.get(name) and any(_strings(turn[name]))
+                n for n, turn in enumerate(turns) if turn.get(name) and any(texts_in(turn[name]))
             ]
             others = [{key: turn[key] for key in turn if key != name} for turn in turns]
             if holders and render(others) == marked:
                 first = f"turn {holders[0]} of {what} has {turns[holders[0]][name]!r:.60}"
-                note(NOT_RENDERED.format(name), first)
+                note(NOT_RENDERED.format("turns with", name), first)
+
+
+def _contents(turn: Mapping[str, Any]) -> list[str]:
+    """The texts in the content of a turn."""
+    content = turn.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    found = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return [each for each in found if isinstance(each, str)]
 
 
 def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -183,36 +208,17 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     _require_text(found, what)
     require_role(str(found.get("role")), ROLES)
     others = [each for key, each in found.items() if key != "role"]
-    if "content" not in found and not any(_strings(others)):
+    if "content" not in found and not any(texts_in(others)):
         raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
     return found
 
 
 def _require_text(value: Any, what: str) -> Any:
     """The value; refuses text in it that is none, or that has the characters of this module."""
-    for text in _strings(value):
-        as_text(text, f"a text of {what}")
-        if re.search(f"[{TAINT}{BEGIN}{END}]", text):
+    for text in texts_in(value):
+        if TAKEN.search(as_text(text, f"a text in {what}")):
             raise InvalidValue(f"{what} has {text!r:.60}, whose U+FDD0 to U+FDD2 are no text")
     return value
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All texts in a value, also keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in itertools.chain(*value.items()) if isinstance(value, Mapping) else value:
-            yield from _strings(each)
-
-
-def _change(value: Any, change: Any) -> Any:
-    """The same value with `change` applied to all texts in it."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_change(key, change): _change(each, change) for key, each in value.items()}
-    return [_change(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _strip(marked: str) -> str:
@@ -249,7 +255,7 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
 @functools.lru_cache(16)
 def _compile(text: str) -> Any:
     """A template, which can read no file and no attribute that is not data."""
-    sandbox = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
+    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
     from jinja2 import TemplateSyntaxError, ext, nodes
 
     class Generation(ext.Extension):
@@ -272,7 +278,13 @@ def _compile(text: str) -> Any:
     def as_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **options)
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
+
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
     environment.filters["tojson"] = as_json

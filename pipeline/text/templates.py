@@ -185,12 +185,14 @@ class Preference:
             sides = [[*prompt, *side] for side in sides]
         elif all(isinstance(side, str) for side in given):
             sides = _share_words([side[0][0] for side in sides])
-        pairs = list(zip(*sides, strict=False))
-        shared = next((n for n, each in enumerate(pairs) if not _is_same(*each)), len(pairs))
+        # What decides tokens, weights and features.
+        first, *others = keys = [
+            [(parts_of(text), pickle.dumps(rest)) for text, *rest in side] for side in sides
+        ]
+        if first in others:
+            raise LeftOut("have a chosen and a rejected side that are equal")
+        shared = _count_shared(keys)
         rests = [side[shared:] for side in sides]
-        for rest in rests[1:]:
-            if len(rest) == len(rests[0]) and all(map(_is_same, rest, rests[0])):
-                raise LeftOut("have a chosen and a rejected side that are equal")
         if not all(map(_has_text, rests, given)):
             raise LeftOut("have a side that is empty, or that ends where another one goes on")
         if not all(any(weight for _, weight, *_ in rest) for rest in rests):
@@ -206,12 +208,16 @@ class Preference:
         return [*spans]
 
 
+def _count_shared(several: Sequence[Sequence[Any]]) -> int:
+    """How many entries sequences have in common, from their beginning on."""
+    entries = enumerate(zip(*several, strict=False))
+    other = (n for n, each in entries if each.count(each[0]) < len(each))
+    return next(other, min(map(len, several)))
+
+
 def _share_words(texts: Sequence[Markup]) -> list[list[Any]]:
     """Each text as a span, after a span of the words that all begin with, if there are any."""
-    first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    common = next((at for at, (one, other) in pairs if one != other), len(first))
-    ends = (at for at in range(common, 0, -1) if not first[at - 1].isspace())
+    ends = (at for at in range(_count_shared(texts), 0, -1) if not texts[0][at - 1].isspace())
     borders = (at for at in ends if all((text[at : at + 1] or " ").isspace() for text in texts))
     if (at := next(borders, 0)) > 0:
         parts = [text.split_at(at) for text in texts]
@@ -225,14 +231,6 @@ def _has_text(spans: Sequence[Any], side: str | Template) -> bool:
     parts = [part for text, *_ in spans for part in parts_of(text)]
     own = isinstance(side, str) and "{" not in side
     return any(text and (own or not is_own) for text, is_own in parts)
-
-
-def _is_same(first: Any, *others: Any) -> bool:
-    """Whether spans give the same tokens, weights and features."""
-    parts, rest = parts_of(first[0]), pickle.dumps([*first[1:]])
-    return all(
-        parts_of(other[0]) == parts and pickle.dumps([*other[1:]]) == rest for other in others
-    )
 
 
 def count_nodes(template: Template | None) -> int:
@@ -361,7 +359,8 @@ def encode(
     except UnicodeError as error:
         raise not_text("a span that the template returned", error) from error
     if of_spans := getattr(tokenizer, "encode_spans", None):
-        flat, counts = of_spans(texts, _find_inside(filled))
+        words = getattr(tokenizer, "marks_words", False)
+        flat, counts = of_spans(texts, _find_inside(filled, words))
     else:
         flat, counts = tokenizer.encode_batch(texts)
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
@@ -393,17 +392,25 @@ def encode(
     return Ragged(tokens, columns, text_bytes)
 
 
-def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]]) -> list[bool]:
-    """For each span of some records, whether text comes before it in its example."""
+def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]], words: bool) -> list[bool]:
+    """For each span of some records, whether text comes before it in its example.
+
+    If the tokenizer marks where `words` begin or end, a span may not begin inside one.
+    """
     inside: list[bool] = []
     for record in filled:
-        after_prefix = False
+        of_prefix = ""
         for node in record:
-            within = after_prefix
+            last = of_prefix  # the last character before a span
             for text, *_ in node:
-                inside.append(within)
-                within = within or bool(text)
-            after_prefix = within if node is record[0] else after_prefix
+                inside.append(bool(last))
+                if words and last.isalnum() and text[:1].isalnum():
+                    raise InvalidValue(
+                        f"the span {text!r:.40} begins inside a word, after {last!r}, and the "
+                        "tokenizer would make a word of it; let spans begin where words do"
+                    )
+                last = text[-1:] or last
+            of_prefix = last if node is record[0] else of_prefix
     return inside
 
 

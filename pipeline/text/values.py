@@ -2,8 +2,9 @@
 
 import contextvars
 import decimal
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,8 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
     if is_null(value):
         if null is None:
             raise InvalidValue(
-                f"{what} is null ({value!r}); correct or remove the record, or give the template "
-                "null='' to read nulls as empty texts"
+                f"{what} is null ({value!r}); correct or remove the record, or give a template "
+                "with null='', which reads nulls as empty texts"
             )
         return null
     if isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value):
@@ -72,31 +73,88 @@ def not_text(what: str, error: UnicodeError) -> InvalidValue:
     return InvalidValue(f"{what} is not UTF-8 text ({error}); correct or remove the record")
 
 
-def require_utf8(value: Any, what: str) -> None:
-    """Refuses a value in which a text is none; `what` and its keys name it."""
-    if isinstance(value, str):
-        as_text(value, what)
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            require_utf8(each, f"{what}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            require_utf8(each, f"{what}[{number}]")
+def change_texts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same value with `change` applied to each text in it, and to bytes, also in keys."""
+    if isinstance(value, str | bytes):
+        return change(value)
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {change_texts(key, change): change_texts(each, change) for key, each in pairs}
+    if isinstance(value, list | tuple):
+        return [change_texts(each, change) for each in value]
+    return value
+
+
+def texts_in(value: Any) -> list[str]:
+    """All texts in a value, also keys."""
+    found: list[Any] = []
+    change_texts(value, found.append)
+    return [each for each in found if isinstance(each, str)]
 
 
 def decode_bytes(value: Any) -> Any:
-    """The same value with text in place of bytes, also inside lists and dicts.
+    """The same value with text in place of bytes; those that are not UTF-8 stay, as of images."""
+    return change_texts(value, _decode)
 
-    Bytes that are not UTF-8, such as an image, stay as they are.
+
+def _decode(value: str | bytes) -> str | bytes:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+class Written(float):
+    """A number of JSON that prints as it is written there, with more digits than floats have."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> "Written":  # noqa: D102
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _as_number(text: str) -> float:
+    number = float(text)
+    return number if len(text) < 17 or str(number) == text else Written(text)
+
+
+def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_as_dict, parse_float=_as_number)
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON, with numbers that print as they are written there.
+
+    >>> str(read_json("0.12345678901234567890"))
+    '0.12345678901234567890'
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice.
     """
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return value
-    if isinstance(value, Mapping):
-        return {decode_bytes(key): decode_bytes(each) for key, each in value.items()}
-    return [*map(decode_bytes, value)] if isinstance(value, list | tuple) else value
+    try:
+        return _JSON.decode(text)
+    except InvalidValue:
+        raise
+    except json.JSONDecodeError as error:
+        raise InvalidValue(f"it is not valid JSON: {error.msg} at column {error.colno}") from None
+    except (RecursionError, ValueError) as error:  # Python limits both
+        raise InvalidValue(
+            "it cannot be read: its JSON is nested too deeply, or has a number of too many digits "
+            f"({error})"
+        ) from None
 
 
 # The notes of the record that is read now, each with an example; None: nobody counts them.

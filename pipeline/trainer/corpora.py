@@ -162,6 +162,7 @@ class Text:
     source: sources.Source | sources.Sharded
     field: Any  # one name, or for pairs two, of inputs and targets
     template: templates.Template | None
+    rules: Mapping[str, Any]  # `on_error` and `strict`, as for `prepare`
 
     @property
     def texts(self) -> tuple[Any, Any]:
@@ -178,6 +179,7 @@ class Text:
         **options: Any,
     ) -> Any:
         """The corpus in `directory`, or pairs; `options` are other options of `prepare`."""
+        options |= self.rules
         if not isinstance(self.field, str):
             return prepare_pairs(self.source, tokenizer, directory, fields=self.field, **options)
         options |= {"field": self.field, "template": self.template, "task": task}
@@ -192,7 +194,7 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
             f"{name}.field is {field!r}; it must be one name, or two for pairs, with template.kind "
             "'' and task.kind 'causal'"
         )
-    return Text(open_source(fields, name), field, template)
+    return Text(open_source(fields, name), field, template, config.get("prepare", {}))
 
 
 def open_tokenizer(
@@ -287,7 +289,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             `hold_out` of the training corpus;
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
-            `template`, which a source may also have; `task`, with the fields of `open_view`;
+            `template`, which a source may also have; `prepare`, with `on_error` and `strict`, as
+            for `prepare`; `task`, with the fields of `open_view`;
             `tokenizer`, with those of `open_tokenizer`, trained on the text that training begins
             with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: the directory of the corpora, each in a directory called like its fields.

@@ -76,10 +76,10 @@ def test_records_without_a_preference_are_counted_and_in_no_batch(tmp_path, capl
         Records(records), Bytes(), tmp_path / "b", template=TEMPLATE, features=features
     )
     assert [record.message for record in caplog.records] == [
-        "1 of 21 records have a chosen and a rejected side that are equal; they are in no batch; "
+        "1 of 21 records have a chosen and a rejected side that are equal; they are left out; "
         "the first: record 3",
         "1 of 21 records have a side that is empty, or that ends where another one goes on; they "
-        "are in no batch; the first: record 20",
+        "are left out; the first: record 20",
     ]
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 64)])

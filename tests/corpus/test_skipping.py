@@ -1,5 +1,6 @@
 """With on_error="skip", a record that fails is left out of everything, listed and counted."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -9,7 +10,7 @@ import pytest
 
 import pipeline
 from pipeline import templates
-from pipeline.text.sources import JsonLines, Records
+from pipeline.text.sources import JsonLines, Records, TextFiles, source
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 
 OPTIONS = {"progress": False, "num_workers": 0, "on_error": "skip"}
@@ -29,12 +30,12 @@ def test_a_pair_of_which_one_side_fails_is_in_no_batch(tmp_path):
 
 def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, caplog):
     path = tmp_path / "a.jsonl"
-    lines = ['{"text": "a"}', "nope", '{"text": null}', '{"text": 5}', '{"text": "b"}', "[1]", "{"]
+    lines = ['{"text": "a"}', "nope", '{"text": null}', '{"text": []}', '{"text": "b"}', "[1]", "{"]
     path.write_text("\n".join(lines * 3))
     corpus = pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "corpus", **OPTIONS)
     assert [corpus.decode(at) for at in range(7)] == ["a", "", "", "", "b", "", ""]
     listed = [json.loads(line) for line in (tmp_path / "corpus/skipped.jsonl").open()]
-    assert [each["byte"] for each in listed[:5]] == [14, 19, 34, 60, 64]
+    assert [each["byte"] for each in listed[:5]] == [14, 19, 34, 61, 65]
     assert {each["file"] for each in listed} == {str(path)}
     assert "15 of 21 records failed" in caplog.text
     assert "6 × it is not valid JSON, 3 × " in caplog.text
@@ -49,6 +50,35 @@ def test_reasons_of_templates_are_told_apart_and_any_name_can_be_listed(tmp_path
     assert "1 × its field 'q' is null, 1 × its field 'q' holds list" in caplog.text
     listed = [json.loads(line) for line in (tmp_path / "a/skipped.jsonl").open()]
     assert {each["file"] for each in listed} == {path}
+
+
+@pytest.mark.parametrize("sample_by", ["line", "file"])
+def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
+    sample_by, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(source, "BLOCK", 1000)
+    lines = [f"{number} " * 40 for number in range(2000)]
+    packed = gzip.compress("\n".join(lines).encode())
+    for name, content in (("a", packed), ("b", packed[:-9]), ("c", packed)):
+        (tmp_path / f"{name}.txt.gz").write_bytes(content)
+    files = TextFiles(str(tmp_path / "?.txt.gz"), sample_by=sample_by)
+    with pytest.raises(ValueError, match=r"b.txt.gz.*cannot be unpacked as gzip: .* cut short"):
+        pipeline.prepare(files, Bytes(), tmp_path / "no", progress=False, num_workers=0)
+    corpus = pipeline.prepare(files, Bytes(), tmp_path / "corpus", **OPTIONS)
+    (failed,) = map(json.loads, (tmp_path / "corpus/skipped.jsonl").open())
+    whole = len(lines) if sample_by == "line" else 1
+    texts = [corpus.decode(number) for number in range(len(corpus))]
+    expected = [line.rstrip() for line in lines] if sample_by == "line" else ["\n".join(lines)]
+    assert [text.rstrip() for text in texts[-whole:]] == [text.rstrip() for text in expected]
+    read = failed["example"]
+    assert texts[whole:read] == texts[: read - whole]
+    assert texts[read] == ""
+    assert (failed["file"], len(texts)) == (str(tmp_path / "b.txt.gz"), read + 1 + whole)
+    assert "b.txt.gz cannot be unpacked as gzip" in failed["reason"]
+    if sample_by == "line":
+        assert read > 1.5 * whole
+        assert failed["byte"] == sum(len(line) + 1 for line in lines[: read - whole])
+        assert "1 × the rest of the file cannot be read" in caplog.text
 
 
 def run_out(record):

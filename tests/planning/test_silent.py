@@ -110,6 +110,29 @@ def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):
     assert not counted
 
 
+GROUP = [([1, 5, 6, 2], [[7, 8, 3], [9, 3]])]
+
+
+@pytest.mark.parametrize(
+    ("weights", "silent"),
+    [
+        ([[0, 0], [1, 0], [0, 0], [0, 2]], [0, 2]),
+        ([[0, 0]] * 3 + [[1, 1]], [0, 1, 2]),
+        ([([0, 0, 0, 1], [[0, 0, 0], [0, 0]]), ([1, 0, 0, 0], [0, 0]), [1, 1], [0, 0]], [1, 3]),
+        ([([0, 0, 0, 0], [[0, 0, 0], [0, 0.5]])] * 4, []),
+    ],
+)
+def test_groups_without_loss_are_in_no_batch(weights, silent, tmp_path):
+    columns = {"tokens": GROUP * 4, "weights": weights}
+    made = Examples.from_groups(columns), Corpus.from_groups(columns, tmp_path, vocab_size=10)
+    for groups in (*made, Corpus.open(tmp_path)):
+        assert groups.silent.tolist() == silent
+        plan = Plan(groups, [Bucket(1, 16)])
+        examples = [plan.batch(n).segments[:, 1].tolist() for n in range(plan.num_batches())]
+        assert sorted(each for of in examples for each in of) == sorted({*range(4)} - {*silent})
+        assert not len(groups.covering().silent)
+
+
 def test_scores_cover_examples_without_loss(corpus, tmp_path):
     options = {"tokens_per_batch": 64, "max_length": 16}
     with pipeline.load(corpus, num_epochs=1, **options) as loader:

@@ -21,7 +21,7 @@ from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
 from pipeline.cli.commands import main
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import read_history
-from pipeline.text.templates import Answer, Chat
+from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.corpora import open_template, prepare_corpora
 from tests.corpus.token_writers import write_megatron
@@ -240,6 +240,8 @@ WRONG = [
         {"template.kind": "chat", "template.weights": "assistant"},
         "weights is 'assistant'; it must map roles to numbers",
     ),
+    ({"template.kind": "chat", "template.last_only": 1}, "last_only is 1; it must be True or"),
+    ({"prepare.on_error": "stop"}, "on_error is 'stop'; it must be one of raise, skip"),
     ({"task.kind": "poem"}, "task.kind is 'poem'; it must be one of causal, masked"),
     (
         {"task.kind": "masked", "task.density": 0.1},
@@ -301,6 +303,14 @@ def test_a_config_takes_parallel_texts(tmp_path):
         (
             ["template.kind=chat", "template.before=[{role}]", "template.weights={'user': 0.5}"],
             Chat(weights={"user": 0.5}, before="[{role}]"),
+        ),
+        (
+            ["template.kind=chat", "template.last_only=true", "template.null=''"],
+            Chat(last_only=True, null=""),
+        ),
+        (
+            ["template.kind=preference", "template.chosen='{a}'", "template.rejected=('{b}',)"],
+            Preference(chosen="{a}", rejected=("{b}",)),
         ),
     ],
 )

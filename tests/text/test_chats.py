@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.corpus.preparation import prepare
+from pipeline.text import templates
 from pipeline.text.chats import WEIGHTS_OF_TURNS, read_turns
 from pipeline.text.sources import Records
 from pipeline.text.templates import Chat, Preference
@@ -50,6 +51,44 @@ def test_turns_are_read_in_every_form_in_which_they_are_stored(messages):
 
 def of(**fields):
     return [{**TURNS[0], **fields}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        (None, "its messages is null"),
+        (5, r"its messages is int \(5\); a conversation is a list of turns"),
+        ("Hi", "its messages is the text 'Hi': it is not valid JSON"),
+        ("", "its messages is the text '': it is not valid JSON"),
+        (b"\xff", "its messages is the text .*: its messages is not UTF-8"),
+        ('[{"role": "user", "role": "user"}]', "its messages .*: it has the key 'role' twice"),
+        ("5", "its messages is int"),
+        ([], "its messages are empty"),
+        ([TURNS[0], None], "turn 1 of its messages is null"),
+        (["Hi"], "turn 0 of its messages is the text 'Hi': it is not valid JSON"),
+        ([["user", "Hi"]], "turn 0 of its messages is list"),
+        ({"role": ["user"], "content": ["Hi", "Yo"]}, "dict of lists that are not equally long"),
+        ({"role": ["user"], "content": "Hi"}, r"the role of turn 0 of its messages is \['user'\]"),
+        ([{"from": "human", "value": "Hi"}], r"has no 'role' \(its keys: from, value\); .* role="),
+        ([{"role": "user", "text": "Hi"}], r"has no 'content' .*name the key with content="),
+        (of(role=None), "the role of turn 0 of its messages is None"),
+        (of(role=1), "the role of turn 0 of its messages is 1; it must be text"),
+        (of(role=""), "the role of turn 0 of its messages is ''"),
+        (of(role="User"), "has the role 'User', and a known role is 'user'; spell both alike"),
+        (of(role=" assistant"), "has the role ' assistant', and a known role is 'assistant'"),
+        (of(role="Tool "), "has the role 'Tool ', and a known role is 'tool'"),
+        (of(content=None), "the content of turn 0 of its messages is None; .* or give null=''"),
+        (of(content=[{"type": "image", "url": "x"}]), "the content of turn 0 .* holds list"),
+        (of(content=[{"type": "text", "text": None}]), "a part of turn 0 of its messages is null"),
+        (of(weight="0"), "the weight of turn 0 of its messages is '0'; it must be true, false"),
+        (of(weight=-1), "the weight of turn 0 of its messages is -1"),
+        (of(loss_mask=[0, 1]), r"the loss_mask of turn 0 of its messages is \[0, 1\]"),
+        (of(train=True, loss=0), "the weights of turn 0 of its messages differ"),
+    ],
+)
+def test_other_forms_are_errors_that_name_the_turn(messages, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        templates.fill(Chat(), {"messages": messages})
 
 
 def learnt(chat, turns):
@@ -112,7 +151,26 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
     assert "2 of 2 records have turns with 'tool_calls'" in caplog.text
     strict = Chat(unknown="error")
     assert learnt(strict, TURNS)
+    for field in ({"system": "Be brief."}, {"tools": [{}]}, {"tools": "[{}]"}):
+        with pytest.raises(ValueError, match=r"it has '(system|tools)' .* does not render; remove"):
+            strict({"messages": TURNS, **field})
+        caplog.clear()
+        source, place = Records([{"messages": TURNS, **field}]), tmp_path / f"{field}"
+        prepare(source, Bytes(), place, template=PLAIN)
+        assert "1 of 1 record have a field '" in caplog.text
+    assert strict({"messages": TURNS, "system": None, "tools": "", "functions": []})
     with pytest.raises(
         ValueError, match=r"turn 0 of its messages has 'reasoning' .* remove it, or"
     ):
         strict(records[1])
+
+
+def test_options_that_are_none_are_refused():
+    for options, sentence in (
+        ({"unknown": "drop"}, "unknown is 'drop'; it must be one of count, error"),
+        ({"last_only": "true"}, "last_only is 'true'; it must be True or False"),
+        ({"null": 0}, "null is 0; it must be a text"),
+        ({"weights": {"assistant": "1"}}, "it must map roles to numbers"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Chat(**options)

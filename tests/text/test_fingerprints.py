@@ -1,5 +1,6 @@
 """Fingerprints of templates and parsers: what they see, and what they refuse."""
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -14,7 +15,7 @@ import pytest
 from pipeline.corpus.preparation import prepare
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import ArrayRecords, Records
-from pipeline.text.templates import Answer, Chat, Function
+from pipeline.text.templates import Answer, Chat, Function, Markup
 from pipeline.text.tokenizers import Bytes
 from tests.processes import call
 
@@ -310,6 +311,24 @@ def test_what_has_no_fingerprint_is_named_with_what_to_do(tmp_path, template, se
     assert fingerprint(Holder(given)) != fingerprint(Holder(Function(use, fingerprint="v2")))
 
 
+def test_functions_without_source_count_with_their_code(tmp_path):
+    def make(text):
+        names = {"__name__": "typed", "LIMIT": LIMIT}
+        exec(text, names)
+        return fingerprint(names["f"])
+
+    texts = [
+        "def f(r): return r in {'a', 'b', 'c', 'd'}",
+        "def f(r): return r in {'a', 'b', 'c'}",
+        "def f(r): return [each + 1 for each in r]",
+        "def f(r): return [each + 2 for each in r]",
+        "def f(r): return r[:LIMIT]",
+        "f = lambda r: r",
+    ]
+    assert len({make(text) for text in texts}) == len(texts)
+    assert [make("\n" + text) for text in texts] == [make(text) for text in texts]
+
+
 def test_parsers_count_with_their_code(monkeypatch, tmp_path):
     path = tmp_path / "a.array_record"
     path.write_bytes(b"x")
@@ -320,6 +339,17 @@ def test_parsers_count_with_their_code(monkeypatch, tmp_path):
     assert ArrayRecords(path, parse=functools.partial(parse)).prefix.startswith("array_record-test")
     with pytest.raises(ValueError, match=r"Listed has no fingerprint"):
         ArrayRecords(path, parse=Listed())
+
+
+def test_values_that_differ_in_one_attribute_are_told_apart():
+    point, place = (collections.namedtuple("Point", names) for names in ("x y", "x z"))
+    several = [
+        *(np.zeros(2, "i8"), np.zeros(2, "f8"), np.zeros((2, 1), "i8"), np.add, np.multiply),
+        *("a" + Markup("b"), Markup("ab"), "ab", b"ab", 1, True, 1.0, [1], (1,), {1}, {1: 1}),
+        *(point(1, 2), place(1, 2), list[int], list[str], re.compile("a"), re.compile("a", re.I)),
+        *(collections.defaultdict(each) for each in (list, int)),
+    ]
+    assert len({fingerprint(holding(each)) for each in several}) == len(several)
 
 
 def test_an_own_fingerprint_is_a_text():

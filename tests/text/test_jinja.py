@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
-from pipeline.text.tokenizers import HuggingFace
+from pipeline.text.tokenizers import Bytes, HuggingFace
 from tests.text.trained import train_bytes_pairs
 
 jinja2 = pytest.importorskip("jinja2")
@@ -131,7 +132,7 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
     [
         (CHATML, None, "its messages is null"),
         (CHATML, [turn(None)], "turn 0 of its messages has no content"),
-        (CHATML, [turn("\ud800")], "a text of turn 0 of its messages is not UTF-8"),
+        (CHATML, [turn("\ud800")], "a text in turn 0 of its messages is not UTF-8"),
         (CHATML, [turn("a\ufdd0")], "turn 0 of its messages has .* are no text"),
         (CHATML, [turn("a"), answer("b", weight=-1)], "the weight of turn 1 of its messages is -1"),
         (CHATML, [{"content": "a"}], "the chat template fails: "),
@@ -139,10 +140,12 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         (CHATML, [turn("a"), turn("b", "Assistant")], "the role 'Assistant', and a known role is"),
         ("{{ raise_exception('no system') }}", TALK, "the chat template fails: no system"),
         ("{{ ''.__class__.__mro__ }}", TALK, "the chat template fails: .*unsafe"),
+        ("{{ ''.__class__ }}", TALK, "the chat template fails: '__class__' of 'str' is unsafe"),
+        ("{{ '{0.__class__}'.format(messages) }}", TALK, "the chat template fails: .*unsafe"),
         (
             "{{ messages.append(1) }}",
             TALK,
-            "the chat template fails: .*'append' of 'list' object is unsafe",
+            "the chat template fails: .*'append' of 'list' is unsafe",
         ),
         ("{% include 'tokenizer.json' %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),
@@ -167,6 +170,36 @@ def test_fields_that_are_not_rendered_are_counted(tokenizer, tmp_path, caplog):
     record = {"messages": [turn("Hi"), answer("Yo")], "no": [turn("Hi"), answer("Ho")]}
     corpus = prepare(Records([record]), tokenizer, tmp_path / "b", template=both)
     assert corpus.decode(0).endswith("  Yo<|im_end|>\n\n  Ho<|im_end|>\n")
+
+
+def test_content_that_the_template_changes_or_that_has_no_end_is_counted(
+    tokenizer, tmp_path, caplog
+):
+    last = "{{ eos_token }}", "{% endgeneration %}"
+    endless = GENERATION.replace("".join(last), "".join(reversed(last)))
+    users = CHATML.replace("in messages", "in messages[1:]")
+    cut = CHATML.replace("message.content", "message.content.split('#')[-1]")
+    for number, (template, talk, notes) in enumerate(
+        [
+            (CHATML, TALK, []),
+            (GENERATION, TALK, []),
+            (endless, TALK, ["have an answer that ends without a special token"]),
+            (users, TALK, ["have turns whose content the template changes or leaves out"]),
+            (cut, [turn("a#b"), answer("c")], ["turn 0 of its messages has 'a#b'"]),
+            (CHATML, [turn("  a "), answer("c")], []),
+        ]
+    ):
+        caplog.clear()
+        source = Records([{"messages": talk, "system": "", "tools": None}])
+        jinja = Jinja(tokenizer, template=template)
+        prepare(source, tokenizer, tmp_path / f"{number}", template=jinja)
+        for sentence in notes:
+            assert sentence in caplog.text
+        assert len(caplog.records) == len(notes), caplog.text
+    caplog.clear()
+    record = {"messages": TALK, "system": "Be brief."}
+    prepare(Records([record]), tokenizer, tmp_path / "s", template=Jinja(tokenizer))
+    assert "have a field 'system', which the template does not render" in caplog.text
 
 
 def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
@@ -196,6 +229,22 @@ def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
             found = Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
             expected = "named" if name.endswith("json") else "own file"
             assert whole(found({"messages": TALK[:1]})) == expected
+
+
+def test_a_tokenizer_without_a_template_is_refused(tokenizer, tmp_path):
+    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
+    bare = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
+    marked = HuggingFace(tokenizer.path, begin="<s>", end=False)
+    unparsed = HuggingFace(tokenizer.path, begin=False, end=False, parse_special=False)
+    for given, options, sentence in (
+        (bare, {}, r"there is no chat_template\.jinja or tokenizer_config\.json"),
+        (marked, {}, "marks where texts begin or end, and so does a chat template"),
+        (unparsed, {}, "with its default parse_special=True"),
+        (Bytes(), {}, "give a tokenizers.HuggingFace"),
+        (tokenizer, {"template": "{% for %}"}, "is not Jinja: .*, in line 1"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Jinja(given, **options)
 
 
 def test_a_chat_template_makes_a_corpus(tokenizer, tmp_path):

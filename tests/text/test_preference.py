@@ -140,6 +140,37 @@ def two(record):
     return [[("a", 0.0)], [("b", 1.0)]]
 
 
+@pytest.mark.parametrize(
+    ("template", "record", "sentence"),
+    [
+        (PAIR, {"q": "?", "good": "a", "bad": "a"}, "rejected side that are equal"),
+        (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
+        (PAIR, {"q": "?", "good": "a", "bad": ""}, "have a side that is empty"),
+        (Preference(chosen="{q}", rejected="{q} b"), {"q": "a"}, "or that ends where another"),
+        (
+            CHATS,
+            {"chosen": [QUESTION, YES, QUESTION], "rejected": [QUESTION, YES]},
+            "ends where another one goes on",
+        ),
+        (
+            CHATS,
+            {"chosen": [QUESTION, YES, QUESTION], "rejected": [QUESTION, YES, NO]},
+            "a side without loss, such as a chat that ends with the user",
+        ),
+        (
+            CHATS,
+            {"chosen": [QUESTION, YES], "rejected": [QUESTION, turn("assistant", "")]},
+            "have a side that is empty",
+        ),
+        (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
+        (Preference(chosen="{a}", rejected=lambda record: []), {"a": "b"}, "it returned no spans"),
+    ],
+)
+def test_records_that_are_no_preference_are_refused(template, record, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        templates.fill(template, record)
+
+
 def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
     two.nodes = 3
     with pytest.raises(ValueError, match="its attribute `nodes` is 3; return that many"):

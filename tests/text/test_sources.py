@@ -141,6 +141,17 @@ def make_again(kind, folder):
     return KINDS[kind](str(folder / f"*/*.{kind}"))
 
 
+def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
+    source = make("parquet", tmp_path, [{"text": "a"}] * 26)
+
+    def fail(path):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(source, "_open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(source)
+
+
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
     path = tmp_path / "windows.txt"
     path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n\xef\xbb\xbfthird without end")
@@ -240,6 +251,22 @@ def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_p
     assert TextFiles(tmp_path / "here" / "*.txt").fingerprint != here
 
 
+@pytest.mark.parametrize(
+    ("paths", "error", "sentence"),
+    [
+        ("nowhere.txt", FileNotFoundError, "there is no file .*nowhere.txt; check the path"),
+        ("*.nothing", FileNotFoundError, r"no file matches .*\*.nothing; check"),
+        (".", ValueError, r"is a directory; .* a glob such as .*data-\*\.arrow for a Hugging"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
+    for kind in (TextFiles, JsonLines):
+        with pytest.raises(error, match=sentence):
+            kind(os.path.join(tmp_path, paths))
+        with pytest.raises(ValueError, match="no files were given"):
+            kind([])
+
+
 def test_a_socket_or_a_pipe_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     with socket.socket(socket.AF_UNIX) as made:
@@ -276,6 +303,8 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
         ("[1, 2]", "it holds a JSON list; each line must hold an object"),
         ('{"a": ' * 1_000_000, "it cannot be read: its JSON is nested too deeply, or has"),
         (f'{{"id": {"7" * 5000}}}', "it cannot be read: .* limit .* for integer string"),
+        ('{"text": "a", "text": "b"}', "it has the key 'text' twice; keep one"),
+        ('{"a": [{"b": 1, "b": 1}]}', "it has the key 'b' twice; keep one"),
     ],
 )
 def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
@@ -283,6 +312,42 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
     path.write_text('{"text": "a"}\n\n' + line + "\n")
     with pytest.raises(ValueError, match=rf"{path}, line 3 \(byte 15\): {sentence}"):
         list(JsonLines(path))
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"body": "a", "id": 1}, r"it has no field 'text' \(its fields: body, id\); name"),
+        ({"text": [5]}, "its field 'text' holds list .*, not text or a number"),
+        ({"text": True}, "its field 'text' holds bool .*, not text or a number"),
+        ({"text": None}, "its field 'text' is null"),
+        ({"text": "\ud800"}, "its field 'text' is not UTF-8 text"),
+        ({"text": b"\xff"}, "its field 'text' is not UTF-8 text"),
+    ],
+)
+def test_a_record_without_a_text_is_refused(record, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        text_of(record, "text")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    whole = compressed(b"".join(b"%d\n" % number**3 for number in range(1000)), suffix)
+    for content in (whole[:20] + bytes(900), whole[:-20]):
+        path.write_bytes(content)
+        for sample_by in ("line", "file"):
+            with pytest.raises(ValueError, match=f"{path} cannot be unpacked as"):
+                list(TextFiles(path, sample_by=sample_by))
+
+
+def test_gzip_files_may_have_several_members_and_zeros_after_them(tmp_path):
+    text = [f"{number} {number**5:x}" for number in range(2000)]
+    parts = text[:900], [], text[900:], []
+    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"".join(members) + bytes(600))
+    assert texts_of(TextFiles(path)) == text
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 99), max_size=3, unique=True))

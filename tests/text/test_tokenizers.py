@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.text import templates
-from pipeline.text.sources import Records
+from pipeline.text.sources import Records, Slice
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
+from pipeline.text.templates import Answer, Preference
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
 from tests.text.trained import train_bytes_pairs
@@ -161,6 +162,21 @@ def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp
         assert list(sentencepiece_module._sample([(sharded(source), field)], 0)) == twice
 
 
+def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
+    for size in (100, 100_000):
+        with pytest.raises(ValueError, match=f"cannot make {size:,} pieces .* another vocab_size"):
+            train_sentencepiece(Slice(source, 0.0, 0.1), size, tmp_path / "m.model")
+    assert not list(tmp_path.glob("*.model*"))
+
+
+def test_a_model_that_is_none_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no sentencepiece tokenizer"):
+        SentencePiece(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match=r"bad\.model is not a sentencepiece model"):
+        SentencePiece(tmp_path / "bad.model")
+
+
 def test_a_model_without_a_mark_says_so(source, tmp_path):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(source.records),
@@ -174,6 +190,12 @@ def test_a_model_without_a_mark_says_so(source, tmp_path):
     tokenizer = SentencePiece(tmp_path / "unmarked.model", begin=False)
     ids, _ = tokenizer.encode_batch(["the input▁pipeline"])
     assert tokenizer.decode(ids) == "the input pipeline"
+
+
+def test_what_to_install_is_said(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
+        sentencepiece_module._require()
 
 
 def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, tmp_path):
@@ -377,3 +399,54 @@ def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplo
     prepare(Records([record]), tokenizer, tmp_path / "d", template=template)
     assert "1 of the first 1 record change" in caplog.text
     assert "record 0: the tokenizer loses text: 'a C' becomes 'a c'" in caplog.text
+
+
+def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):
+    class Mine:
+        vocab_size, fingerprint, begin_id, end_id = 259, "mine", None, None
+
+        def encode_batch(self, texts):
+            raise AssertionError("work")
+
+    with pytest.raises(TypeError, match="Mine has no kind, decode, save; a tokenizer has"):
+        pipeline.prepare(Records(["a"]), Mine(), tmp_path, progress=False)
+
+
+def test_a_model_that_puts_spaces_after_texts_puts_none_after_a_first_span(tmp_path):
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the un happy cat sat"] * 50),
+        model_writer=content,
+        model_type="bpe",
+        vocab_size=280,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        treat_whitespace_as_suffix=True,
+        minloglevel=2,
+    )
+    (tmp_path / "m.model").write_bytes(content.getvalue())
+    tokenizer = SentencePiece(tmp_path / "m.model")
+    (spans,) = templates.fill(Answer(prompt="{q}", answer="{a}"), {"q": "the un", "a": "happy"})
+    assert tokenizer.decode(templates.encode([[spans]], tokenizer).flat) == "the unhappy"
+
+
+@pytest.mark.parametrize("kind", ["pieces", "words", "suffixes"])
+def test_a_span_may_not_begin_inside_a_word_of_a_tokenizer_of_words(kind, tmp_path):
+    library = pytest.importorskip("tokenizers")
+    models, words = library.models, {"[UNK]": 0, "un": 1, "happy": 2, "##happy": 3, ",": 4}
+    model = {
+        "pieces": lambda: models.WordPiece(words, unk_token="[UNK]"),
+        "words": lambda: models.WordLevel(words, unk_token="[UNK]"),
+        "suffixes": lambda: models.BPE(words, [], end_of_word_suffix="</w>", unk_token="[UNK]"),
+    }[kind]()
+    made = library.Tokenizer(model)
+    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
+    pair = Preference(prompt="{q}", chosen="{a}", rejected=" {a},")
+    for prompt, template in (("un", Answer(prompt="{q}", answer="{a}")), ("un", pair)):
+        filled = templates.fill(template, {"q": prompt, "a": "happy"})
+        with pytest.raises(ValueError, match="the span 'happy' begins inside a word, after 'n'"):
+            templates.encode([filled], tokenizer)
+        filled = templates.fill(template, {"q": prompt + " ", "a": "happy"})
+        assert templates.encode([filled], tokenizer).flat.tolist()

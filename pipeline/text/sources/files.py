@@ -2,7 +2,6 @@
 
 import fnmatch
 import hashlib
-import logging
 import os
 import re
 import stat
@@ -18,8 +17,6 @@ from pipeline.errors import (
     NotAllowed,
     StorageError,
     UserError,
-    counted,
-    name_some,
 )
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
@@ -27,8 +24,6 @@ from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
 from pipeline.text.sources.content import describe, is_packed, read_head
 from pipeline.text.sources.source import Shard, Sharded, shard_bytes
-
-logger = logging.getLogger(__name__)
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -50,7 +45,8 @@ class FileSource(Sharded, Handles):
     prefix: str  # of fingerprints
 
     def __init__(self, paths: Paths):
-        self.files = leave_out_repeats(find(paths))
+        self.files = find(paths)
+        require_distinct(self.files)
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
         self.__setstate__({})
@@ -146,20 +142,24 @@ def find(paths: Paths) -> list[epath.Path]:
     return files
 
 
-def leave_out_repeats(files: Sequence[epath.Path]) -> list[epath.Path]:
-    """Each file once, whatever its names are; a warning tells of the others."""
-    once: dict[Any, epath.Path] = {}
-    repeats = []
-    for file in files:
-        status = os.stat(file) if is_local(file) else None
-        known = status and status.st_ino and (status.st_dev, status.st_ino)
-        first = once.setdefault(known or os.fspath(file), file)
-        if first is not file:
-            repeats.append(f"{os.fspath(file)} (first as {os.fspath(first)})")
-    if repeats:
-        text = "%s given twice, by overlapping globs, links or spellings, and read once: %s"
-        logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
-    return list(once.values())
+def require_distinct(*sides: Sequence[epath.Path]) -> None:
+    """Refuses a file, or a row of files of several sides, that is given twice, by any names."""
+    once: dict[Any, str] = {}
+    for row in zip(*sides, strict=True):
+        key, name = tuple(map(_identify, row)), " beside ".join(map(os.fspath, row))
+        if key in once:
+            also = f", also as {once[key]}" * (once[key] != name)
+            raise InvalidValue(
+                f"{name} is given twice{also}, by overlapping globs, links or spellings; give each "
+                "file once"
+            )
+        once[key] = name
+
+
+def _identify(file: epath.Path) -> Any:
+    """What is the same for all names of a file."""
+    status = os.stat(file) if is_local(file) else None
+    return (status and status.st_ino and (status.st_dev, status.st_ino)) or os.fspath(file)
 
 
 def _match(name: str) -> list[epath.Path]:

@@ -1,6 +1,5 @@
 """Lines of text files, and whole text files, as records."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LONGEST, is_packed, open_text
 from pipeline.text.sources.source import Block, Blocks, Shard, shard_bytes
+from pipeline.text.values import read_json
 
 # Bytes that are read at once to count lines.
 COUNTED = 1 << 24
@@ -43,7 +43,7 @@ class LineSource(files.FileSource):
                     at = _skip_line(content, begin, end)
                 else:
                     _skip(content, at)
-                while data := _read_some(content, path, at, min(blocks.room, end - at)):
+                while data := _read_some(content, blocks, path, at, end):
                     self._add(blocks, path, data, at)
                     at += len(data)
                     more = at < end
@@ -91,18 +91,25 @@ class LineSource(files.FileSource):
         return f"{file}, line {line:,} (byte {at:,})"
 
 
-def _read_some(content: IO[bytes], path: epath.Path, at: int, count: float) -> bytes:
-    """The lines that begin in the next `count` bytes of a file, after byte `at`."""
-    data = content.read(int(count)) if count > 0 else b""
-    if not data or data.endswith(b"\n"):
-        return data
-    rest = content.readline(LONGEST)
-    if len(rest) == LONGEST:
-        raise InvalidValue(
-            f"{os.fspath(path)} has a line of more than {len(rest):,} bytes, which begins after "
-            f"byte {at:,}; divide it"
-        )
-    return data + rest
+def _read_some(content: IO[bytes], blocks: Blocks, path: epath.Path, at: int, end: float) -> bytes:
+    """The lines of a file that begin from byte `at` on, and before `end`, to complete the block.
+
+    If the file cannot be read there, the block gets that error in place of all further records.
+    """
+    count = int(min(blocks.room, end - at))
+    try:
+        data = content.read(count) if count > 0 else b""
+        if not data or data.endswith(b"\n"):
+            return data
+        rest = content.readline(LONGEST)
+        if len(rest) < LONGEST:
+            return data + rest
+        seen = f"it has a line of more than {len(rest):,} bytes; divide it"
+    except InvalidValue as error:
+        seen = str(error)
+    wrong = InvalidValue(f"the rest of the file cannot be read: {seen}")
+    blocks.add(os.fspath(path), [wrong], [at], 0)
+    return b""
 
 
 def _skip(content: IO[bytes], at: int) -> None:
@@ -155,16 +162,22 @@ class TextFiles(LineSource):
         blocks = Blocks(shard, "byte")
         for number in range(start or 0, len(shard.spans)):
             path = self.files[shard.spans[number][0]]
-            with open_text(path) as content:
-                data = content.read(LONGEST)
-                if content.read(1):
-                    raise InvalidValue(
-                        f"{os.fspath(path)} holds a text of more than {LONGEST:,} bytes; divide it"
-                    )
-            blocks.add(os.fspath(path), [self._record(data, 0)], [0], len(data))
+            record, size = self._read_whole(path)
+            blocks.add(os.fspath(path), [record], [0], size)
             if not blocks.room and number < len(shard.spans) - 1:
                 yield blocks.take(number + 1)
         yield blocks.take(None)
+
+    def _read_whole(self, path: epath.Path) -> tuple[Any, int]:
+        """The record of a file, or its error, and the size of its text."""
+        try:
+            with open_text(path) as content:
+                data = content.read(LONGEST)
+                if content.read(1):
+                    raise InvalidValue(f"it holds a text of more than {LONGEST:,} bytes; divide it")
+        except InvalidValue as error:
+            return error, 0
+        return self._record(data, 0), len(data)
 
     def where(self, block: Block, number: int) -> str:
         """See `Sharded`."""
@@ -191,17 +204,11 @@ class JsonLines(LineSource):
 
     def _parse(self, text: str) -> dict[str, Any]:
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
+            record = read_json(text)
+        except InvalidValue as error:
             raise InvalidValue(
-                f"it is not valid JSON: {error.msg} at column {error.colno}. Each line must hold "
-                "one whole JSON object; correct or remove that line, or convert an array with "
-                "jq -c '.[]'"
-            ) from None
-        except (RecursionError, ValueError) as error:  # Python limits both
-            raise InvalidValue(
-                "it cannot be read: its JSON is nested too deeply, or has a number of too many "
-                f"digits ({error}). Correct or remove that line"
+                f"{error}. Each line must hold one whole JSON object; correct or remove that line, "
+                "or convert an array with jq -c '.[]'"
             ) from None
         if not isinstance(record, dict):
             raise InvalidValue(
@@ -229,16 +236,18 @@ class ParallelText(files.FileSource):
     fields = "inputs", "targets"
 
     def __init__(self, inputs: files.Paths, targets: files.Paths):
-        self.sides = tuple(TextFiles(paths, keep_blank=True) for paths in (inputs, targets))
-        for side, paths in zip(self.sides, (inputs, targets), strict=True):
-            side.files = files.find(paths)  # a text may have several translations
-        of_inputs, of_targets = (len(side.files) for side in self.sides)
+        found = [files.find(paths) for paths in (inputs, targets)]
+        of_inputs, of_targets = map(len, found)
         if of_inputs != of_targets:
             raise InvalidValue(
                 f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give "
                 "equally many, in the same order"
             )
-        self.files = self.sides[0].files
+        files.require_distinct(*found)  # a text may have several translations
+        self.sides = tuple(TextFiles(each[0], keep_blank=True) for each in found)
+        for side, each in zip(self.sides, found, strict=True):
+            side.files = each
+        self.files = found[0]
 
     @property
     def fingerprint(self) -> str:
@@ -299,7 +308,7 @@ class ParallelText(files.FileSource):
                     at = [_skip_line(content, begin, end), byte]
                     _skip(beside, byte)
                     at[1] += sum(len(beside.readline()) for _ in range(lines))
-                while data := _read_some(content, path, at[0], min(blocks.room, end - at[0])):
+                while data := _read_some(content, blocks, path, at[0], end):
                     due = data.count(b"\n") + (not data.endswith(b"\n"))
                     others = [beside.readline() for _ in range(due)]
                     if not others[-1]:

@@ -86,6 +86,9 @@ class HuggingFace(FileTokenizer):
         unknown = described["model"].get("unk_token"), described["model"].get("unk_id")
         ids: set[Any] = {self._find(content) for content in [*special, *others]}
         self._control = ids - {unknown[1], self._find(unknown[0] or "")}
+        model = described["model"]
+        kinds = "WordPiece", "WordLevel"
+        self.marks_words = model["type"] in kinds or bool(model.get("end_of_word_suffix"))
         before, after = self._own_marks()
         self.begin_id = self._mark("begin", begin, before)
         self.end_id = self._mark("end", end, after)

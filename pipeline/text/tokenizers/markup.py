@@ -56,20 +56,21 @@ class Markup(str):
             pieces.append((own, True))
             if name is None:
                 continue
+            if root not in fields and "." in root:
+                entry = root.replace(".", "[", 1)
+                raise InvalidValue(f"it has no field {root!r}; an entry of a field is {{{entry}]}}")
             value = fields[root]
-            if name != root:
+            for entry in re.findall(r"\[([^\]]*)\]", name[len(root) :]):
                 try:
-                    value, _ = FORMATTER.get_field(name, (), fields)
-                except (LookupError, TypeError, AttributeError) as error:
+                    value = value[int(entry) if entry.isdigit() else entry]
+                except (LookupError, TypeError) as error:
                     why = "the list is shorter" if isinstance(error, IndexError) else error
                     raise InvalidValue(f"its field {root!r} has no {name!r} ({why})") from error
             blank = null if null is None or isinstance(null, str) else null.get(root)
             if spec or conversion:
                 spec = spec.format_map(fields) if spec else ""
                 value = _format(value, f"its field {name!r}", blank, spec, conversion)
-            if type(value) is not str:  # what is not UTF-8 is found when all is encoded
-                value = as_text(value, f"its field {name!r}", blank)
-            pieces.append((value, False))
+            pieces.append((as_text(value, f"its field {name!r}", blank), False))
         return join(*pieces)
 
     def split_at(self, place: int) -> "tuple[Markup, Markup]":
@@ -103,15 +104,18 @@ def parse_format(
     """
     try:
         pieces = list(FORMATTER.parse(text))
-        if any(name is not None and not re.match(r"[^\d.\[]", name) for _, name, *_ in pieces):
+        names = [name for _, name, *_ in pieces if name is not None]
+        if not all(re.match(r"[^\d\[]", name) for name in names):
             raise ValueError("it has a field without a name")
+        if not all(re.fullmatch(r"[^\[]+(\[[^\]]+\])*", name) for name in names):
+            raise ValueError("an entry of a field is {name[entry]} or {name[0]}")
     except ValueError as error:
         raise InvalidValue(
             f"{what} is {text!r}: {error}; a field of the record is {{name}}, and a brace itself "
             "is {{ or }}"
         ) from None
     return tuple(
-        (own, name, re.split(r"[.\[]", name or "")[0], spec, conversion)
+        (own, name, (name or "").split("[")[0], spec, conversion)
         for own, name, spec, conversion in pieces
     )
 

@@ -76,6 +76,9 @@ class SentencePiece(FileTokenizer):
             "inside": _load(unused + inside, self._name),
             "parse": _load(parsed + inside, self._name),
         }
+        if "".join(self._processor.encode("a", out_type=str)).endswith(SPACE):
+            # It puts a space after a text: not where a first span ends.
+            self._kinds["first"] = self._kinds["inside"]
         own = self._processor.bos_id(), self._processor.eos_id()
         before, after = ([mark] if mark >= 0 else [] for mark in own)
         self.begin_id = self._mark("begin", begin, before)

@@ -19,7 +19,8 @@ class Tokenizer(Protocol):
 
     A tokenizer that puts something before each text, such as a space, also has
     `encode_spans(texts, inside)`: like `encode_batch`, but it puts nothing before those of `texts`
-    that are marked in `inside`, since they continue an example.
+    that are marked in `inside`, since they continue an example. If it cannot, since it marks where
+    words begin or end, it has `marks_words = True`: then spans inside a word are refused.
     """
 
     @property
