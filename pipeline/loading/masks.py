@@ -10,10 +10,11 @@ from pipeline.errors import InvalidValue
 from pipeline.loading.sharding import with_auto_axes
 
 
-def attention_mask(batch: Mapping[str, Any]) -> Any:
-    """The mask of causal attention: the columns that each column of a row sees.
+def attention_mask(batch: Mapping[str, Any], *, causal: bool = True) -> Any:
+    """The mask of attention: the columns that each column of a row sees.
 
-    A column sees the columns of its example that are not later. In a group, a continuation sees the
+    A column sees the columns of its example that are not later, or with `causal=False`, as encoders
+    do, all columns of its example. In a group, a continuation sees the
     prefix and itself, but no other continuation; there `visible_until` has, for each column, the
     first later column that no longer sees it. A column of padding sees only itself, so that no
     softmax is empty.
@@ -31,21 +32,28 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
 
     Args:
         batch: fields `[rows, length]`, of NumPy or JAX, also in a compiled step; whole rows. With
-            groups, columns must be in order.
+            groups, columns must be in order. Without `causal`, only segment ids are needed.
+        causal: whether a column sees no later ones.
 
     Returns:
         bool `[rows, length, length]`, of NumPy or JAX like the batch: `[r, q, k]` is True if
         column `q` of row `r` sees column `k`.
 
     Raises:
-        ValueError: the batch has no segment ids or positions, or is of pairs.
+        ValueError: the batch has no segment ids or positions, or is of pairs; or it has groups, and
+            the mask is not causal.
     """
-    needed = ("inputs_segment_ids", "inputs_positions")
+    needed = ("inputs_segment_ids", *["inputs_positions"] * causal)
     if "decoder_inputs" in batch or any(name not in batch for name in needed):
         raise InvalidValue(
-            f"the batch has {', '.join(batch)}; a causal mask needs {' and '.join(needed)}, and no "
+            f"the batch has {', '.join(batch)}; a mask needs {' and '.join(needed)}, and no "
             "pairs. Make the mask before the batch is renamed or transformed; for pairs, compare "
             "the segment ids of both sides"
+        )
+    if "visible_until" in batch and not causal:
+        raise InvalidValue(
+            "the batch has groups, whose continuations see their prefix and not each other; leave "
+            "causal=True, or load examples that are not groups"
         )
     fields = [batch[name] for name in (*needed, "visible_until") if name in batch]
     if isinstance(fields[0], np.ndarray):
@@ -56,10 +64,12 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
     return with_auto_axes(functools.partial(_see, jax.numpy), *fields, spec=spec)
 
 
-def _see(xp: Any, ids: Any, positions: Any, until: Any = None) -> Any:
+def _see(xp: Any, ids: Any, positions: Any = None, until: Any = None) -> Any:
     columns = xp.arange(ids.shape[1])
     if until is not None:
         seen = (columns[:, None] >= columns) & (columns[:, None] < until[:, None])
-    else:  # positions tell the order in any order of columns
-        seen = (ids[:, :, None] == ids[:, None]) & (positions[:, :, None] >= positions[:, None])
+    else:
+        seen = ids[:, :, None] == ids[:, None]
+        if positions is not None:  # they tell the order in any order of columns
+            seen &= positions[:, :, None] >= positions[:, None]
     return xp.where(ids[:, :, None] > 0, seen, columns[:, None] == columns)
