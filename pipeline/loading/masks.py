@@ -1,7 +1,7 @@
-"""The attention mask of a batch, for models that take one."""
+"""What keeps the segments of a row apart: the mask of attention, and where state starts anew."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,3 +73,52 @@ def _see(xp: Any, ids: Any, positions: Any = None, until: Any = None) -> Any:
         if positions is not None:  # they tell the order in any order of columns
             seen &= positions[:, :, None] >= positions[:, None]
     return xp.where(ids[:, :, None] > 0, seen, columns[:, None] == columns)
+
+
+def segment_starts(batch: Mapping[str, Any]) -> Any:
+    """The columns where a recurrent layer starts from an empty state: the first of each segment.
+
+    A piece of a split example starts anew, too, although its positions go on: the state that it
+    would continue from is in another row, or in another step.
+
+    >>> batch = {"inputs_segment_ids": np.array([[1, 1, 2, 3, 3, 0]])}
+    >>> segment_starts(batch).astype(int)
+    array([[1, 0, 1, 1, 0, 0]])
+
+    Args:
+        batch: fields `[rows, length]`, of NumPy or JAX, also in a compiled step; whole rows with
+            columns in order. For the decoder of pairs, give
+            `{"inputs_segment_ids": batch["targets_segment_ids"]}`.
+
+    Returns:
+        bool `[rows, length]`, of NumPy or JAX like the batch; False on padding.
+
+    Raises:
+        ValueError: the batch has no segment ids, or has groups.
+    """
+    return _compare(batch, _find_starts, "inputs_segment_ids")
+
+
+def _find_starts(xp: Any, ids: Any) -> Any:
+    return (ids != xp.pad(ids, ((0, 0), (1, 0)))[:, :-1]) & (ids > 0)
+
+
+def _compare(batch: Mapping[str, Any], function: Callable[..., Any], *names: str) -> Any:
+    """`function` of NumPy or JAX and of the fields, which compares columns of a segment."""
+    if missing := [name for name in names if name not in batch]:
+        raise InvalidValue(
+            f"the batch has no {missing[0]}; it has {', '.join(batch)}. Give it as it was loaded, "
+            "before it is renamed or transformed"
+        )
+    if "visible_until" in batch:
+        raise InvalidValue(
+            "the batch has groups, in which a column may follow a prefix that is not beside it; "
+            "load examples that are not groups"
+        )
+    fields = [batch[name] for name in names]
+    if isinstance(fields[0], np.ndarray):
+        return function(np, *fields)
+    import jax
+
+    spec = jax.typeof(fields[0]).sharding.spec
+    return with_auto_axes(functools.partial(function, jax.numpy), *fields, spec=spec)

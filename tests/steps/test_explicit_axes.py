@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Bucket, Examples
-from pipeline.loading import cu_seqlens
+from pipeline.loading import cu_seqlens, segment_starts
 from pipeline.steps import (
     Compiled,
     accumulate,
@@ -99,6 +99,7 @@ FUNCTIONS = {
     "a mask that is not causal": on_table(
         lambda table, batch: pipeline.attention_mask(batch, causal=False)
     ),
+    "starts of segments": on_table(lambda table, batch: segment_starts(batch)),
     "means of segments": on_table(
         lambda table, batch: segment_mean(lookup(table, batch)[..., None], batch, most=8)
     ),
