@@ -16,7 +16,7 @@ from pipeline.corpus.pairs import Pairs, open_corpus
 from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.corpus.writer import Writer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Corpora",
     "Corpus",
     "Examples",
+    "FillInTheMiddle",
     "Groups",
     "InPlace",
     "Job",

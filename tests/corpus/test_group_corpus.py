@@ -269,7 +269,7 @@ def test_what_cannot_carry_groups_says_so(tmp_path):
     assert "the batch has groups, whose shared prefixes cu_seqlens cannot express" in refused(
         cu_seqlens, batch, 4
     )
-    assert "needs tokens that are not shifted" in refused(Masked, corpus, mask_id=99)
+    assert "needs documents of the task 'inputs'" in refused(Masked, corpus, mask_id=99)
     text = Examples([[1, 2]])
     assert "are groups, but a side of pairs must be a corpus of the task 'inputs'" in refused(
         Pairs, corpus, corpus

@@ -9,7 +9,7 @@ import pipeline
 from pipeline import Batches, Bucket, sources
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.text.sources.source import sharded, text_of
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
@@ -70,6 +70,8 @@ def make_corpus(task, source, directory):
             return prepare(**options, template=chat)
         case "masked":
             return Masked(prepare(**options, task=INPUTS), seed=3)
+        case "middle":
+            return FillInTheMiddle(prepare(**options), seed=3)
         case "corrupted":
             return SpanCorruption(prepare(**options, task=INPUTS), max_length=20, seed=3)
         case "pairs":
@@ -83,7 +85,7 @@ def make_corpus(task, source, directory):
 
 
 OTHERS = ["txt", "jsonl", "parquet", "feather", "array_record", "tfds", "map_dataset"]
-TASKS = ["causal", "answers", "chat", "masked", "corrupted", "pairs", "in place"]
+TASKS = ["causal", "answers", "chat", "masked", "middle", "corrupted", "pairs", "in place"]
 
 
 @pytest.fixture(scope="module", params=OTHERS)
