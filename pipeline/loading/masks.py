@@ -1,4 +1,4 @@
-"""What keeps the segments of a row apart: the mask of attention, and where state starts anew."""
+"""What keeps the segments of a row apart: masks, starts of state, and targets further ahead."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.loading.sharding import with_auto_axes
 
 
@@ -97,6 +97,46 @@ def segment_starts(batch: Mapping[str, Any]) -> Any:
         ValueError: the batch has no segment ids, or has groups.
     """
     return _compare(batch, _find_starts, "inputs_segment_ids")
+
+
+def targets_ahead(batch: Mapping[str, Any], ahead: int) -> tuple[Any, Any]:
+    """The targets some tokens later in the same segment, and their weights, for multi-token heads.
+
+    With `ahead=1`, a position gets the token after its target. The last `ahead` positions of each
+    segment get 0 and weight 0; at the end of a piece of a split example, their tokens are in
+    another row. Divide the loss by the sum of these weights over the global batch.
+
+    >>> batch = {"inputs_segment_ids": np.array([[1, 1, 1, 2, 2, 0]]),
+    ...          "targets": np.array([[5, 6, 7, 8, 9, 0]]),
+    ...          "loss_weights": np.array([[1, 1, 0.5, 1, 1, 0]])}
+    >>> targets_ahead(batch, 1)
+    (array([[6, 7, 0, 9, 0, 0]]), array([[1. , 0.5, 0. , 1. , 0. , 0. ]]))
+
+    Args:
+        batch: fields `[rows, length]` of a causal batch, of NumPy or JAX, also in a compiled step;
+            whole rows with columns in order.
+        ahead: the number of tokens after the next one, from 1.
+
+    Returns:
+        Targets and weights, `[rows, length]`, with the dtypes of `targets` and `loss_weights`.
+
+    Raises:
+        ValueError: the batch lacks a field, is of pairs or groups, or `ahead` is no such number.
+    """
+    ahead = require_whole("ahead", ahead, 1)
+    if "decoder_inputs" in batch:
+        raise InvalidValue("the batch is of pairs; targets further ahead need a causal batch")
+    move = functools.partial(_move, ahead=ahead)
+    names = "inputs_segment_ids", "targets", "loss_weights"
+    return _compare(batch, move, *names)
+
+
+def _move(xp: Any, ids: Any, targets: Any, weights: Any, ahead: int) -> tuple[Any, Any]:
+    ids_then, targets, weights = (
+        xp.pad(field, ((0, 0), (0, ahead)))[:, ahead:] for field in (ids, targets, weights)
+    )
+    same = (ids_then == ids) & (ids > 0)
+    return xp.where(same, targets, 0), xp.where(same, weights, 0)
 
 
 def _find_starts(xp: Any, ids: Any) -> Any:

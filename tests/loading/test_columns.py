@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Examples
-from pipeline.loading import segment_starts
+from pipeline.loading import segment_starts, targets_ahead
 
 SIZES = st.lists(st.integers(2, 20), min_size=1, max_size=10)
 
@@ -35,3 +35,40 @@ def test_groups_and_renamed_batches_have_no_starts():
         segment_starts(batch)
     with pytest.raises(ValueError, match="has no inputs_segment_ids; it has ids"):
         segment_starts({"ids": batch["inputs"]})
+
+
+@given(SIZES, st.sampled_from([1, 4]), st.integers(1, 9), st.booleans())
+@settings(max_examples=40)
+def test_targets_further_ahead_are_those_of_their_own_segment(sizes, align, ahead, weighted):
+    rng = np.random.default_rng(len(sizes))
+    columns = {"tokens": [rng.integers(1, 99, size) for size in sizes]}
+    if weighted:
+        columns["weights"] = [rng.integers(0, 4, size) / 2 for size in sizes]
+    corpus = Examples(columns)
+    weights = columns.get("weights", [np.ones(size) for size in sizes])
+    for planned, batch in pipeline.pack(corpus, [Bucket(2, 8)], overflow="split", align=align):
+        expected, used = np.zeros((2, 2, 8)), [0, 0]
+        for row, example, start, size in planned.segments.tolist():
+            used[row] += -used[row] % align
+            for place in range(size - ahead):
+                token = start + place + 1 + ahead
+                of_token = columns["tokens"][example][token], weights[example][token]
+                expected[:, row, used[row] + place] = of_token
+            used[row] += size
+        found = targets_ahead(batch, ahead)
+        np.testing.assert_array_equal(found, expected)
+        assert [each.dtype for each in found] == [np.int32, np.float32]
+
+
+def test_targets_further_ahead_need_a_causal_batch_and_a_number():
+    samples = Examples.from_groups([([1, 5, 2], [[7, 3], [8, 9, 3]])])
+    ((_, groups),) = pipeline.pack(samples, [Bucket(1, 8)])
+    ((_, inputs),) = pipeline.pack(Examples([[1, 2]], task=pipeline.corpus.INPUTS), [Bucket(1, 8)])
+    for batch, ahead, sentence in (
+        (groups, 1, "the batch has groups"),
+        ({**groups, "decoder_inputs": 0}, 1, "the batch is of pairs"),
+        (inputs, 1, "the batch has no targets"),
+        (inputs, 0, "ahead is 0; it must be a whole number from 1 up"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            targets_ahead(batch, ahead)

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Bucket, Examples
-from pipeline.loading import cu_seqlens, segment_starts
+from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import (
     Compiled,
     accumulate,
@@ -100,6 +100,7 @@ FUNCTIONS = {
         lambda table, batch: pipeline.attention_mask(batch, causal=False)
     ),
     "starts of segments": on_table(lambda table, batch: segment_starts(batch)),
+    "targets further ahead": on_table(lambda table, batch: targets_ahead(batch, 2)),
     "means of segments": on_table(
         lambda table, batch: segment_mean(lookup(table, batch)[..., None], batch, most=8)
     ),
