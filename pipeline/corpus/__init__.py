@@ -17,7 +17,7 @@ from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, pre
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.corpus.writer import Writer
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Corpora",
     "Corpus",
     "Examples",
+    "FillInTheMiddle",
     "Groups",
     "InPlace",
     "Job",

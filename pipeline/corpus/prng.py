@@ -54,8 +54,8 @@ def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
     return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
 
 
-def below(bits: np.ndarray, limit: int) -> np.ndarray:
-    """Random whole numbers below `limit` (at most 2**32), from random bits: int64."""
+def below(bits: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
+    """Random whole numbers below `limit` (at most 2**32, or one for each), from bits: int64."""
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 

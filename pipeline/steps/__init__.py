@@ -11,7 +11,13 @@ from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
-from pipeline.steps.segments import by_segment, sum_continuations, sum_segments
+from pipeline.steps.segments import (
+    by_segment,
+    segment_last,
+    segment_mean,
+    sum_continuations,
+    sum_segments,
+)
 from pipeline.steps.train_step import (
     accumulate,
     flush,
@@ -35,6 +41,8 @@ __all__ = [
     "make_score_step",
     "make_train_step",
     "programs_table",
+    "segment_last",
+    "segment_mean",
     "sum_continuations",
     "sum_segments",
     "summed",

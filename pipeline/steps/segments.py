@@ -1,4 +1,4 @@
-"""The losses of segments, summed on the device from the losses of the step."""
+"""Sums, means and last values of segments, computed on the device; their losses."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,16 +72,57 @@ def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: i
     return _sum_by(batch["inputs_branch_ids"], values, most)
 
 
+def segment_mean(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
+    """The mean over each segment: float32 `[rows, most, …]`, 0 where a row has no such segment.
+
+    The mean for segment id `s` is in column `s - 1`, as in features of examples. A piece of a split
+    example is a segment of its own.
+
+    >>> batch = {"inputs_segment_ids": jnp.array([[1, 1, 2, 0]])}
+    >>> segment_mean(jnp.array([[1.0, 2, 4, 8]]), batch, 3).tolist()
+    [[1.5, 4.0, 0.0]]
+
+    Args:
+        values: of each position, `[rows, length, …]`, such as the last hidden states of a model.
+        batch: fields of the batch, with `inputs_segment_ids`. For the decoder of pairs, give
+            `{"inputs_segment_ids": batch["targets_segment_ids"]}`.
+        most: the most segments in a row: the columns of a feature of examples, or
+            `plan.most_segments()[bucket]`.
+    """
+    ids = batch["inputs_segment_ids"]
+    counts = _sum_by(ids, jnp.ones_like(ids), most)
+    shape = (*counts.shape, *[1] * (values.ndim - 2))
+    return _sum_by(ids, values, most) / jnp.maximum(counts, 1).reshape(shape)
+
+
+def segment_last(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
+    """The value at the last position of each segment: float32 `[rows, most, …]`.
+
+    Arguments and places are those of `segment_mean`; columns must be in order.
+
+    >>> batch = {"inputs_segment_ids": jnp.array([[1, 1, 2, 0]])}
+    >>> segment_last(jnp.array([[1.0, 2, 4, 8]]), batch, 3).tolist()
+    [[2.0, 4.0, 0.0]]
+    """
+    ids = batch["inputs_segment_ids"]
+
+    def keep_last(ids: jax.Array) -> jax.Array:
+        return jnp.where(ids != jnp.pad(ids, ((0, 0), (0, 1)))[:, 1:], ids, 0)
+
+    ids = with_auto_axes(keep_last, ids, spec=jax.typeof(ids).sharding.spec)
+    return _sum_by(ids, values, most)
+
+
 def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
-    """The sum of the values with each id, from 1, in each row: float32 `[rows, most]`."""
-    rows = len(ids)
+    """The sum of the values with each id, from 1, in each row: float32 `[rows, most, …]`."""
+    rows, inner = len(ids), values.shape[2:]
 
     def add(ids: jax.Array, values: jax.Array) -> jax.Array:
         # One more place in each row, for values without an id.
         place = jnp.arange(rows)[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
-        flat = values.astype(jnp.float32).ravel()
+        flat = values.astype(jnp.float32).reshape(-1, *inner)
         sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
-        return sums.reshape(rows, most + 1)[:, :most]
+        return sums.reshape(rows, most + 1, *inner)[:, :most]
 
     return with_auto_axes(add, ids, values, spec=PartitionSpec(rows_of(ids), None))
 

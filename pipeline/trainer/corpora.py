@@ -20,7 +20,7 @@ from pipeline.corpus.links import link
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
-from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
+from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
@@ -345,7 +345,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             "of text, and no config.added; set it to False, or change those"
         )
     view = open_view(config.task.to_dict(), config.seed)
-    task = CAUSAL if config.task.kind == "causal" else INPUTS
+    task = getattr(VIEWS[config.task.kind], "needs", CAUSAL)
     first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
     model = directory / "tokenizer.model"
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model

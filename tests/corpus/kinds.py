@@ -5,7 +5,16 @@ import pyarrow as pa
 from pyarrow import feather, parquet
 
 import pipeline
-from pipeline import Corpora, Corpus, Feature, InPlace, Masked, Pairs, SpanCorruption
+from pipeline import (
+    Corpora,
+    Corpus,
+    Feature,
+    FillInTheMiddle,
+    InPlace,
+    Masked,
+    Pairs,
+    SpanCorruption,
+)
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -14,7 +23,7 @@ from tests.corpus.token_writers import write_datatrove, write_flat, write_megatr
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
 STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
-KINDS = [*STORED, *JOINED, *FORMATS, "masked", "corrupted", "pairs"]
+KINDS = [*STORED, *JOINED, *FORMATS, "masked", "middle", "corrupted", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
 FEATURES = {
     "logprob": Feature("targets"),
@@ -67,6 +76,9 @@ def make(kind, directory, sizes=SIZES):
     if kind == "pairs":
         return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
     texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
+    if kind == "middle":
+        corpus = pipeline.prepare(texts, Bytes(), directory, **options)
+        return FillInTheMiddle(corpus, 0.6, mode="spm", loss="middle")
     corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
     return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
 

@@ -70,7 +70,7 @@ def test_the_product_of_several_masks_counts(write):
 
 def test_a_view_that_hides_any_token_takes_no_weights(write):
     opened = write({"input_ids": IDS, "loss_mask": [[0] * len(row) for row in IDS]})
-    with pytest.raises(ValueError, match="has weights, and Masked may hide any token"):
+    with pytest.raises(ValueError, match="has weights, and Masked may hide or move any"):
         Masked(opened(weights="loss_mask", task=INPUTS, vocab_size=10))
     assert len(Masked(opened(weights=(), task=INPUTS, vocab_size=10))) == 4
 

@@ -232,10 +232,15 @@ def test_a_view_is_made_again_from_its_description(tmp_path):
     corpus = make("masked", tmp_path).corpus
     train, held_out = corpus.split(0.3)
     views = [Masked(corpus, rate=0.3, seed=5), SpanCorruption(corpus, max_length=30, seed=5)]
-    for view in (*views, train, Masked(held_out), Masked(corpus, seed=3).split(0.3)[0]):
+    views += [train, Masked(held_out), Masked(corpus, seed=3).split(0.3)[0]]
+    for view in views:
         again = view_of(corpus, json.loads(json.dumps(view.description)))
         assert (again.fingerprint, again.directory) == (view.fingerprint, tmp_path)
         require_same(again[0], view[0])
+    middle = make("middle", tmp_path / "causal")
+    again = view_of(middle.corpus, json.loads(json.dumps(middle.description)))
+    assert again.fingerprint == middle.fingerprint
+    require_same(again[0], middle[0])
 
 
 def test_a_split_is_joined_with_a_whole_corpus(tmp_path):

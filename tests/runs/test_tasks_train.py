@@ -19,7 +19,7 @@ from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Examples, Pairs, Plan
 from pipeline.cli.commands import main
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.history import read_history
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
@@ -46,7 +46,12 @@ def chats(tmp_path_factory):
 
 
 CHAT = "tiny_config:chat"
-KINDS = {"masked": Masked, "corrupted": SpanCorruption, "pairs": Pairs}
+KINDS = {
+    "masked": Masked,
+    "middle": FillInTheMiddle,
+    "corrupted": SpanCorruption,
+    "pairs": Pairs,
+}
 
 
 @pytest.mark.slow

@@ -9,13 +9,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Bucket, Examples
-from pipeline.loading import cu_seqlens
+from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import (
     Compiled,
     accumulate,
     make_eval_step,
     make_score_step,
     make_train_step,
+    segment_last,
+    segment_mean,
     sum_continuations,
     sum_segments,
 )
@@ -94,6 +96,17 @@ FUNCTIONS = {
         lambda table, batch: sum_segments(lookup(table, batch), batch, (8, 8))
     ),
     "attention_mask": on_table(lambda table, batch: pipeline.attention_mask(batch)),
+    "a mask that is not causal": on_table(
+        lambda table, batch: pipeline.attention_mask(batch, causal=False)
+    ),
+    "starts of segments": on_table(lambda table, batch: segment_starts(batch)),
+    "targets further ahead": on_table(lambda table, batch: targets_ahead(batch, 2)),
+    "means of segments": on_table(
+        lambda table, batch: segment_mean(lookup(table, batch)[..., None], batch, most=8)
+    ),
+    "last values of segments": on_table(
+        lambda table, batch: segment_last(lookup(table, batch), batch, most=8)
+    ),
     "cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8)["cu_seqlens_q"]),
     "aligned cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8, align=4)),
     "cu_seqlens without a mesh": lambda loader, batch: cu_seqlens(batch, 8)["cu_seqlens_kv"],
