@@ -77,6 +77,19 @@ class Shown:
             for name, side, reader in sides
         ]
 
+    def rows(self, row: int | None = None) -> range:
+        """The numbers of all rows, or this row alone.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        rows = range(self.bucket.rows)
+        if row is None:
+            return rows
+        if row not in rows:
+            raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows[-1]}")
+        return rows[row : row + 1]
+
     def segments(self, row: int, side: int = 0) -> list[Segment]:
         """The segments of a row, in order; for pairs, on one side."""
         arrays = self.sides[side][2]
@@ -135,9 +148,7 @@ class Shown:
         Raises:
             ValueError: there is no such row.
         """
-        rows = self.bucket.rows
-        if row is not None and not 0 <= row < rows:
-            raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
+        rows = self.rows(row)
         real = self.planned.num_tokens
         yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
@@ -148,7 +159,7 @@ class Shown:
         if self.planned.sources:
             shares = [f"{name} {n / real:.1%}" for name, n in self.planned.sources.items()]
             yield f"of {', '.join(shares)}"
-        for number in range(rows) if row is None else (row,):
+        for number in rows:
             yield ""
             for side in range(len(self.sides)):
                 yield from self._row(number, side, row is not None, width, colour, ids)
