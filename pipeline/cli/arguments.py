@@ -157,6 +157,7 @@ def parser() -> argparse.ArgumentParser:
     flag("--row", type=_whole, help="show one row with all its text")
     flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
     flag("--color", choices=("auto", "always", "never"), default="auto")
+    flag("--svg", metavar="FILE", help="draw it instead, as SVG for light and for dark pages")
 
     flag = add(
         "check",

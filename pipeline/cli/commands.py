@@ -128,12 +128,16 @@ def buckets(arguments: argparse.Namespace) -> None:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    """Prints a batch."""
+    """Prints a batch, or draws it."""
+    from pipeline.cli.picture import draw
     from pipeline.cli.show import Shown
 
     dataset, options = _open(arguments, tokens=True)
     plan = dataset.plan or options.plan(dataset.examples)
     shown = Shown(dataset.examples, plan, arguments.step)
+    if arguments.svg:
+        _write(arguments.svg, draw(shown, row=arguments.row).encode())
+        return
     width = shutil.get_terminal_size((110, 40)).columns
     colour = _coloured(arguments.color)
     for line in shown.lines(row=arguments.row, width=width, colour=colour, ids=arguments.ids):

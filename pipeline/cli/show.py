@@ -87,6 +87,19 @@ class Shown:
             arrays = collate_side(reader, self.planned, number, block, name=name)
             self.sides.append((name, bucket, arrays))
 
+    def rows(self, row: int | None = None) -> range:
+        """The numbers of all rows, or this row alone.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        rows = range(self.bucket.rows)
+        if row is None:
+            return rows
+        if row not in rows:
+            raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows[-1]}")
+        return rows[row : row + 1]
+
     def segments(self, row: int, side: int = 0) -> list[Segment]:
         """The segments of a row, in order, on one side."""
         of_side, _, arrays = self.sides[side]
@@ -144,9 +157,7 @@ class Shown:
         Raises:
             ValueError: there is no such row.
         """
-        rows = self.bucket.rows
-        if row is not None and not 0 <= row < rows:
-            raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
+        rows = self.rows(row)
         real = self.planned.num_tokens
         learnt = self.corpus.loss_side
         weights = 0.0 if learnt is None else float(self.sides[learnt][2]["loss_weights"].sum())
@@ -159,7 +170,7 @@ class Shown:
             every = max(sum(self.planned.sources.values()), 1)
             shares = [f"{name} {n / every:.1%}" for name, n in self.planned.sources.items()]
             yield f"of {', '.join(shares)}"
-        for number in range(rows) if row is None else (row,):
+        for number in rows:
             yield ""
             for side in range(len(self.sides)):
                 yield from self._row(number, side, row is not None, width, colour, ids)
