@@ -88,9 +88,9 @@ def pack(
         placed = [list(of_length) for of_length in patterns or [()] * len(rooms)]
         left = counts - count_segments([p for each in placed for p in each], len(counts))
         left[0] = 0
+        holds = np.stack([(positions <= room).all(axis=1) for room in rooms])
         for index in reversed(lengths):
-            shorter = rooms[[each for each in lengths if each < index]]
-            opens = (positions[:, None] > shorter).any(axis=2).all(axis=1)
+            opens = ~holds[[shorter for shorter in lengths if shorter < index]].any(axis=0)
             placed[index] += search(left, index, opens)
         assert not left.any(), "the last bucket holds every segment"
         of_length = zip(map(count_rows, placed), prices, strict=True)

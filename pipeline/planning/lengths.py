@@ -129,8 +129,7 @@ class Lengths:
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         names: the names of the sides, if they are given.
-        loss_side: the number of the side with loss; if that is not known, that of targets, else of
-            inputs, else of the last.
+        loss_side: the number of the side with loss; the last one, if that is not known.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
@@ -145,10 +144,9 @@ class Lengths:
         self.names: tuple[str, ...] = tuple(named)
         loss = getattr(given, "loss_side", None)
         self.loss_side: int = -1 if loss is None else loss
-        known = [self.names.index(name) for name in reversed(PAIR) if name in self.names]
-        if loss is None and known:
-            self.loss_side = known[0]
         self.array = as_lengths(given)
+        if loss is None and (known := [name for name in reversed(PAIR) if name in self.names]):
+            self.loss_side = self.names.index(known[0])  # of arrays by name
 
     def __getstate__(self) -> dict[str, Any]:
         taken = ("files", "trees", "array")  # from `given`

@@ -1,6 +1,7 @@
 """Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -204,7 +205,7 @@ class Options:
         """The names of the sides."""
         return self.buckets[-1].names
 
-    @property
+    @functools.cached_property
     def costs(self) -> tuple[float, ...]:
         """What a position of each side costs."""
         return as_costs(self.cost, self.names)
@@ -239,7 +240,8 @@ class Options:
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Some options as JSON, by default all; a bucket is `[rows, length]`."""
-        values = {name: getattr(self, name) for name in (vars(self) if names is None else names)}
+        every = [field.name for field in dataclasses.fields(self)]
+        values = {name: getattr(self, name) for name in (every if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         return {n: list(each) if isinstance(each, tuple) else each for n, each in values.items()}

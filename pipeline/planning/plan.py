@@ -18,7 +18,7 @@ from pipeline.errors import (
     suggest_option,
 )
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.figures import Counts, count_steps
+from pipeline.planning.figures import Counts, count_steps, describe
 from pipeline.planning.growing import grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
@@ -33,7 +33,6 @@ from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
-from pipeline.planning.table import describe
 
 # The keywords of `Plan`.
 PLANNING = ("weights", "exclude", *PlanOptions.__annotations__)

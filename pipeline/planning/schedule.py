@@ -231,7 +231,9 @@ class Schedule:
             for of_length in had.owed or [()] * len(had.rows)
         ]
         rows = np.pad(had.rows, ((0, 0), (0, len(new))))
-        self.marks = (Taken(start, 0 * self._rows, rows, owed, [*had.legs, *new]),)
+        self.marks: tuple[Taken, ...] = (
+            Taken(start, 0 * self._rows, rows, owed, [*had.legs, *new]),
+        )
         self._one = weights is None
         if weights is None:
             return

@@ -247,7 +247,9 @@ class Stage(Handles):
         growing = any(map(grows, found.values()))
         check_options(options, several=weights is not None, growing=growing)
         members = {n: each if grows(each) else Lengths.of(each) for n, each in found.items()}
-        changes = options_as_json(options, weights)
+        changes = options.as_json() | _weights_as_json(weights)
+        if weights is None:
+            del changes["by"], changes["ending"]
         excluded = _select(exclude, lengths, members)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
         return cls(0, options, exclude_from(members, excluded), weights, lengths, changes)
@@ -460,15 +462,5 @@ def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fra
     return as_phases(weights, tuple(members))[0][1]
 
 
-def options_as_json(options: Options, weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
-    """The options of a plan and its weights, as JSON; one corpus has no `by` and `ending`."""
-    changes = options.as_json() | _weights_as_json(weights)
-    if weights is None:
-        del changes["by"], changes["ending"]
-    return changes
-
-
 def _weights_as_json(weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
-    if weights is None:
-        return {}
-    return {"weights": {name: f"{share}" for name, share in weights.items()}}
+    return {} if weights is None else {"weights": {name: f"{weights[name]}" for name in weights}}

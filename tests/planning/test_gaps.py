@@ -204,17 +204,17 @@ def test_corpora_of_a_mixture_are_filled_each_by_itself():
     assert all(account.over[0] for account in books.by_name.values())
 
 
-def test_buckets_for_full_rows_have_the_cost_of_full_rows():
-    given = {"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024}
-    for attention, number in (("segment", 1), ("dense", 4)):
-        buckets = fit_buckets(LENGTHS, packing="fill", attention=attention, **given)
-        assert len(buckets) <= number
-        assert Plan(LENGTHS, buckets, packing="fill").padding < 0.01
-
-
 @given(histograms(40), st.integers(1, 6), st.sampled_from([40, 64]))
 def test_with_a_limit_on_segments_rows_are_never_more_than_those_of_best_fit(counts, most, length):
     buckets = [Bucket(1, length)]
     filled = pack(counts, buckets, max_segments=most, fill=True)
     assert filled.rows(0) <= pack(counts, buckets, max_segments=most).rows(0)
     assert max(pattern.segments for pattern in filled.patterns[0]) <= most
+
+
+def test_buckets_for_full_rows_have_the_cost_of_full_rows():
+    given = {"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024}
+    for attention, number in (("segment", 1), ("dense", 4)):
+        buckets = fit_buckets(LENGTHS, packing="fill", attention=attention, **given)
+        assert len(buckets) <= number
+        assert Plan(LENGTHS, buckets, packing="fill").padding < 0.01

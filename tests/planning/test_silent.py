@@ -95,21 +95,6 @@ def test_every_kind_of_corpus_knows_its_examples_without_loss(corpus, tmp_path):
     assert pairs.silent.tolist() == [0]
 
 
-def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):
-    weights = [[0] * 9 + [1] * 3, [0, 1, 1, *[0] * 14], [0, 1]] * 2
-    made = Corpus.from_arrays(columns(weights), tmp_path / "corpus")
-    train, held_out = made.split(0.5)
-    plans, counted = [], []
-    for corpus in (made, train, held_out):
-        plans.append(Plan(corpus, [Bucket(1, 4)]))
-        assert len(plans[-1].stages[0].streams[0].whole.layout.pieces.silent)
-    monkeypatch.setattr(Corpus, "read", lambda *_, **options: counted.append(1))
-    again = Corpus.open(made.directory)
-    for corpus, plan in zip((again, *again.split(0.5)), plans, strict=True):
-        assert Plan(corpus, [Bucket(1, 4)]).batch(0).digest == plan.batch(0).digest
-    assert not counted
-
-
 GROUP = [([1, 5, 6, 2], [[7, 8, 3], [9, 3]])]
 
 
@@ -194,3 +179,18 @@ def test_a_plan_without_silent_pieces_changes_without_loss():
         if any(each[s : s + 4])
     ]
     assert sorted(places) == expected
+
+
+def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):
+    weights = [[0] * 9 + [1] * 3, [0, 1, 1, *[0] * 14], [0, 1]] * 2
+    made = Corpus.from_arrays(columns(weights), tmp_path / "corpus")
+    train, held_out = made.split(0.5)
+    plans, counted = [], []
+    for corpus in (made, train, held_out):
+        plans.append(Plan(corpus, [Bucket(1, 4)]))
+        assert len(plans[-1].stages[0].streams[0].whole.layout.pieces.silent)
+    monkeypatch.setattr(Corpus, "read", lambda *_, **options: counted.append(1))
+    again = Corpus.open(made.directory)
+    for corpus, plan in zip((again, *again.split(0.5)), plans, strict=True):
+        assert Plan(corpus, [Bucket(1, 4)]).batch(0).digest == plan.batch(0).digest
+    assert not counted
