@@ -221,6 +221,17 @@ def test_text_alone_is_mixed_with_sides(seed, weighted):
             else:
                 np.testing.assert_array_equal(batch[name][real], values[real], name)
         assert (batch["patch"][~real] == -1).all()
+    # A run that ends at any step goes on with the same batches, on two hosts, on one, on two.
+    for hosts in (2, 1, 2):
+        step = int(drawn.rng.integers(len(batches)))
+        parts = [
+            iter(Batches(mixture, plan, process_index=p, process_count=hosts).to_iter_dataset())
+            for p in range(hosts)
+        ]
+        for part in parts:
+            part.set_state(batches.origin.state(step))
+        for at in range(step, len(batches)):
+            require_same(join([next(part) for part in parts]), batches[at])
 
 
 # ---- columns over devices, and what else batches are given to
