@@ -23,8 +23,8 @@ class Sides(AnyCorpus):
     """Examples with a corpus for each of their sides; all sides of an example share a row.
 
     A side has token ids, or arrays: features with a value for each of its positions. Pointers
-    (`Feature(…, to=side)`) join the sides. Made by `Examples`, `Corpus.from_arrays` and `prepare`
-    from features of sides; in a directory, each side has a directory of its name.
+    (`Feature(…, to=side)`) join the sides. Made by `Examples` and `Corpus.from_arrays` from
+    features of sides; in a directory, each side has a directory of its name.
 
     An example whose lengths are all 0 is in no batch. One with nothing to train on has these
     lengths.
@@ -47,8 +47,8 @@ class Sides(AnyCorpus):
         self.sides, self.side_names = tuple(self.by_name.values()), tuple(self.by_name)
         arrays = [name for name, each in self.by_name.items() if each.task == ARRAYS]
         self.unpriced = tuple(arrays) if len(self.sides) > 1 else ()
-        counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
         if len({*map(len, self.sides)}) > 1:
+            counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
             raise InvalidValue(f"there are {counts}; give equally many, in the same order")
         if any(each.grows for each in self.by_name.values()):
             raise InvalidValue("a corpus of several sides cannot grow yet; finish each side")
@@ -123,10 +123,8 @@ class WithSides(AnyCorpus):
         if corpus.grows:
             raise InvalidValue("a corpus of several sides cannot grow yet; finish it first")
         self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
-        self.side_names, there = (
-            tuple(names),
-            dict(zip(corpus.side_names, corpus.sides, strict=True)),
-        )
+        there = dict(zip(corpus.side_names, corpus.sides, strict=True))
+        self.side_names = tuple(names)
         self.lengths = np.zeros((len(corpus), len(names)), np.uint32)
         own = corpus.lengths.reshape(len(corpus), -1)
         for number, name in enumerate(corpus.side_names):

@@ -73,19 +73,26 @@ class Task:
                         "another name"
                     )
         for side, mine in sides.items():
-            (self if side == self.side else ARRAYS).check(mine)
+            (self if side == self.side else ARRAYS).check(mine, pointers=True)
         return sides
 
-    def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
-        """`features` as a dict; refuses those that examples of this task cannot have."""
+    def check(
+        self, features: Mapping[str, Feature] | None, *, pointers: bool = False
+    ) -> dict[str, Feature]:
+        """`features` as a dict; refuses those that examples of this task cannot have.
+
+        `pointers` is whether the caller checks what pointers point to.
+        """
         known = check_features(features)
         allowed = [of for of in ("inputs", "targets") if of in self.shifts]
         for name, feature in known.items():
-            if feature.of not in OF and self.name != ARRAYS.name:
+            beside = feature.of not in OF and self.name != ARRAYS.name
+            if beside or (feature.to is not None and not pointers):
+                what = f"is of the side {feature.of!r}" if beside else "is a pointer"
                 raise InvalidValue(
                     f"{'groups' if self.name == GROUPS.name else 'these examples'} have one side, "
-                    f"and {name!r} is of the side {feature.of!r}; examples of several sides are "
-                    "made by Examples, Corpus.from_arrays and prepare, and cannot grow yet"
+                    f"and {name!r} {what}; Examples and Corpus.from_arrays make such examples, and "
+                    "a corpus of several sides cannot grow yet"
                 )
             if self.name == GROUPS.name:
                 continue

@@ -118,7 +118,9 @@ class Dataset:
     @property
     def by_side(self) -> Any:
         """The lengths, of several sides by name."""
-        return dict(zip(self.side_names, self.lengths.T, strict=True)) or self.lengths
+        if self.lengths.ndim == 1:
+            return self.lengths
+        return dict(zip(self.side_names, self.lengths.T, strict=True))
 
     @property
     def examples(self) -> Any:

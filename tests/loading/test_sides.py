@@ -221,6 +221,17 @@ def test_text_alone_is_mixed_with_sides(seed, weighted):
             else:
                 np.testing.assert_array_equal(batch[name][real], values[real], name)
         assert (batch["patch"][~real] == -1).all()
+    # A run that ends at any step goes on with the same batches, on two hosts, on one, on two.
+    for hosts in (2, 1, 2):
+        step = int(drawn.rng.integers(len(batches)))
+        parts = [
+            iter(Batches(mixture, plan, process_index=p, process_count=hosts).to_iter_dataset())
+            for p in range(hosts)
+        ]
+        for part in parts:
+            part.set_state(batches.origin.state(step))
+        for at in range(step, len(batches)):
+            require_same(join([next(part) for part in parts]), batches[at])
 
 
 # ---- columns over devices, and what else batches are given to
@@ -486,7 +497,7 @@ def examples_of(**features):
         ),
         (
             lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
-            "these examples have one side, and 'patches' is of the side 'patches'; examples of .* "
+            "these examples have one side, and 'patches' is of the side 'patches'; Examples and .* "
             "cannot grow yet",
         ),
         (
