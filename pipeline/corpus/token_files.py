@@ -29,6 +29,8 @@ BLOCK = 1 << 24
 LLM_C = {(20240520, 1): ("uint16", 50256), (20240801, 7): ("uint32", 128000)}
 LLM_C_HEADER, LLM_C_EVALUATION = 1024, 20240522
 
+NPY = b"\x93NUMPY"  # the first bytes of an array that NumPy saved
+
 # Megatron's codes of integers; its others are floats.
 MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
@@ -190,11 +192,16 @@ def flat(
     return _divide([*found, *listed], arrays, weights or (), borders, layout)
 
 
+def is_llm_c(head: bytes) -> bool:
+    """Whether a file of text of llm.c begins so."""
+    return len(head) >= 8 and struct.unpack("<2i", head[:8]) in LLM_C
+
+
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
     """The ids of a file, and the id that begins a document if its header says so."""
     content, mark, name = read_content(local_copy(path)), None, os.fspath(path)
     head = bytes(content[:12])
-    if head.startswith(b"\x93NUMPY"):
+    if head.startswith(NPY):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
     try:
         found = np.dtype(dtype or object)
@@ -203,7 +210,7 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     if kind[0] == LLM_C_EVALUATION:
         raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
-    if kind[:2] in LLM_C and not skip:
+    if is_llm_c(head) and not skip:
         (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
         due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
         if content.size != due or (dtype is not None and found != known):

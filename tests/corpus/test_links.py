@@ -196,7 +196,8 @@ def test_formats_are_told_by_the_files(opened, tmp_path):
         ("levanter", "levanter"),
         ("mega", "megatron"),
         ("mega.idx", "megatron"),
-        ("token*.npy", "npy"),
+        ("token*.npy", "flat"),
+        ("flat.npy", "npy"),
         ("a.arrow", ""),
         ("nowhere.bin", ""),
     ):
