@@ -203,6 +203,10 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     head = bytes(content[:12])
     if head.startswith(NPY):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
+    if head.startswith(b"LITPKDS"):
+        raise InvalidValue(
+            f"{name} is a packed file of LitGPT or TinyLlama; give files of ids alone"
+        )
     try:
         found = np.dtype(dtype or object)
     except TypeError:

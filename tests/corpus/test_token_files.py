@@ -206,6 +206,9 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
             InPlace.flat(path, **options)
     with pytest.raises(ValueError, match=r"a.npy is an .npy array with a header"):
         InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
+    path.write_bytes(b"LITPKDS\0" + bytes(40))
+    with pytest.raises(ValueError, match="packed file of LitGPT"):
+        InPlace.flat(path, dtype="uint16", end=1)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="holds no document"):
         InPlace.flat(path, dtype="uint16", end=())
