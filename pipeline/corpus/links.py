@@ -10,7 +10,7 @@ from etils import epath
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import TASKS
-from pipeline.corpus.token_files import NPY, is_llm_c
+from pipeline.corpus.token_files import NPY, index_of, is_llm_c
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.text import tokenizers
@@ -95,7 +95,7 @@ def guess(path: epath.PathLike) -> str:
         signs["shard_ledger.json"] = "levanter"
         found = [format for sign, format in signs.items() if (place / sign).exists()]
         return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
-    if as_path(f"{name.removesuffix('.bin').removesuffix('.idx')}.idx").exists():
+    if as_path(index_of(path)).exists():
         return "megatron"
     if place.suffix == ".npy" and place.exists():
         return "npy" if read_head(place).startswith(NPY) else "flat"

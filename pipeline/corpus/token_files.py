@@ -89,8 +89,7 @@ def _load(path: epath.Path) -> np.ndarray:
 def megatron(prefixes: files.Paths) -> TokenFiles:
     """The documents of Megatron's indexed data sets, `PREFIX.bin` with `PREFIX.idx`."""
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
-    stems = [os.fspath(each).removesuffix(".idx").removesuffix(".bin") for each in given]
-    indices, arrays, borders = files.find([f"{stem}.idx" for stem in stems]), [], []
+    indices, arrays, borders = files.find([index_of(each) for each in given]), [], []
     data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
@@ -102,6 +101,12 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
         arrays.append(values)
         borders.append((edges[:-1], np.diff(edges)))
     return _divide([*indices, *data], arrays, (), borders)
+
+
+def index_of(prefix: epath.PathLike) -> str:
+    """The name of the index of a Megatron data set, by its prefix, or by one of its files."""
+    stem, ending = os.path.splitext(os.fspath(prefix))
+    return f"{stem if ending in ('.bin', '.idx') else os.fspath(prefix)}.idx"
 
 
 def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:

@@ -11,7 +11,7 @@ from tests.corpus.test_token_files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_levanter, write_mds
 
 RNG = np.random.default_rng(0)
-ROWS = [RNG.integers(1, 99, size) for size in RNG.integers(1, 20, 10)]
+ROWS = [RNG.integers(1, 99, size) for size in (*RNG.integers(1, 20, 9), 300)]
 
 
 @pytest.fixture(autouse=True)
