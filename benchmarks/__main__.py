@@ -12,6 +12,7 @@ python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside 
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 python -m benchmarks groups                # continuations that share a prefix in a row
 python -m benchmarks sides                 # rows of examples with several lengths
+python -m benchmarks tokens                # token files in place, beside a prepared corpus
 python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
 
@@ -25,7 +26,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    *("following", "sides"),
+    *("following", "sides", "tokens"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {

@@ -3,7 +3,7 @@
     python train.py --config=configs/tokens.py --config.train.format=megatron \\
         --config.train.files=data/my_text_document --config.train.options.vocab_size=50257
 
-The formats are methods of `pipeline.InPlace`; docs/data.md shows the call for each kind of files.
+The formats are methods of `pipeline.InPlace`; docs/your_data.md shows the call for each.
 """
 
 from ml_collections import ConfigDict

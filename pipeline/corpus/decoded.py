@@ -32,6 +32,7 @@ MDS_DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 3
 MDS_DTYPES |= {33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
 
 BLOCK = 1 << 24  # tokens of Levanter's that are read at once
+LEDGER = "shard_ledger.json"
 
 
 def _decode(
@@ -162,7 +163,7 @@ def _read_shard(
 def _unpack(path: epath.Path, shard: Mapping[str, Any]) -> Any:
     """The content of a shard."""
     content = read_content(local_copy(path))
-    if not shard["zip_data"] or path.name != shard["zip_data"]["basename"]:
+    if not shard["zip_data"] or path.name != os.path.basename(shard["zip_data"]["basename"]):
         return content
     kind = shard["compression"].partition(":")[0]
     if kind == "bz2":
@@ -199,7 +200,7 @@ def levanter(folder: epath.PathLike, *, column: str = "input_ids", **columns: An
     """The rows of a cache of Levanter's; of their columns, those with one axis."""
     place = as_path(folder)
     try:
-        ledger = json.loads((place / "shard_ledger.json").read_text())
+        ledger = json.loads((place / LEDGER).read_text())
         rows, finished = int(ledger["total_num_rows"]), ledger["is_finished"]
     except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
         raise damaged(
@@ -211,13 +212,21 @@ def levanter(folder: epath.PathLike, *, column: str = "input_ids", **columns: An
             f"{'copy it to this machine' if finished else 'let Levanter finish it'} first"
         )
 
+    every = sorted(pathlib.Path(place).rglob("*"))
+    shards = {each.parent.name: as_path(each.parent) for each in every if each.name == LEDGER}
+
     def read() -> Iterator[Columns]:
         try:
-            yield from _read_levanter(place, column, rows)
-        except ValueError as error:  # also tensorstore's
+            if any(place.glob("*/offsets")):
+                yield from _read_levanter(place, column, rows)
+                return
+            if sum(ledger["shard_rows"].values()) != rows:
+                raise InvalidValue(f"its shards do not have the {rows:,} rows of its ledger")
+            for name, count in ledger["shard_rows"].items():
+                yield from _read_levanter(shards[name], column, count)
+        except (ValueError, KeyError) as error:  # also tensorstore's
             raise damaged(place, str(error)[:200]) from error
 
-    every = sorted(pathlib.Path(place).rglob("*"))
     found = _decode([as_path(path) for path in every if path.is_file()], [column], read)
     return read_columns(ArrowFiles, found, column, **columns)
 

@@ -10,11 +10,13 @@ from etils import epath
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import TASKS
+from pipeline.corpus.token_files import NPY, index_of, is_llm_c
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.text import tokenizers
 from pipeline.text.features import Feature
 from pipeline.text.sources import files
+from pipeline.text.sources.content import read_head
 
 # The file that makes a directory a link.
 LINK = "in_place.json"
@@ -83,15 +85,6 @@ def open_link(directory: epath.Path) -> InPlace:
     return corpus
 
 
-def call_for(path: epath.PathLike, format: str) -> str:
-    """How to open token files of a format, as the end of a sentence."""
-    more = {"flat": ", dtype='uint16', end=50256", "npy": ", 'offsets.npy'"}.get(format, "")
-    return (
-        f"holds tokens, which need no preparing: pipeline.InPlace.{format}"
-        f"({os.fspath(path)!r}{more}) opens them, and commands take --tokens {format}"
-    )
-
-
 def guess(path: epath.PathLike) -> str:
     """The format of the token files that a path names; "" if they do not seem to be any."""
     place, name = as_path(path), os.fspath(path)
@@ -102,7 +95,20 @@ def guess(path: epath.PathLike) -> str:
         signs["shard_ledger.json"] = "levanter"
         found = [format for sign, format in signs.items() if (place / sign).exists()]
         return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
-    if as_path(f"{name.removesuffix('.bin').removesuffix('.idx')}.idx").exists():
+    if as_path(index_of(path)).exists():
         return "megatron"
-    endings = {".bin": "flat", ".ds": "datatrove", ".npy": "npy"}
-    return endings.get(place.suffix, "") if place.exists() else ""
+    if place.suffix == ".npy" and place.exists():
+        return "npy" if read_head(place).startswith(NPY) else "flat"
+    return {".bin": "flat", ".ds": "datatrove"}.get(place.suffix, "") if place.exists() else ""
+
+
+def call_for(path: epath.PathLike, format: str) -> str:
+    """How to open token files of a format, as the end of a sentence."""
+    more, flags = "", ""
+    if format == "flat" and not is_llm_c(read_head(files.find(path)[0])):
+        more, flags = ", dtype='uint16', end=50256", " dtype=uint16 end=50256"
+    more = ", 'offsets.npy'" if format == "npy" else more
+    return (
+        f"holds tokens, which need no preparing: pipeline.InPlace.{format}"
+        f"({os.fspath(path)!r}{more}) opens them, and commands take --tokens {format}{flags}"
+    )

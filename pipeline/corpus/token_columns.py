@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,12 @@ from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
 
 
-def arrow(paths: files.Paths, *, split: str | None = None, **columns) -> TokenFiles:
+def arrow(paths: files.Paths, *, split: str | None = None, **columns: Any) -> TokenFiles:
     """The rows of Arrow files, or of a data set that was saved to disk."""
     return read_columns(ArrowFiles, _saved_files(paths, split), **columns)
 
 
-def parquet(paths: files.Paths, **columns) -> TokenFiles:
+def parquet(paths: files.Paths, **columns: Any) -> TokenFiles:
     """The rows of Parquet files."""
     return read_columns(ParquetFiles, files.find(paths), **columns)
 
@@ -105,9 +106,9 @@ def read_columns(
             groups.append(group)
     if len({group[WEIGHTS][0].dtype for group in groups if WEIGHTS in group}) > 1:
         for group in groups:
-            weighed, *where = group[WEIGHTS]
-            group[WEIGHTS] = weighed.astype(np.float32), *where
-    return TokenFiles(source.files, groups, [column, labels, [*masks], [*wanted]])
+            values, begins, counts = group[WEIGHTS]
+            group[WEIGHTS] = values.astype(np.float32), begins, counts
+    return TokenFiles([*source.files], groups, [column, labels, [*masks], [*wanted]])
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:

@@ -29,6 +29,8 @@ BLOCK = 1 << 24
 LLM_C = {(20240520, 1): ("uint16", 50256), (20240801, 7): ("uint32", 128000)}
 LLM_C_HEADER, LLM_C_EVALUATION = 1024, 20240522
 
+NPY = b"\x93NUMPY"  # the first bytes of an array that NumPy saved
+
 # Megatron's codes of integers; its others are floats.
 MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
@@ -87,8 +89,7 @@ def _load(path: epath.Path) -> np.ndarray:
 def megatron(prefixes: files.Paths) -> TokenFiles:
     """The documents of Megatron's indexed data sets, `PREFIX.bin` with `PREFIX.idx`."""
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
-    stems = [os.fspath(each).removesuffix(".idx").removesuffix(".bin") for each in given]
-    indices, arrays, borders = files.find([f"{stem}.idx" for stem in stems]), [], []
+    indices, arrays, borders = files.find([index_of(each) for each in given]), [], []
     data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
@@ -100,6 +101,12 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
         arrays.append(values)
         borders.append((edges[:-1], np.diff(edges)))
     return _divide([*indices, *data], arrays, (), borders)
+
+
+def index_of(prefix: epath.PathLike) -> str:
+    """The name of the index of a Megatron data set, by its prefix, or by one of its files."""
+    stem, ending = os.path.splitext(os.fspath(prefix))
+    return f"{stem if ending in ('.bin', '.idx') else os.fspath(prefix)}.idx"
 
 
 def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
@@ -190,12 +197,21 @@ def flat(
     return _divide([*found, *listed], arrays, weights or (), borders, layout)
 
 
+def is_llm_c(head: bytes) -> bool:
+    """Whether a file of text of llm.c begins so."""
+    return len(head) >= 8 and struct.unpack("<2i", head[:8]) in LLM_C
+
+
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
     """The ids of a file, and the id that begins a document if its header says so."""
     content, mark, name = read_content(local_copy(path)), None, os.fspath(path)
     head = bytes(content[:12])
-    if head.startswith(b"\x93NUMPY"):
+    if head.startswith(NPY):
         raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
+    if head.startswith(b"LITPKDS"):
+        raise InvalidValue(
+            f"{name} is a packed file of LitGPT or TinyLlama; give files of ids alone"
+        )
     try:
         found = np.dtype(dtype or object)
     except TypeError:
@@ -203,7 +219,7 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     if kind[0] == LLM_C_EVALUATION:
         raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
-    if kind[:2] in LLM_C and not skip:
+    if is_llm_c(head) and not skip:
         (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
         due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
         if content.size != due or (dtype is not None and found != known):

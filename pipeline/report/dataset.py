@@ -183,15 +183,16 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
 def _open(path: str, lengths: bool) -> Dataset:
     place = as_path(path)
     name = path.rstrip("/")
-    if place.suffix == ".npy" and place.exists() and not lengths:
+    form = "" if lengths else guess(path)
+    if form == "npy":
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "
-            "example, or --tokens npy offsets=FILE, or --tokens flat for an array without a header"
+            "example, or the file of its offsets and --tokens npy"
         )
+    if form:
+        raise InvalidValue(f"{path} {call_for(path, form)}")
     if place.suffix in (".npy", ".json"):
         return from_lengths(name, _read_lengths(place))
-    if form := guess(path):
-        raise InvalidValue(f"{path} {call_for(path, form)}")
     if place.is_file():
         raise InvalidValue(
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "

@@ -11,7 +11,7 @@ from tests.corpus.test_token_files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_levanter, write_mds
 
 RNG = np.random.default_rng(0)
-ROWS = [RNG.integers(1, 99, size) for size in RNG.integers(1, 20, 10)]
+ROWS = [RNG.integers(1, 99, size) for size in (*RNG.integers(1, 20, 9), 300)]
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +122,32 @@ def test_a_cache_of_levanter_that_is_not_whole_is_refused(tmp_path, cache):
     assert not [*cache.iterdir()]
     lost.write_bytes(content)
     assert len(InPlace.levanter(folder)) == 10
+
+
+def test_shards_that_a_merged_index_of_mds_names_by_folder_are_unpacked(tmp_path):
+    shards = []
+    for name, rows in (("0", ROWS[:4]), ("1", ROWS[4:])):
+        samples = [{"tokens": each} for each in rows]
+        write_mds(tmp_path / name, samples, {"tokens": "ndarray"}, "zstd")
+        for shard in json.loads((tmp_path / name / "index.json").read_text())["shards"]:
+            for of in ("raw_data", "zip_data"):
+                shard[of]["basename"] = f"{name}/{shard[of]['basename']}"
+            shards.append(shard)
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    assert documents_of(InPlace.mds(tmp_path, task=INPUTS)) == [each.tolist() for each in ROWS]
+
+
+def test_a_cache_of_levanter_may_leave_its_rows_in_shards(tmp_path):
+    rows = [each.astype(np.int32) for each in ROWS]
+    shards = {"part-0": rows[:3], "part-1": rows[3:]}
+    for name, some in shards.items():
+        write_levanter(tmp_path / name, {"input_ids": some})
+    counts = {name: len(some) for name, some in shards.items()}
+    ledger = {"total_num_rows": 10, "is_finished": True, "shard_rows": counts}
+    (tmp_path / "shard_ledger.json").write_text(json.dumps(ledger))
+    assert documents_of(InPlace.levanter(tmp_path, task=INPUTS)) == [each.tolist() for each in ROWS]
+    for changes, sentence in (({"part-2": 0}, "part-2"), ({"part-1": 6}, "do not have the 10")):
+        content = json.dumps(ledger | {"shard_rows": counts | changes})
+        (tmp_path / "shard_ledger.json").write_text(content)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.levanter(tmp_path)

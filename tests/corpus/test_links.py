@@ -182,6 +182,19 @@ def test_commands_read_token_files(opened, tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
+def test_token_files_are_scored(opened, tmp_path):
+    def step(batch):
+        return {"ids": batch["targets"], "weights": batch["loss_weights"]}
+
+    for name in ("arrow", "megatron"):
+        options = {"per": "position", "directory": tmp_path / name, "buckets": [Bucket(4, 32)]}
+        scores = pipeline.score(opened[name], step, **options).to_pydict()
+        for number, example in enumerate(opened[name]):
+            assert (scores["ids"][number] or []) == example["targets"].tolist()
+            if name == "arrow":
+                assert (scores["weights"][number] or []) == example["loss_weights"].tolist()
+
+
 def test_formats_are_told_by_the_files(opened, tmp_path):
     for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
         (tmp_path / folder).mkdir()
@@ -196,7 +209,8 @@ def test_formats_are_told_by_the_files(opened, tmp_path):
         ("levanter", "levanter"),
         ("mega", "megatron"),
         ("mega.idx", "megatron"),
-        ("token*.npy", "npy"),
+        ("token*.npy", "flat"),
+        ("flat.npy", "npy"),
         ("a.arrow", ""),
         ("nowhere.bin", ""),
     ):

@@ -53,6 +53,9 @@ def test_a_document_of_megatron_may_have_several_sequences(dtype, tmp_path):
     assert documents_of(corpus) == [[1, 2, 3], [], [4, 5, 6], [7]]
     assert documents_of(pickle.loads(pickle.dumps(corpus))) == documents_of(corpus)
     assert documents_of(InPlace.megatron(f"{tmp_path}/*.bin", task=INPUTS)) == documents_of(corpus)
+    write_megatron(tmp_path / "b.bin", [[[8, 9]]], dtype)  # datatrove appends to a name of a file
+    for name in ("b.bin.idx", "b.bin.bin", "*.bin.bin"):
+        assert documents_of(InPlace.megatron(tmp_path / name, task=INPUTS)) == [[8, 9]]
 
 
 def test_damaged_files_of_megatron_are_refused(tmp_path):
@@ -206,6 +209,9 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
             InPlace.flat(path, **options)
     with pytest.raises(ValueError, match=r"a.npy is an .npy array with a header"):
         InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
+    path.write_bytes(b"LITPKDS\0" + bytes(40))
+    with pytest.raises(ValueError, match="packed file of LitGPT"):
+        InPlace.flat(path, dtype="uint16", end=1)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="holds no document"):
         InPlace.flat(path, dtype="uint16", end=())

@@ -69,13 +69,15 @@ def write_mds(folder, samples, encodings, compression=None, rows=3):
 
 
 def encode_mds(encoding, value):
-    """A value as its encoding stores it; arrays of one axis of less than 256 numbers."""
+    """A value as its encoding stores it; arrays of one axis of less than 65,536 numbers."""
     form, _, dtype = encoding.partition(":")
     if form != "ndarray":
         return value if isinstance(value, bytes) else np.asarray(value, np.int64).tobytes()
     codes = {"uint8": 8, "uint16": 16, "int32": 33, "int64": 65}
     head = [] if dtype else [codes[value.dtype.name]]
-    return bytes([*head, 1 << 2, len(value)]) + value.tobytes()
+    wide = len(value) > 255
+    size = len(value).to_bytes(2, "little") if wide else bytes([len(value)])
+    return bytes([*head, 1 << 2 | wide]) + size + value.tobytes()
 
 
 def write_levanter(folder, columns):
