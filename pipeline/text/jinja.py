@@ -116,15 +116,15 @@ class Jinja:
         tools = read_json(tools) if isinstance(tools, str) and tools else tools
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
+        text = _strip(marked)
         self._note_others(turns, marked, render, what)
-        if isinstance(system := record.get("system"), str) and system.strip() not in marked:
+        for number, turn in enumerate(turns):
+            if missing := [each for each in _contents(turn) if each.strip() not in text]:
+                note(CHANGED, f"turn {number} of {what} has {missing[0]!r:.60}")
+        if isinstance(system := record.get("system"), str) and system.strip() not in text:
             note(NOT_RENDERED.format("a field", "system"), f"it has {system!r:.60}")
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
-        text = _strip(marked)
-        for number, turn in enumerate(turns):
-            if said := next((each for each in _contents(turn) if each.strip() not in text), None):
-                note(CHANGED, f"turn {number} of {what} has {said!r:.60}")
         if BEGIN in marked:
             regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
             if len(regions) != len(answers):
