@@ -30,6 +30,7 @@ SILENT = "have no loss on any token; they are in no batch of training"
 UNPARSED = "have a mark that stays text"
 CHANGED = "change when they are encoded and decoded again"
 TWICE = "have the begin or end mark of the tokenizer twice"
+ONCE = "remove it from the template, or give the tokenizer begin=False or end=False"
 
 
 def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
@@ -329,12 +330,9 @@ class _OfBlock:
             decoded = ((text, spell(each)) for text, each in wholes)
             if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
                 self._differ(CHANGED, _describe_change(*changed), number)
-            begin, end = job.tokenizer.begin_id, job.tokenizer.end_id
-            first, last = own[0][:2].tolist(), own[-1][-2:].tolist()
-            if (begin is not None and first == [begin] * 2) or (
-                end is not None and last == [end] * 2
-            ):
-                self._note(TWICE, _describe_twice(first == [begin] * 2), number)
+            marks = [job.tokenizer.begin_id] * 2, [job.tokenizer.end_id] * 2
+            if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
+                self._note(TWICE, ONCE, number)
         add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
 
     def _differ(self, about: str, example: str, number: int) -> None:
@@ -413,14 +411,6 @@ class _OfBlock:
         }
         texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
         return Ragged(chunk.counts * stays, columns, texts)
-
-
-def _describe_twice(begins: bool) -> str:
-    name = "begin" if begins else "end"
-    return (
-        f"the template writes the {name} mark that the tokenizer adds; remove it from the "
-        f"template, or give the tokenizer {name}=False"
-    )
 
 
 def _describe_change(text: str, decoded: str) -> str:

@@ -1,5 +1,6 @@
 """Jinja: the chat template of a tokenizer, so that training and serving spell a chat alike."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -33,6 +34,7 @@ from pipeline.text.values import (
 
 # Characters that no text has. They mark text of records, and where generated text begins and ends.
 TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+NULLS = "have nulls inside of a field of a turn, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
 TAKEN = re.compile(f"[{TAINT}{BEGIN}{END}]")
@@ -46,6 +48,8 @@ class Jinja:
     template has that. If not, the chat is rendered up to each answer and after it: what an answer
     adds to its prompt is learnt. A record is refused if the whole chat does not begin with these,
     as when a template drops the reasoning of earlier answers; give `last_only=True` then.
+    The arguments of a call of a tool that are JSON of an object reach the template as that object,
+    as in servers.
 
     >>> tokenizer = HuggingFace("m/tokenizer.json", begin=False, end=False)  # doctest: +SKIP
     >>> corpus = prepare(chats, tokenizer, "corpus", template=Jinja(tokenizer))  # doctest: +SKIP
@@ -112,15 +116,15 @@ class Jinja:
         tools = read_json(tools) if isinstance(tools, str) and tools else tools
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
+        text = _strip(marked)
         self._note_others(turns, marked, render, what)
-        if isinstance(system := record.get("system"), str) and system.strip() not in marked:
+        for number, turn in enumerate(turns):
+            if missing := [each for each in _contents(turn) if each.strip() not in text]:
+                note(CHANGED, f"turn {number} of {what} has {missing[0]!r:.60}")
+        if isinstance(system := record.get("system"), str) and system.strip() not in text:
             note(NOT_RENDERED.format("a field", "system"), f"it has {system!r:.60}")
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
-        text = _strip(marked)
-        for number, turn in enumerate(turns):
-            if said := next((each for each in _contents(turn) if each.strip() not in text), None):
-                note(CHANGED, f"turn {number} of {what} has {said!r:.60}")
         if BEGIN in marked:
             regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
             if len(regions) != len(answers):
@@ -207,10 +211,32 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
     _require_text(found, what)
     require_role(str(found.get("role")), ROLES)
+    if isinstance(calls := found.get("tool_calls"), list):
+        found["tool_calls"] = [*map(_read_call, calls)]
+    for key, each in found.items():
+        if _has_null(each):
+            note(NULLS, f"the {key} of {what} is {each!r:.60}")
     others = [each for key, each in found.items() if key != "role"]
     if "content" not in found and not any(texts_in(others)):
         raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
     return found
+
+
+def _read_call(call: Any) -> Any:
+    """A call of a tool with its arguments as an object, if they are JSON of one."""
+    if not isinstance(call, Mapping):
+        return call
+    if "function" in call:
+        return {**call, "function": _read_call(call["function"])}
+    arguments = call.get("arguments")
+    with contextlib.suppress(InvalidValue):
+        arguments = read_json(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
+
+
+def _has_null(value: Any) -> bool:
+    parts = value.values() if isinstance(value, Mapping) else value
+    return is_null(value) or (isinstance(value, Mapping | list) and any(map(_has_null, parts)))
 
 
 def _require_text(value: Any, what: str) -> Any:
@@ -240,7 +266,10 @@ def _regions(marked: str) -> list[tuple[int, int]]:
 def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     """The chat template in the folder of a tokenizer, and the special tokens that it may use."""
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    described = json.loads(config.read_text()) if config.exists() else {}
+    try:
+        described = read_json(config.read_text()) if config.exists() else {}
+    except ValueError as error:
+        raise InvalidValue(f"{config} cannot be read: {error}; restore the file") from error
     special = {
         name: token["content"] if isinstance(token, Mapping) else token
         for name, token in described.items()

@@ -182,6 +182,9 @@ class Preference:
         sides = [self._fill(side, record, 1.0) for side in given]
         if self.prompt:
             prompt = [(text, 0.0, *more) for text, _, *more in self._fill(self.prompt, record, 0.0)]
+            begin, *texts = ("".join(text for text, *_ in each) for each in (prompt, *sides))
+            if begin.strip() and all(text.startswith(begin) for text in texts):
+                note("have sides that begin with the prompt, which is twice", repr(begin[:40]))
             sides = [[*prompt, *side] for side in sides]
         elif all(isinstance(side, str) for side in given):
             sides = _share_words([side[0][0] for side in sides])
@@ -292,9 +295,13 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
 
 
 def _apply(template: Template, record: Mapping[str, Any]) -> Any:
-    """The result of a template; a function gets text in place of bytes."""
+    """The result of a template; a function gets text in place of bytes.
+
+    A row of a table, whose columns are read when they are asked for, has text already.
+    """
     own = isinstance(template, Answer | Chat | Jinja | Preference)
-    return template(record if own else decode_bytes(record))  # type: ignore[arg-type]
+    as_is = own or not isinstance(record, dict)
+    return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
 
 
 def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:

@@ -147,7 +147,10 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
             TALK,
             "the chat template fails: .*'append' of 'list' is unsafe",
         ),
+        ("{{ cycler.__init__.__globals__ }}", TALK, "the chat template fails: .*unsafe"),
+        ("{{ lipsum.__globals__['os'] }}", TALK, "the chat template fails: .*unsafe"),
         ("{% include 'tokenizer.json' %}", TALK, "the chat template fails: no loader"),
+        ("{% import '/etc/passwd' as p %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
     ],
@@ -256,3 +259,36 @@ def test_a_chat_template_makes_a_corpus(tokenizer, tmp_path):
     chosen = example["targets"][example["loss_weights"] > 0]
     assert tokenizer.decode(chosen) == "Yo<|im_end|>\nSo long<|im_end|>\n"
     assert np.count_nonzero(example["targets"] == tokenizer._find("<|im_end|>")) == 4
+
+
+CALLS = """\
+{% for message in messages %}{{ message.role }}:{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
+<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"a": 1}, '{"a": 1}'),
+        ('{"a": 1}', '{"a": 1}'),
+        ("[1]", '"[1]"'),
+        ("{", '"{"'),
+        ({"a": None}, '{"a": null}'),
+    ],
+)
+def test_arguments_of_calls_are_objects_as_in_servers(arguments, text, tokenizer, tmp_path, caplog):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    talk = [turn("Hi"), answer(None, tool_calls=[call])]
+    jinja = Jinja(tokenizer, template=CALLS)
+    prepare(Records([{"messages": talk}]), tokenizer, tmp_path, template=jinja)
+    (spelt,) = learnt(jinja({"messages": talk}))
+    assert spelt.strip().removesuffix("<|im_end|>").strip() == text
+    assert ("have nulls inside of a field" in caplog.text) == (arguments == {"a": None})
+
+
+def test_a_config_that_is_no_json_is_named(tokenizer, tmp_path):
+    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: .* restore"):
+        Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))

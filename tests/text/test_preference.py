@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import templates
+from pipeline import prepare, templates
+from pipeline.text.sources import Records
 from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
 
@@ -193,3 +194,24 @@ def test_a_preference_with_functions_has_a_fingerprint_that_other_processes_give
     for other in ({"chosen": two}, {"rejected": long}, {"prompt": ""}):
         assert templates.fingerprint(dataclasses.replace(template, **other)) != given
     assert templates.fingerprint(PAIR) == repr(PAIR)
+
+
+def test_a_prompt_that_the_sides_have_too_is_counted(tmp_path, caplog):
+    chats = {name: [turn("user", "q"), turn("assistant", name)] for name in ("chosen", "rejected")}
+    whole = Preference(
+        prompt=Chat(messages="prompt"),
+        chosen=Chat(messages="chosen"),
+        rejected=Chat(messages="rejected"),
+    )
+    for number, (template, record, twice) in enumerate(
+        [
+            (PAIR, {"q": "Q", "good": "Q yes", "bad": "Q no"}, True),
+            (PAIR, {"q": "Q", "good": "Q yes", "bad": "no"}, False),
+            (whole, {"prompt": [turn("user", "q")], **chats}, True),
+            (whole, {"prompt": [turn("user", "r")], **chats}, False),
+        ]
+    ):
+        caplog.clear()
+        source = Records([record])
+        prepare(source, Bytes(), tmp_path / f"{number}", template=template)
+        assert ("1 of 1 record have sides that begin with the prompt" in caplog.text) == twice

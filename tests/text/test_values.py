@@ -203,3 +203,12 @@ def test_json_that_spells_half_a_character_is_skipped_with_its_place(tmp_path, c
     with caplog.at_level(logging.ERROR):
         corpus = prepare(source, Bytes(), tmp_path / "b", template=ANSWER, on_error="skip")
     assert corpus.lengths.tolist() == [0, 7]
+
+
+def test_text_of_a_record_is_never_a_template():
+    text = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
+    for template in (ANSWER, CHAT):
+        assert spelt(template, text) == text
+    whole = Answer(prompt="{q[0]}", answer="{a:>{n}}")
+    (spans,) = templates.fill(whole, {"q": [text], "a": text, "n": 3})
+    assert [each for each, *_ in spans] == [text, text]

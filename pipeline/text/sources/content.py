@@ -75,8 +75,7 @@ def _recode(packed: IO[bytes], encoding: str) -> Iterator[bytes]:
     return (text.encode() for text in codecs.iterdecode(_chunks(packed), encoding))
 
 
-_recode_utf16 = functools.partial(_recode, encoding="utf-16")
-_recode_utf32 = functools.partial(_recode, encoding="utf-32")
+UTF16, UTF32 = (functools.partial(_recode, encoding=each) for each in ("utf-16", "utf-32"))
 
 # How a file with these first bytes is packed.
 PACKINGS: dict[bytes, Packing] = {
@@ -88,10 +87,10 @@ PACKINGS: dict[bytes, Packing] = {
     b"\x04\x22\x4d\x18": ("lz4", functools.partial(pa.CompressedInputStream, compression="lz4")),
     b"PK\x03\x04": ("zip", _unpack_zip),
     b"PK\x05\x06": ("zip", _unpack_zip),
-    b"\xff\xfe\0\0": ("UTF-32", _recode_utf32),
-    b"\0\0\xfe\xff": ("UTF-32", _recode_utf32),
-    b"\xff\xfe": ("UTF-16", _recode_utf16),
-    b"\xfe\xff": ("UTF-16", _recode_utf16),
+    b"\xff\xfe\0\0": ("UTF-32", UTF32),
+    b"\0\0\xfe\xff": ("UTF-32", UTF32),
+    b"\xff\xfe": ("UTF-16", UTF16),
+    b"\xfe\xff": ("UTF-16", UTF16),
 }
 
 # By the first bytes of a file that has no text in lines: what it is, and what to do.

@@ -15,6 +15,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import is_local
 from pipeline.text.sources import files
 from pipeline.text.sources.source import Block, Blocks, Shard
+from pipeline.text.values import decode_bytes
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
@@ -132,7 +133,10 @@ class _Batch:
         """The value of a column in each row, or the error of one that cannot be read."""
         if name not in self._values:
             try:
-                self._values[name] = _values_of(self._column(name))
+                column = self._column(name)
+                values = _values_of(column)
+                is_binary = "binary" in str(column.type)
+                self._values[name] = [*map(decode_bytes, values)] if is_binary else values
             except InvalidValue as error:
                 self._values[name] = [error] * self._where[2]
         return self._values[name]
