@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Pairs,
         SpanCorruption,
         Writer,
+        find_prefixes,
         prepare,
         prepare_pairs,
     )
@@ -83,6 +84,7 @@ __all__ = [
     "Writer",
     "attention_mask",
     "engines",
+    "find_prefixes",
     "fit_buckets",
     "follow",
     "load",

@@ -13,6 +13,7 @@ from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs, open_corpus
+from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
@@ -40,6 +41,7 @@ __all__ = [
     "Writer",
     "duplicates",
     "engines",
+    "find_prefixes",
     "open_corpus",
     "prepare",
     "prepare_job",

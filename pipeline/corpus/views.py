@@ -233,8 +233,8 @@ class FillInTheMiddle(TokenView, SingleCorpus):
         place = (np.cumsum(size) - size.ravel()).reshape(size.shape)
         tokens = np.empty(size.sum(), np.int32)
         is_text = np.array([id_ is None for id_ in ids])
-        for run in np.flatnonzero(~is_text):
-            tokens[place[size[:, run] > 0, run]] = ids[run]
+        for mark in np.flatnonzero(~is_text):
+            tokens[place[size[:, mark] > 0, mark]] = ids[mark]
         piece, run = np.nonzero((size > 0) & is_text)
         token, place, count = token[piece, run], place[piece, run], size[piece, run]
         # A token is read as a target, except the first of an example, which is none.

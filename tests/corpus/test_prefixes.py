@@ -1,0 +1,124 @@
+"""Prefixes that are found: each token of a group has the weight and the value of its samples."""
+
+import collections
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Examples, Feature, find_prefixes
+from tests.loading.definition import nodes_of
+
+SAMPLES = st.lists(
+    st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0, 0.5, 1])), min_size=2, max_size=7),
+    min_size=1,
+    max_size=9,
+)
+
+
+def count(contents):
+    """The weight, and the weight times each value, of each token after the same tokens before it.
+
+    A content is the tokens of a sample, their weights, and their values.
+    """
+    sums = collections.defaultdict(lambda: np.zeros(2))
+    for tokens, weights, values in contents:
+        for at in range(1, len(tokens)):
+            sums[tuple(tokens[: at + 1])] += weights[at], weights[at] * values[at]
+    return {context: each.tolist() for context, each in sums.items()}
+
+
+def unfold(columns):
+    """The same of groups, whose nodes follow the tokens on the path to them."""
+    sums = collections.defaultdict(lambda: np.zeros(2))
+    for groups in zip(columns["tokens"], columns["weights"], columns["value"], strict=True):
+        paths = {}
+        for (name, tokens, _), (_, weights, _), (_, values, _) in zip(
+            *map(nodes_of, groups), strict=True
+        ):
+            assert len(tokens) > 0
+            path = paths.get(name[:-1], []) if name else []
+            for token, weight, value in zip(tokens, weights, values, strict=True):
+                path = [*path, int(token)]
+                if len(path) > 1:
+                    sums[tuple(path)] += weight, weight * value
+            paths[name] = path
+    return {context: each.tolist() for context, each in sums.items()}
+
+
+@given(SAMPLES, st.integers(1, 4), st.sampled_from([None, 8, 12]), st.booleans())
+@settings(max_examples=150)
+def test_weights_and_values_of_each_token_are_those_of_its_samples(
+    samples, min_shared, max_length, alike
+):
+    tokens = [[token for token, _ in sample] for sample in samples]
+    weights = [[weight for _, weight in sample] for sample in samples]
+    values = [[7 if alike else 10 * n + at for at in range(len(s))] for n, s in enumerate(samples)]
+    given = {"tokens": tokens, "weights": weights, "value": values}
+    columns = find_prefixes(given, min_shared=min_shared, max_length=max_length)
+    assert unfold(columns) == count(zip(tokens, weights, values, strict=True))
+    examples = Examples.from_groups(columns, features={"value": Feature("targets")})
+    assert examples.num_tokens <= sum(len(each) - 1 for each in tokens)
+    assert max_length is None or examples.lengths.max() <= max_length
+    if alike and min_shared == 1 and max_length is None:  # a token after the same ones comes once
+        roots = len({each[0] for each in tokens})
+        assert examples.num_tokens == len(count(zip(tokens, weights, values, strict=True)))
+        assert len(examples) == roots
+
+
+def test_a_conversation_becomes_a_path_and_groups_keep_the_order_of_their_samples():
+    turns = [[9, 9, 4, 5], [9, 9, 4, 5, 6, 7], [9, 9, 4, 5, 6, 7, 8, 2], [1, 1, 3], [1, 1, 2]]
+    learnt = [[0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0] * 6 + [1, 1], [0, 0, 1], [0, 0, 1]]
+    scores = [np.full(len(turn), 1 + number) for number, turn in enumerate(turns)]
+    columns = find_prefixes({"tokens": turns, "weights": learnt, "score": scores}, min_shared=2)
+    names = {"tokens": [9, 9, 4, 5, 6, 7, 8, 2], "weights": [0, 0, 1, 1, 1, 1, 1, 1]}
+    names["score"] = [1, 1, 1, 1, 2, 2, 3, 3]  # of the sample that learns the token
+    for name, expected in names.items():
+        first, second = columns[name]
+        assert [int(x) for _, content, _ in nodes_of(first) for x in content] == expected
+        assert len([*nodes_of(second)]) == 3
+    assert [each.tolist() for each in columns["tokens"][1][1]] == [[2], [3]]
+
+
+def test_samples_with_unlike_values_of_a_token_that_both_learn_part_there():
+    columns = {"tokens": [[1, 2, 3, 4], [1, 2, 3, 5]], "weights": [[0, 0, 1, 1], [0, 0, 1, 1]]}
+    for advantage, nodes in (([2.0, 2.0], [3, 1, 1]), ([2.0, -1.0], [2, 2, 2])):
+        column = [np.full(4, each) for each in advantage]
+        (group,) = find_prefixes({**columns, "advantage": column}, min_shared=1)["tokens"]
+        assert [len(tokens) for _, tokens, _ in nodes_of(group)] == nodes
+
+
+def test_thousands_of_samples_are_grouped_in_seconds():
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(1, 50_000, size) for size in rng.integers(200, 400, 512)]
+    samples = [
+        np.concatenate([prompts[n % 512], rng.integers(1, 50_000, 100)]) for n in range(4096)
+    ]
+    start = time.perf_counter()
+    columns = find_prefixes(samples)
+    assert time.perf_counter() - start < 20  # a second on a quiet machine
+    examples = Examples.from_groups(columns)
+    assert len(examples) == 512
+    # A few continuations begin with the same token by chance.
+    most = sum(len(each) - 1 + 800 for each in prompts)
+    assert most - 9 < examples.num_tokens <= most
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "sentence"),
+    [
+        ([], {}, "samples are empty; give at least one"),
+        ([[1, 2], [3]], {}, "sample 1 has 1 token; nothing can be learnt"),
+        ([[1, 2]], {"min_shared": 0}, "min_shared is 0; it must be a whole number from 1 up"),
+        ([[1, 2]], {"max_length": 0}, "max_length is 0; it must be a whole number from 1 up"),
+        ({"tokens": [[1, 2]], "weights": [[1]]}, {}, "the weights of example 0"),
+        ({"tokens": [[1, 2]], "value": [[1, 2, 3]]}, {}, "value of example 0"),
+        ({"weights": [[1]]}, {}, "one of them must be 'tokens'"),
+    ],
+)
+def test_what_cannot_be_is_refused(samples, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        pipeline.find_prefixes(samples, **options)
