@@ -2,7 +2,9 @@
 
 python -m benchmarks tuning --text FILE
 
-For each data set and width, `tune` chooses shapes. Then twelve shapes are measured in turns, and
+On a GPU the model is a decoder of 125 million parameters in bfloat16, and rows are twice as long.
+
+For each data set and model, `tune` chooses shapes. Then twelve shapes are measured in turns, and
 all sets of one and two of them are packed. The best of these sets and the choice are measured
 again, in turns, and compared. At last an epoch of the choice is run and compared with its
 prediction.
@@ -15,20 +17,29 @@ import os
 import tempfile
 import time
 
+import jax
 import numpy as np
 
 import pipeline
 from benchmarks.model import MODEL, Step
 from benchmarks.peers import read_documents
 from benchmarks.results import Section
+from models.config import TransformerConfig
 from pipeline.steps.timing import Stopwatch, Trial
 from pipeline.steps.tuning import Tuned
 from pipeline.text.tokenizers import Bytes
 
-TOKENS, LONGEST = 6_144, 1_536  # positions of a batch, and of the longest row
+if jax.default_backend() == "cpu":
+    TOKENS, LONGEST = 6_144, 1_536  # positions of a batch, and of the longest row
+    MODELS = {str(width): dataclasses.replace(MODEL, width=width) for width in (128, 256)}
+else:
+    TOKENS, LONGEST = 49_152, 3_072
+    MODELS = {"768": dataclasses.replace(
+        MODEL, num_layers=12, width=768, num_heads=12, num_kv_heads=12, mlp_width=2_048,
+        dtype="bfloat16", attention="auto", remat=True, scan_layers=True,
+    )}  # fmt: skip
 LONGEST_PAIR = 128, 128  # positions of the longest row of pairs, on each side
-WIDTHS = (128, 256)
-GRID = tuple(range(128, LONGEST + 1, 128))  # twelve lengths of rows
+GRID = tuple(LONGEST * part // 12 for part in range(1, 13))  # twelve lengths of rows
 ROUNDS, AGAIN = 5, 15
 STEPS = 60  # of an epoch, at most
 
@@ -50,14 +61,14 @@ def measure(text: str | None) -> Section:
     """Tunes for functions, for the lines of `text`, a file, if it is given, and for pairs."""
     folder = tempfile.TemporaryDirectory()
     data = {"lines": _corpus(read_documents(text)[0])} if text else {}
-    data |= {"pairs": _pairs(folder.name), "functions": _corpus(read_documents(None)[0])}
+    data |= {"functions": _corpus(read_documents(None)[0]), "pairs": _pairs(folder.name)}
     lines = []
-    for (name, corpus), width in itertools.product(data.items(), WIDTHS):
-        lines.append((f"{name}, {width}", *_compare(corpus, width)))
+    for (name, corpus), width in itertools.product(data.items(), MODELS):
+        lines.append((f"{name}, {width}", *_compare(corpus, MODELS[width])))
         print(" | ".join(lines[-1]), flush=True)
     about = (
-        f"A decoder of {MODEL.num_layers} layers, for pairs an encoder–decoder, with dense "
-        f"attention; {TOKENS:,} positions in a batch, rows of up to {LONGEST:,}, and of "
+        f"A decoder of {next(iter(MODELS.values())).num_layers} layers, for pairs an "
+        f"encoder–decoder; {TOKENS:,} positions in a batch, rows of up to {LONGEST:,}, and of "
         f"{LONGEST_PAIR[0]} and {LONGEST_PAIR[1]} for pairs, up to two shapes. "
         "Seconds of an epoch are its batches times the seconds of their shapes. After tuning, "
         "twelve shapes are measured in turns; the best of all sets of one and two of them is "
@@ -66,23 +77,24 @@ def measure(text: str | None) -> Section:
         "fast the machine is by then. Compilations count over ten epochs. The machine had "
         f"a load of {os.getloadavg()[0]:.0f} at the end."
     )
-    return Section("tuning", about, lines, COLUMNS)
+    device = jax.devices()[0]
+    name = "tuning" if device.platform == "cpu" else f"tuning: {device.device_kind}"
+    return Section(name, about, lines, COLUMNS)
 
 
-def _compare(corpus, width: int) -> tuple[str, ...]:
+def _compare(corpus, model: TransformerConfig) -> tuple[str, ...]:
     def epoch(buckets, seconds) -> float:
         batches = pipeline.Plan(corpus, buckets).batches_per_bucket
         return sum(count * seconds[bucket] for bucket, count in batches.items())
 
     pairs = np.ndim(corpus.lengths) == 2
-    model = dataclasses.replace(MODEL, width=width)
     step = Step(model, pairs=pairs)
     longest = LONGEST_PAIR if pairs else LONGEST
     options = {"tokens_per_batch": TOKENS, "max_buckets": 2, "max_length": longest}
     begin = time.perf_counter()
     tuned = pipeline.tune(lambda: step, corpus, epochs=10, **options)
     took = time.perf_counter() - begin
-    fitted = pipeline.fit_buckets(corpus, width=width, length_multiple=None, **options)
+    fitted = pipeline.fit_buckets(corpus, width=model.width, length_multiple=None, **options)
     grid = [pipeline.Bucket(TOKENS // length, length) for length in GRID]
     if pairs:
         grid = [shape.bucket for shape in tuned.shapes]

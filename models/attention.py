@@ -6,6 +6,7 @@ Shape letters are explained in `models/__init__.py`.
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,12 @@ from jax.typing import DTypeLike
 from models.blocked import blocked_attention, needed_blocks
 from models.mesh import per_device, splits_length
 from models.splash import splash_attention, splash_available, splash_until
-from models.visibility import Visibility, by_segment, causal_until, segment_ends
+from models.visibility import Visibility, by_segment, causal_until, seen, segment_ends
 
-IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash")
-NO_SPLASH = "splash wants whole rows, and the mesh splits them over 'context'"
+IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash", "cudnn")
+KERNELS = ("splash", "cudnn")
+NO_KERNEL = "kernels want whole rows, and the mesh splits them over 'context'"
+LONGEST_CUDNN = 16_384  # positions of a row; its mask takes 2 bytes for each query and key
 
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -33,6 +36,7 @@ def make_attention(
     window: int | None = None,
     implementation: str = "auto",
     dtype: DTypeLike = "float32",
+    head_width: int = 64,
 ) -> Attend:
     """Return `attend(q, k, v)`: for each query, the weighted mean of the values that it sees.
 
@@ -66,6 +70,7 @@ def make_attention(
         window: at least 1; None: the whole segment.
         implementation: one of `IMPLEMENTATIONS`; "auto" chooses.
         dtype: of queries, for "auto".
+        head_width: K, for "auto".
 
     Raises:
         ValueError: if shapes or options do not fit, or the implementation does not exist.
@@ -83,12 +88,14 @@ def make_attention(
         )
     if implementation == "auto":
         lengths = shapes[0][1], shapes[1][1]
-        implementation, why = choose(jax.default_backend(), jnp.dtype(dtype), *lengths)
-        if implementation == "splash" and splits_length():
-            implementation, why = "blocked", NO_SPLASH
+        implementation, why = choose(
+            jax.default_backend(), jnp.dtype(dtype), *lengths, head_width=head_width
+        )
+        if implementation in KERNELS and splits_length():
+            implementation, why = "blocked", NO_KERNEL
         _say(implementation, why, *lengths)
-    if implementation == "splash" and splits_length():
-        raise ValueError(f"implementation is 'splash', but {NO_SPLASH}; or use 'blocked'.")
+    if implementation in KERNELS and splits_length():
+        raise ValueError(f"implementation is {implementation!r}, but {NO_KERNEL}; use 'blocked'.")
 
     if implementation == "splash":
         attend = _splash(segment_ids, kv_segment_ids, visible_until, causal, window)
@@ -102,6 +109,8 @@ def make_attention(
             )
         if implementation == "dense":
             attend = partial(dense_attention, seen_BLS=visible.mask())
+        elif implementation == "cudnn":
+            attend = _cudnn(visible, causal=causal)
         else:
             # Sorted by segment and position, the keys that a block sees are in few blocks.
             minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
@@ -148,7 +157,20 @@ def _splash(q_ids, kv_ids, visible_until, causal, window) -> Attend:
     return lambda q, k, v: per_device(each, (q, q_ids), (k, v, kv_ids))
 
 
-def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tuple[str, str]:
+def _cudnn(visible: Visibility, *, causal: bool) -> Attend:
+    """Return `attend` by cuDNN's kernel for GPUs of NVIDIA, which never stores the scores."""
+    places_BL, *ranges = visible
+
+    def each(q, places, k, v, since, until):
+        mask = seen(places, since, until)
+        return dense_attention(q, k, v, mask, is_causal=causal, implementation="cudnn")
+
+    return lambda q, k, v: per_device(each, (q, places_BL), (k, v, *ranges))
+
+
+def choose(
+    platform: str, dtype: jnp.dtype, q_length: int, kv_length: int, *, head_width: int = 64
+) -> tuple[str, str]:
     """Return the implementation that "auto" chooses, and why, as the end of a sentence.
 
     All implementations respect segments; the choice is about speed and memory.
@@ -161,17 +183,34 @@ def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tu
         dtype: of the queries.
         q_length: positions in a row of queries.
         kv_length: positions in a row of keys.
+        head_width: numbers in a query.
     """
     if platform == "cpu":
         return "blocked", "on CPU it was faster than dense at every length from 64"
+    if platform == "gpu" and _fits_cudnn(dtype, q_length, kv_length, head_width):
+        return "cudnn", "on GPUs of NVIDIA its kernel was the fastest up to rows of 16,384"
     if q_length * kv_length <= 512 * 512:
         return "dense", "rows are so short that masking all scores in one step is cheap"
     if platform == "tpu" and dtype != jnp.float16:
         if splash_available():
             return "splash", "on TPU its kernel skips other segments"
         return "blocked", "tokamax 0.0.17 or newer, whose kernel skips segments, is not installed"
-    # JAX's cuDNN attention takes no segment ids, but an L×S mask, and computes every score.
     return "blocked", "it needs no L×S array and skips other segments"
+
+
+def _fits_cudnn(dtype: jnp.dtype, q_length: int, kv_length: int, head_width: int) -> bool:
+    """Return whether cuDNN has a kernel for this, forward and backward, on the first device."""
+    capability = getattr(jax.local_devices()[0], "compute_capability", "")  # "9.0"; AMD's: "gfx942"
+    return (
+        capability[:1].isdigit()
+        and float(capability) >= 8
+        and dtype in (jnp.bfloat16, jnp.float16)
+        and head_width % 8 == 0
+        and head_width <= 128
+        and q_length % 2 == 0
+        and kv_length % 2 == 0
+        and max(q_length, kv_length) <= LONGEST_CUDNN
+    )
 
 
 @cache
@@ -186,8 +225,18 @@ def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
     )
 
 
-def dense_attention(q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, seen_BLS: Array) -> Array:
-    """Return the result of `attend` by masking all L×S scores: simple, but never cheap.
+def dense_attention(
+    q_BLNK: Array,
+    k_BSGK: Array,
+    v_BSGK: Array,
+    seen_BLS: Array,
+    *,
+    is_causal: bool = False,
+    implementation: Literal["xla", "cudnn"] = "xla",
+) -> Array:
+    """Return the result of `attend` by masking all L×S scores: simple, and never cheap in XLA.
+
+    With `is_causal`, which the mask includes, a kernel may leave out the later keys.
 
     If everything in a row is masked, softmax gives the mean of all values, and its gradient would
     reach the keys; so zeros replace such rows, which cuts both. XLA on CPU lacks the float16
@@ -196,7 +245,14 @@ def dense_attention(q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, seen_BLS: Array
     dtype = q_BLNK.dtype
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         q_BLNK, k_BSGK, v_BSGK = (x.astype(jnp.float32) for x in (q_BLNK, k_BSGK, v_BSGK))
-    out_BLNK = jax.nn.dot_product_attention(q_BLNK, k_BSGK, v_BSGK, mask=seen_BLS[:, None])
+    out_BLNK = jax.nn.dot_product_attention(
+        q_BLNK,
+        k_BSGK,
+        v_BSGK,
+        mask=seen_BLS[:, None],
+        is_causal=is_causal,
+        implementation=implementation,
+    )
     return jnp.where(seen_BLS.any(axis=-1)[:, :, None, None], out_BLNK, 0).astype(dtype)
 
 

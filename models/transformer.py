@@ -101,7 +101,11 @@ class Transformer(nnx.Module):
         `memory` is (vectors [B, S, D], segment ids [B, S]).
         """
         scan = self.config.scan_layers
-        options: Any = {"implementation": self.config.attention, "dtype": x_BLD.dtype}
+        options: Any = {
+            "implementation": self.config.attention,
+            "dtype": x_BLD.dtype,
+            "head_width": self.config.head_width,
+        }
         attend = make_attention(
             segment_ids_BL,
             positions=positions_BL,

@@ -174,6 +174,14 @@ def test_scanned_and_rematerialised_layers_compute_the_same():
     np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
+)
+def test_auto_computes_in_bfloat16_on_accelerators(platform, dtype, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert replace(CONFIG, dtype="auto").compute_dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     config = replace(CONFIG, dtype=dtype)
