@@ -582,6 +582,45 @@ def test_a_holder_that_gives_signs_of_life_keeps_its_lock_however_long(place, mo
     assert order == ["held", "released", "taken"]
 
 
+def test_the_silence_of_a_holder_begins_when_its_last_sign_of_life_was_first_sent(
+    place, monkeypatch
+):
+    held = lease._Lease(place, "working")
+    held.acquire(wait=True)
+    write = objects.put
+
+    def put(*arguments, **condition):
+        write(*arguments, **condition)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(objects, "put", put)
+    before = lease._now()
+    with pytest.raises(OSError, match="no answer"):
+        held._write()
+    after = lease._now()
+    monkeypatch.setattr(objects, "put", write)
+    time.sleep(0.1)
+    assert held._write()  # the same again, which others have seen since then
+    assert before <= held._heard <= after
+
+
+def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
+    monkeypatch.setattr(lease, "SILENCE", 0.2)
+    write = objects.put
+
+    def put(path, content, **condition):
+        version = write(path, content, **condition)
+        if condition.get("if_absent"):  # whose answer comes after another process took it over
+            time.sleep(0.3)
+            write(path, json.dumps(OTHER).encode())
+        return version
+
+    monkeypatch.setattr(objects, "put", put)
+    with messages() as said, directory_lock(place, "working"):
+        assert json.loads((place / ".lock").read_text())["beat"] >= 0
+    assert "is gone or silent; this process takes it" in str(said)
+
+
 def test_who_has_lost_a_lock_ends_with_an_error(place, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 1.0)

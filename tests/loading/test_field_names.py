@@ -56,7 +56,34 @@ def test_each_convention_has_its_fields(batch, convention, expected):
 
 
 IDS, TWO = BATCH["inputs"], BATCH["inputs_segment_ids"]
+LATE = {"inputs_positions": np.array([[7, 8, 9, 0]])}
+HALF = {"loss_weights": ALONE["loss_weights"] / 2}
 CONVENTIONS = "maxtext", "tunix", "huggingface"
+
+
+@pytest.mark.parametrize(
+    ("batch", "change", "convention", "message"),
+    [
+        (BATCH, {"targets_positions": IDS}, "maxtext", "no name for targets_posit"),
+        (BATCH, {"inputs_position": IDS}, "maxtext", "inputs_position of your own, and maxtext us"),
+        (BATCH, {}, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
+        (BATCH, {}, "tunix", "tunix cannot express segment id 2: .* packing='none'"),
+        (PAIR, {}, "maxtext", "no name for decoder_inputs"),
+        (PAIR, {}, "tunix", "no name for decoder_inputs"),
+        (
+            PAIR,
+            {"inputs_segment_ids": TWO},
+            "huggingface",
+            "huggingface cannot express segment id 2",
+        ),
+        (BATCH, LATE, "huggingface", "begins at position 7.* positions='restart', or plan"),
+        (ALONE, LATE, "tunix", "tunix cannot .* begins at position 7"),
+        *((ALONE, HALF, name, rf"{name} cannot express loss weight 0\.5") for name in CONVENTIONS),
+    ],
+)
+def test_what_a_convention_cannot_carry_is_refused(batch, change, convention, message):
+    with pytest.raises(ValueError, match=message):
+        pipeline.rename(batch | change, convention)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

@@ -235,8 +235,8 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
 
 def test_a_host_has_a_run_of_rows_of_the_global_batch(corpus, buckets):
     plan = Plan(corpus, buckets)
-    whole, mine = Batches(corpus, plan), Batches(corpus, plan, process_index=1, process_count=4)
-    rows = plan.batch(0).bucket.rows // 4
+    whole, mine = Batches(corpus, plan), Batches(corpus, plan, process_index=1, process_count=2)
+    rows = plan.batch(0).bucket.rows // 2
     expected = {name: values[rows : 2 * rows] for name, values in dict(whole[0]).items()}
     require_same(mine[0], expected)
 

@@ -1,4 +1,4 @@
-"""Lockstep beside Grain's packer: Grain's own tests, and the pipeline of the migration page."""
+"""The migration page's pipeline has what Grain's packer makes of the same documents."""
 
 import numpy as np
 import pytest

@@ -15,8 +15,10 @@ from pipeline.fs.atomic import directory_lock
 from pipeline.history import losses, read_history
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
+from pipeline.trainer import Run
 from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.evaluation import evaluation_batches, sum_over_batches
+from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
@@ -240,3 +242,29 @@ def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, t
         run(config.copy_and_resolve_references(), both)
     run(config, both)
     assert lines(both) == lines(tmp_path / "alone")
+
+
+def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
+    config.optimizer.update(decay_steps=20, warmup_steps=2)
+    run(config, tmp_path)
+    for decay, due in ((None, 20), (30, 30)):
+        config.optimizer.update(decay_steps=decay, warmup_steps=None)
+        with Run(config, tmp_path) as again:
+            assert again.config.optimizer.decay_steps == due
+            assert again.config.optimizer.warmup_steps == 2
+
+
+@pytest.mark.slow
+def test_a_full_disk_gives_a_sentence_and_a_rerun_with_room_ends_the_same(config, tmp_path):
+    config.peak_flops = 0.0
+    config.eval_every, config.checkpoint_every = 4, 3
+    run(config.copy_and_resolve_references(), tmp_path / "whole")
+    room, refusals = 1 << 12, 0
+    with Disk(tmp_path / "disk") as disk:
+        while fails(run, config.copy_and_resolve_references(), disk.make(room)):
+            refusals += 1
+            disk.grow()
+            run(config.copy_and_resolve_references(), disk.place)
+            assert lines(disk.place) == lines(tmp_path / "whole")
+            room = room * 5 // 4
+    assert refusals > 10
