@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384
     config.batches.width = config.model.get_ref("width")
-    config.model.dtype = "float32"  # or "bfloat16", "float16"
+    config.model.dtype = "auto"  # float32 on CPUs, else bfloat16; or either, or "float16"
     config.model.attention = "auto"
     config.model.remat = False  # compute each layer again in the backward pass, to save memory
     config.model.scan_layers = False  # compile one layer for all

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
 from models.attention import IMPLEMENTATIONS
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,5 +74,6 @@ class TransformerConfig:
 
     @property
     def compute_dtype(self) -> jnp.dtype:
-        """`dtype` as JAX knows it."""
-        return jnp.dtype(self.dtype)
+        """`dtype` as JAX knows it; "auto" is float32 on CPUs and bfloat16 elsewhere."""
+        auto = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        return jnp.dtype(auto if self.dtype == "auto" else self.dtype)

@@ -19,6 +19,7 @@ import datetime
 import fnmatch
 import functools
 import io
+import math
 import os
 import random
 import re
@@ -241,8 +242,8 @@ def _ends_before(place: str) -> StorageError:
 
 def get(path: epath.PathLike) -> bytes:
     """The bytes of an object; of one version, also if it is replaced meanwhile and is small."""
-    size = head(path)["size"]
-    return get_version(path)[0] if size <= PIECE else b"".join(_pieces(path, size))
+    content = _get(path, most=PIECE)[0]
+    return content if isinstance(content, bytes) else b"".join(_pieces(path, content))
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
@@ -327,10 +328,18 @@ def _list(path: epath.PathLike) -> Any:
 
 def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
     """The bytes of a small object, and their version."""
+    content, version = _get(path)
+    assert isinstance(content, bytes)
+    return content, version
 
-    def read(store: Any, key: str) -> tuple[bytes, Version]:
+
+def _get(path: epath.PathLike, most: float = math.inf) -> tuple[bytes | int, Version]:
+    """The bytes of an object, or its size if it has more than `most`; and its version."""
+
+    def read(store: Any, key: str) -> tuple[bytes | int, Version]:
         result = store.get(key)
-        return bytes(result.bytes()), _version(result.meta)
+        size: int = result.meta["size"]
+        return bytes(result.bytes()) if size <= most else size, _version(result.meta)
 
     return _request(path, read)
 

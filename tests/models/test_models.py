@@ -174,6 +174,14 @@ def test_scanned_and_rematerialised_layers_compute_the_same():
     np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")]
+)
+def test_auto_computes_in_bfloat16_on_accelerators(platform, dtype, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert replace(CONFIG, dtype="auto").compute_dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     config = replace(CONFIG, dtype=dtype)
@@ -285,7 +293,7 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(name, sca
         ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
         ({"width": 30}, "width must be a multiple of 8"),
         ({"num_kv_heads": 3}, "num_kv_heads is 3, which must divide num_heads"),
-        ({"dtype": "float64"}, "use one of float32, bfloat16, float16"),
+        ({"dtype": "float64"}, "use one of auto, float32, bfloat16, float16"),
         ({"attention": "flash"}, "use one of auto, dense, blocked"),
         ({"window": 0}, "None for no window"),
         ({"rope_theta": 0.0}, "must be positive"),
