@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 
 from pipeline.history.plans import find_corpora
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
-from pipeline.report.strategies import PLAIN, Strategy, compare_others, compare_plans, count_plan
+from pipeline.report.strategies import (
+    Strategy,
+    compare_other_pairs,
+    compare_others,
+    compare_plans,
+)
 from pipeline.report.tiers import compare_tiers, row_costs
 
 SIDES = ("inputs", "targets")  # of pairs
@@ -99,14 +103,11 @@ def measure(
     if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
         options = options.replace(max_length=longest if dataset.pairs else longest[0])
     ours = compare_plans(dataset.lengths, options, plan, progress)
+    stays = np.ones(len(dataset.lengths), bool)
+    stays[np.asarray(options.get("exclude", ()), np.int64)] = False
     if dataset.pairs:
-        bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
-        padded = options.replace(packing="none", **PLAIN).plan(dataset.lengths, (bucket,))
-        name, about = "padded to the longest of all", f"one pair in a row of {bucket}"
-        others = [count_plan(padded, width, name=name, about=about)]
+        others = compare_other_pairs(dataset.lengths[stays], options, longest)
     else:
-        stays = np.ones(len(dataset.lengths), bool)
-        stays[np.asarray(options.get("exclude", ()), np.int64)] = False
         others = compare_others(*histogram(dataset.lengths[stays]), options, *longest)
     names = SIDES if dataset.pairs else ("corpus",)
     attention = options["attention"]

@@ -200,11 +200,29 @@ def test_the_cheapest_other_way_is_named_with_its_drawbacks(figures):
     assert all(t in said for t in ("more work", "compiles 99 shapes", "cuts 1,000,000 documents"))
 
 
-def test_a_single_other_way_is_not_the_least_of_several():
-    pairs = from_lengths("pairs", np.array([[20, 9], [4, 5], [7, 30]] * 20))
-    said = findings(measure(pairs, Options({"tokens_per_batch": 256, "length_multiple": 8})))
-    (about,) = [text for text in said if "padded to the longest of all" in text]
-    assert 'than "padded to the longest of all": ' in about
+def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens():
+    inputs = np.random.default_rng(0).lognormal(3, 0.5, 2000).astype(int) + 1
+    pairs = from_lengths("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
+    seen = measure(pairs, Options({"tokens_per_batch": 4096}))
+    padding = {each.name: each.padding for each in seen.strategies if each.packing is None}
+    assert list(padding) == [
+        "padded to the longest of all",
+        "padded to the batch's longest",
+        "sorted windows",
+        "token budget, read-ahead",
+    ]
+    assert list(padding.values()) == sorted(padding.values(), reverse=True)
+    (said,) = [text for text in findings(seen) if "other ways" in text]
+    assert 'than "token budget, read-ahead", which needs the least of the 4 other ways' in said
+
+
+def test_a_single_other_way_is_not_the_least_of_several(figures):
+    *others, one = [each for each in figures.strategies if each.packing is None]
+    left = [each for each in figures.strategies if each not in others]
+    (about,) = [
+        text for text in findings(dataclasses.replace(figures, strategies=left)) if one.name in text
+    ]
+    assert f'than "{one.name}": ' in about
     assert "ways" not in about
 
 
