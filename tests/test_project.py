@@ -188,6 +188,17 @@ def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_
         assert "ModuleNotFoundError" in run([bare_python, "-c", f"import {name}"]).stderr
 
 
+def test_the_citation_names_the_version_of_the_package():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_ci_file_calls_parts_that_there_are():
+    named = re.findall(r"parts: ([\w ]+)", (ROOT / ".github/workflows/ci.yml").read_text())
+    known = re.search(r"\$\{\*:-([\w ]+)\}", (ROOT / ".ci/run").read_text())[1].split()
+    assert {part for parts in named for part in parts.split()} == {*known}
+
+
 @pytest.mark.slow
 def test_all_extras_can_be_installed_together(source):
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
