@@ -4,6 +4,8 @@ The README is the home page, and any file of the repository that a page links is
 link is right in the repository and on the site.
 """
 
+import base64
+import json
 import pathlib
 import posixpath
 import re
@@ -82,18 +84,37 @@ def _targets(path: str) -> Iterator[str]:
 
 
 def _file(path: str, config: MkDocsConfig) -> File:
-    """A file as a page: Markdown and pictures as they are, code in a frame, a folder as a list."""
+    """A file as a page: Markdown and pictures as they are, code in a frame, a folder as a list.
+
+    A notebook is a page with its outputs.
+    """
     file = ROOT / path
     if file.is_dir():
         rows = [f"| [{each.name}]({each.name}) | {_about(each)} |" for each in file.glob("*.py")]
         content = "\n".join([f"# {path}", "", "| file | about |", "| --- | --- |", *sorted(rows)])
     elif file.suffix in (".md", ".svg"):
         return File.generated(config, _uri(path), abs_src_path=str(file))
+    elif file.suffix == ".ipynb":
+        content = "\n".join(_cells(json.loads(file.read_text())["cells"]))
     else:
         language = file.suffix[1:] or "text"
         content = f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n"
         content += f"````{language}\n{file.read_text()}````\n"
     return File.generated(config, _uri(path), content=content)
+
+
+def _cells(cells: list[dict]) -> Iterator[str]:
+    """A notebook as Markdown: its text, its code in frames, what it printed, and its pictures."""
+    for cell in cells:
+        source = "".join(cell["source"])
+        yield source + "\n" if cell["cell_type"] == "markdown" else f"````python\n{source}\n````\n"
+        for output in cell.get("outputs", []):
+            if svg := output.get("data", {}).get("image/svg+xml"):
+                data = base64.b64encode("".join(svg).encode()).decode()
+                yield f'<img alt="a batch" src="data:image/svg+xml;base64,{data}">\n'
+            else:
+                text = output.get("text") or output["data"]["text/plain"]
+                yield f"````text\n{''.join(text).rstrip()}\n````\n"
 
 
 def _about(file: pathlib.Path) -> str:

@@ -165,19 +165,19 @@ if __name__ == "__main__":
     for command in COMMANDS:
         print(*command, flush=True)
         assert main(command) == 0
-    (batch,) = pipeline.load("corpus", tokens_per_batch=8192, max_length=64, num_epochs=1)
+    (batch,) = pipeline.load("zen", tokens_per_batch=8192, max_length=64, num_epochs=1)
     assert batch["loss_weights"].sum() > 0
     exec(pathlib.Path("snippet.py").read_text())
 """
 
 
 def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/a.txt").write_text("pack the rows\n" * 500 + "of every length\n")
-    (prepare,) = re.findall(r"^lockstep (prepare) '(.+)' (--into) (\w+)$", README.read_text(), re.M)
-    commands = [[*prepare], ["report", "corpus", "--html", "report.html"]]
-    commands += [[name, "corpus"] for name in ("report", "buckets", "show", "check")]
-    (snippet,) = (each for each in SNIPPETS if each.page == README and "Plan(" in each.content)
+    (tmp_path / "zen.txt").write_text("pack the rows\n" * 500 + "of every length\n")
+    (prepare,) = re.findall(r"^lockstep (prepare) (.+) (--into) (\w+)$", README.read_text(), re.M)
+    commands = [[*prepare], ["report", "zen", "--html", "report.html"]]
+    commands += [[name, "zen"] for name in ("report", "buckets", "show", "check")]
+    commands += [["show", "zen", "--svg", "batch.svg"]]
+    (snippet,) = (each for each in SNIPPETS if "lengths = np.array([300, 200" in each.content)
     (tmp_path / "snippet.py").write_text(snippet.content)
     (tmp_path / "all.py").write_text(WITHOUT_TRAINING.replace("COMMANDS", repr(commands)))
     said = run([bare_python, "-m", "pipeline", "--version"], cwd=tmp_path)
@@ -186,6 +186,17 @@ def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("flax", "optax", "orbax", "tensorflow_datasets", "sentencepiece", "pytest"):
         assert "ModuleNotFoundError" in run([bare_python, "-c", f"import {name}"]).stderr
+
+
+def test_the_citation_names_the_version_of_the_package():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_ci_file_calls_parts_that_there_are():
+    named = re.findall(r"parts: ([\w ]+)", (ROOT / ".github/workflows/ci.yml").read_text())
+    known = re.search(r"\$\{\*:-([\w ]+)\}", (ROOT / ".ci/run").read_text())[1].split()
+    assert {part for parts in named for part in parts.split()} == {*known}
 
 
 @pytest.mark.slow

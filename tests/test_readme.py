@@ -1,7 +1,9 @@
 """README and docs are kept true: snippets run, commands have the flags they name, links lead on."""
 
 import ast
+import codecs
 import contextlib
+import importlib
 import inspect
 import pathlib
 import re
@@ -34,7 +36,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """What readers have: text in data/, and a corpus of it, made by the README's own command."""
+    """What readers have: text in data/ and zen.txt, and corpora of both, made by their commands."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "data").mkdir()
     words = ["pack", "rows", "of", "every", "length", "into", "a", "few", "buckets"]
@@ -42,9 +44,12 @@ def files(tmp_path_factory):
     for name in ("a.txt", "b.txt"):
         lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 40, 150)]
         (folder / "data" / name).write_text("\n".join(lines))
-    command = next(param.values[0] for param in COMMANDS if "prepare" in param.values[0])
+    zen = codecs.decode(importlib.import_module("this").s, "rot13")
+    (folder / "zen.txt").write_text(f"{zen}\n")  # `python3 -c "import this"` prints it
     with contextlib.chdir(folder):
-        assert main(command[command.index("prepare") :]) == 0
+        for command in (param.values[0] for param in COMMANDS):
+            if command[:2] == ["lockstep", "prepare"] and command[2] in ("zen.txt", "data/*.txt"):
+                assert main(command[1:]) == 0
     return folder
 
 
@@ -118,8 +123,16 @@ def test_a_script_may_end_with_a_loader_open(files):
     assert "Traceback" not in done.stderr
 
 
-def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
-    drawing = next(block for block in BLOCKS if block.kind == "text" and block.page == README)
+def test_the_picture_in_the_readme_is_a_real_batch(files, monkeypatch):
+    commands = [param.values[0] for param in COMMANDS]
+    (command,) = (each for each in commands if each[:3] == ["lockstep", "show", "zen"])
+    monkeypatch.chdir(files)
+    assert main(command[1:]) == 0
+    assert (files / "batch.svg").read_text() == (ROOT / "docs/batch.svg").read_text()
+
+
+def test_the_batch_in_own_loop_is_a_real_one(tmp_path):
+    drawing = next(b for b in BLOCKS if b.kind == "text" and b.page.name == "own_loop.md")
     corpus = pipeline.Corpus.from_arrays([[1, 14, 8, 21, 2], [1, 9, 30, 2]], tmp_path)
     plan = pipeline.Plan(corpus, [pipeline.Bucket(rows=1, length=8)], shuffle=False)
     batch = pipeline.Batches(corpus, plan)[0]
@@ -153,10 +166,14 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
             flag = word.partition("=")[0]
             assert not flag.startswith("--") or re.search(rf"{flag}\b", text), word
     else:
-        assert " ".join(program) in ("python3 -m venv", "pip install -q", "python -m pytest") or (
-            program[:2] == ["pip", "install"]
-            and re.fullmatch(r"lockstep(-pipeline(\[[\w,]+\])?)?", program[2])
-            and words[3:] in (["flax", "optax", "orbax-checkpoint"], [])
+        assert (
+            " ".join(words) == "python3 -c import this > zen.txt"
+            or (" ".join(program) in ("python3 -m venv", "pip install -q", "python -m pytest"))
+            or (
+                program[:2] == ["pip", "install"]
+                and re.fullmatch(r"lockstep(-pipeline(\[[\w,]+\])?)?", program[2])
+                and words[3:] in (["flax", "optax", "orbax-checkpoint"], [])
+            )
         )
 
 
@@ -205,9 +222,9 @@ def test_no_loop_divides_by_weights_whose_sum_may_be_0():
 
 
 def test_the_readme_is_short():
-    assert len(README.read_bytes()) <= 8_500
-    first = next(block for block in SNIPPETS if block.page == README)
-    assert len([line for line in first.content.splitlines() if line.strip()]) <= 12
+    assert len(README.read_bytes()) <= 7_000
+    (loop,) = (block for block in SNIPPETS if block.page == README)
+    assert len([line for line in loop.content.splitlines() if line.strip()]) <= 15
 
 
 def test_the_two_commands_of_the_readme_set_up_all_that_they_need():

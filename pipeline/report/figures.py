@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 
 from pipeline.history.plans import find_corpora
-from pipeline.planning.bucket import Bucket
+from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram, weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
-from pipeline.report.strategies import PLAIN, Strategy, compare_others, compare_plans, count_plan
+from pipeline.report.strategies import (
+    PLAIN,
+    Strategy,
+    compare_other_pairs,
+    compare_others,
+    compare_plans,
+    count_plan,
+)
 from pipeline.report.tiers import compare_tiers, row_costs
 
 PERCENTILES = (5, 50, 90, 99)
@@ -98,7 +105,11 @@ def measure(
     if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
         options = options.replace(max_length=longest if dataset.side_names else longest[0])
     ours = compare_plans(dataset.by_side, options, plan, progress)
-    if dataset.side_names:
+    stays = np.ones(len(dataset.lengths), bool)
+    stays[np.asarray(options.get("exclude", ()), np.int64)] = False
+    if dataset.side_names == PAIR:
+        others = compare_other_pairs(dataset.lengths[stays], options, longest)
+    elif dataset.side_names:
         size = weigh(longest, plan.options.costs)
         rows = max(int(options["tokens_per_batch"] // size), 1)
         bucket = Bucket(rows, longest, plan.options.names)
@@ -106,8 +117,6 @@ def measure(
         name, about = "padded to the longest of all", f"one example in a row of {bucket}"
         others = [count_plan(padded, width, name=name, about=about)]
     else:
-        stays = np.ones(len(dataset.lengths), bool)
-        stays[np.asarray(options.get("exclude", ()), np.int64)] = False
         others = compare_others(*histogram(dataset.lengths[stays]), options, *longest)
     sides = zip(dataset.side_names or ("corpus",), longest, strict=True)
     attention = options["attention"]

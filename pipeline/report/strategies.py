@@ -19,6 +19,7 @@ BUCKETS = (1, 2, 3, 4, 6)  # numbers of buckets that are compared
 UNPACKED = 4  # buckets of the plan with one example a row
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
 READ_AHEAD = 10_000  # examples that are sorted before a budget of tokens cuts them
+APART = "hosts that read their own documents have different numbers of batches"
 SAMPLE = 1_000_000  # examples that are simulated at most
 
 # In compared plans, each example comes once an epoch, also for a mixture.
@@ -76,55 +77,102 @@ def compare_others(
     kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
     sizes, counts = sizes[kept], counts[kept]
     full = (sizes - 1) // row  # pieces of whole rows, before the last one of each document
-    last, whole, tokens = sizes - full * row, int(counts @ full), int(counts @ sizes)
+    last, whole = sizes - full * row, int(counts @ full)
     documents = draw_order(sizes, counts)
     pieces = draw_order(np.append(last, row), np.append(counts, whole))
-    overlong, budget, found = int(counts[sizes > row].sum()), options["tokens_per_batch"], []
-
-    def add(
-        name: str,
-        about: str,
-        heights: np.ndarray,
-        lengths: np.ndarray,
-        drawn: np.ndarray = pieces,
-        squares: float = float(np.square(pieces, dtype=float).sum()),
-        cut: float = overlong,
-    ) -> None:
-        """Adds a strategy: batches of `heights` rows of `lengths`, which hold `drawn` examples."""
-        some = int(drawn.sum())
-        each = weigh(
-            options["width"],
-            name=name,
-            about=about,
-            tokens=some,
-            positions=int(heights @ lengths),
-            scores=float(heights @ np.square(lengths, dtype=float)),
-            squares=squares,
-            batches=math.ceil(len(heights) * (tokens / some)),
-            shapes=np.unique(np.stack([heights, lengths]), axis=1).shape[1],
-            cut=round(cut),
-        )
-        found.append(each)
-
-    heights, lengths = pad_windows(pieces, ROWS, ROWS)
-    longest = row if whole else last.max()
-    about = f"batches of {ROWS}, every row {longest:,} long"
-    add("padded to the longest of all", about, heights, np.full_like(lengths, longest))
-    about = f"batches of {ROWS} in random order"
-    add("padded to the batch's longest", about, heights, lengths)
-    about = f"windows of {WINDOW} sorted by length, batches of {ROWS}"
-    add("sorted windows", about, *pad_windows(pieces, ROWS, WINDOW))
-    apart = "hosts that read their own documents have different numbers of batches"
-    about = f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch; {apart}"
-    add("token budget, read-ahead", about, *read_ahead(pieces, budget))
-    height, rows = max(budget // row, 1), -(-int(documents.sum()) // row)
+    tokens, overlong = int(counts @ sizes), int(counts[sizes > row].sum())
+    found = compare_padding(pieces[:, None], options, tokens=tokens, cut=overlong)
+    height, rows = max(options["tokens_per_batch"] // row, 1), -(-int(documents.sum()) // row)
     heights = np.minimum(height, rows - np.arange(0, rows, height))
-    about = f"one sequence of tokens, cut every {row:,}, batches of {height}; {apart}"
     cut, squares = cut_documents(documents, row)
-    cut *= counts.sum() / len(documents)
-    lengths = np.full_like(heights, row)
-    add("concatenate and split", about, heights, lengths, documents, squares, cut)
-    return found
+    return [
+        *found,
+        _simulate(
+            *(heights, np.full((len(heights), 1), row), documents[:, None], tokens, options),
+            name="concatenate and split",
+            about=f"one sequence of tokens, cut every {row:,}, batches of {height}; {APART}",
+            squares=squares,
+            cut=round(cut * counts.sum() / len(documents)),
+        ),
+    ]
+
+
+def compare_other_pairs(
+    lengths: np.ndarray, options: Options, row: tuple[int, ...]
+) -> list[Strategy]:
+    """The same for pairs, of lengths [n, 2], without ways that cut; pairs are sorted by their sum.
+
+    Pairs that are longer than `row` are truncated or left out, as the option `overflow` says.
+    """
+    if options.get("overflow") == "truncate":
+        lengths = np.minimum(lengths, row)
+    lengths = lengths[lengths.any(axis=1) & (lengths <= np.array(row)).all(axis=1)]
+    numbers = np.arange(len(lengths))
+    order = draw_order(numbers, np.ones_like(numbers))
+    pieces, tokens = lengths[order].astype(np.int64), int(lengths.sum(dtype=np.int64))
+    return compare_padding(pieces, options, tokens=tokens, cut=0)
+
+
+def compare_padding(
+    pieces: np.ndarray, options: Options, *, tokens: int, cut: int
+) -> list[Strategy]:
+    """Batches of whole pieces, padded in four ways.
+
+    `pieces` has the lengths of each piece on each side, in random order: [n, sides]. They may be a
+    sample of pieces with `tokens`. `cut` is the number of documents of several pieces.
+    """
+    budget, longest = options["tokens_per_batch"], pieces.max(axis=0)
+    heights, lengths = pad_windows(pieces, ROWS, ROWS)
+    every = " and ".join(f"{each:,}" for each in longest)
+    ways = {
+        "padded to the longest of all": (
+            f"batches of {ROWS}, every row {every} long",
+            (heights, np.broadcast_to(longest, lengths.shape)),
+        ),
+        "padded to the batch's longest": (
+            f"batches of {ROWS} in random order",
+            (heights, lengths),
+        ),
+        "sorted windows": (
+            f"windows of {WINDOW} sorted by length, batches of {ROWS}",
+            pad_windows(pieces, ROWS, WINDOW),
+        ),
+        "token budget, read-ahead": (
+            f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch; {APART}",
+            read_ahead(pieces, budget),
+        ),
+    }
+    squares = float(_scores(pieces.T.astype(float)).sum())
+    return [
+        _simulate(
+            *(*batches, pieces, tokens, options), name=name, about=about, squares=squares, cut=cut
+        )
+        for name, (about, batches) in ways.items()
+    ]
+
+
+def _simulate(
+    heights: np.ndarray,
+    lengths: np.ndarray,
+    pieces: np.ndarray,
+    tokens: int,
+    options: Options,
+    **others: Any,
+) -> Strategy:
+    """The strategy whose batches have `heights` rows of `lengths`, and hold `pieces`.
+
+    An epoch has `tokens`, of which `pieces` may be a sample.
+    """
+    made, some = np.concatenate([heights[:, None], lengths], axis=1), int(pieces.sum())
+    return weigh(
+        options["width"],
+        tokens=some,
+        positions=int(heights @ lengths.sum(axis=1)),
+        scores=float(heights @ _scores(lengths.T.astype(float))),
+        batches=math.ceil(len(heights) * (tokens / some)),
+        shapes=len(np.unique(made, axis=0)),
+        **others,
+    )
 
 
 def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -141,44 +189,54 @@ def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sort_windows(lengths: np.ndarray, window: int) -> np.ndarray:
-    """Lengths in windows, each sorted in descending order, the last filled with 0: [n, window]."""
-    filled = np.zeros(-(-len(lengths) // window) * window, np.int64)
-    filled[: len(lengths)] = lengths
-    return -np.sort(-filled.reshape(-1, window))
+    """Lengths [n, sides] in windows [windows, window, sides], the last filled with 0.
+
+    Each window is in descending order of the sum of the sides.
+    """
+    number, sides = lengths.shape
+    filled = np.zeros((-(-number // window) * window, sides), np.int64)
+    filled[:number] = lengths
+    windows = filled.reshape(-1, window, sides)
+    order = np.argsort(-windows.sum(axis=2), axis=1, kind="stable")
+    return np.take_along_axis(windows, order[..., None], axis=1)
 
 
 def pad_windows(lengths: np.ndarray, rows: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each batch and their length: sorted windows are cut every `rows` examples.
+    """The rows of each batch and their lengths: sorted windows are cut every `rows` examples.
 
-    Each batch is padded to its longest example. `rows` divides `window`.
+    Each batch is padded to its longest example on each side. `rows` divides `window`.
 
-    >>> [each.tolist() for each in pad_windows(np.array([2, 5, 3, 1, 4]), rows=2, window=4)]
-    [[2, 2, 1], [5, 2, 4]]
+    >>> lengths = np.array([[2], [5], [3], [1], [4]])
+    >>> [each.tolist() for each in pad_windows(lengths, rows=2, window=4)]
+    [[2, 2, 1], [[5], [2], [4]]]
     """
-    batches = sort_windows(lengths, window).reshape(-1, rows)
-    batches = batches[batches[:, 0] > 0]
-    return np.count_nonzero(batches, axis=1), batches[:, 0]
+    batches = sort_windows(lengths, window).reshape(-1, rows, lengths.shape[1])
+    heights = np.count_nonzero(batches.any(axis=2), axis=1)
+    return heights[heights > 0], batches[heights > 0].max(axis=1)
 
 
 def read_ahead(lengths: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each batch and their length: sorted windows are cut by a budget of positions.
+    """The rows of each batch and their lengths: sorted windows are cut by a budget of positions.
 
-    A window has `READ_AHEAD` examples. A batch has `budget // longest` rows, at least one, where
-    `longest` is the longest example that is left.
+    A window has `READ_AHEAD` examples. A batch takes examples while it is padded to at most
+    `budget` positions, and at least one.
 
-    >>> [each.tolist() for each in read_ahead(np.array([2, 5, 3, 1, 4]), budget=8)]
-    [[1, 2, 2], [5, 4, 2]]
+    >>> lengths = np.array([[2], [5], [3], [1], [4]])
+    >>> [each.tolist() for each in read_ahead(lengths, budget=8)]
+    [[1, 2, 2], [[5], [4], [2]]]
     """
-    batches = []
+    heights, longest = [], []
     for window in sort_windows(lengths, READ_AHEAD):
-        left = window[window > 0].tolist()
-        begin = 0
-        while begin < len(left):
-            rows = min(max(budget // left[begin], 1), len(left) - begin)
-            batches.append((rows, left[begin]))
-            begin += rows
-    heights, longest = np.array(batches).T
-    return heights, longest
+        left = window[window.any(axis=1)]
+        while len(left):
+            some = left[: max(budget // int(left[0].sum()), 1)]
+            padded = np.maximum.accumulate(some)
+            sizes = padded.sum(axis=1) * np.arange(1, len(some) + 1)
+            rows = max(int(np.searchsorted(sizes, budget, side="right")), 1)
+            heights.append(rows)
+            longest.append(padded[rows - 1])
+            left = left[rows:]
+    return np.array(heights), np.array(longest)
 
 
 def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:

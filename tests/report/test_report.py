@@ -148,6 +148,22 @@ def test_the_report_is_plain_json(figures):
     assert all(0 <= each["padding"] < 1 for each in seen["strategies"])
 
 
+def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens():
+    inputs = np.random.default_rng(0).lognormal(3, 0.5, 2000).astype(int) + 1
+    pairs = from_lengths("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
+    seen = measure(pairs, Options({"tokens_per_batch": 4096}))
+    padding = {each.name: each.padding for each in seen.strategies if each.packing is None}
+    assert list(padding) == [
+        "padded to the longest of all",
+        "padded to the batch's longest",
+        "sorted windows",
+        "token budget, read-ahead",
+    ]
+    assert list(padding.values()) == sorted(padding.values(), reverse=True)
+    (said,) = [text for text in findings(seen) if "other ways" in text]
+    assert 'than "token budget, read-ahead", which needs the least of the 4 other ways' in said
+
+
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
     few = measure(from_lengths("long tail", lengths), Options({"max_buckets": 1}))

@@ -9,6 +9,7 @@ from benchmarks import simulations
 from pipeline.planning.lengths import histogram
 from pipeline.report import Options, strategies
 from pipeline.report.strategies import (
+    compare_other_pairs,
     compare_others,
     cut_documents,
     draw_order,
@@ -37,17 +38,51 @@ def pad(lengths, rows, window):
 
 @given(few_lengths, st.sampled_from([(1, 1), (4, 4), (4, 12), (3, 30)]))
 def test_windows_are_sorted_and_their_batches_padded_to_the_longest(lengths, sizes):
-    heights, longest = pad_windows(np.array(lengths), *sizes)
-    assert list(zip(heights, longest, strict=True)) == pad(lengths, *sizes)
+    heights, longest = pad_windows(np.array(lengths)[:, None], *sizes)
+    assert list(zip(heights, longest[:, 0], strict=True)) == pad(lengths, *sizes)
 
 
 @given(few_lengths, st.integers(1, 100))
 def test_a_budget_cuts_what_is_read_ahead(lengths, budget):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategies, "READ_AHEAD", 25)
-        heights, longest = read_ahead(np.array(lengths), budget)
+        heights, longest = read_ahead(np.array(lengths)[:, None], budget)
     made = simulations.token_budget(np.array(lengths), budget=budget, window=25)
-    assert (heights.tolist(), longest.tolist()) == (made.rows.tolist(), made.lengths.tolist())
+    assert (heights.tolist(), longest[:, 0].tolist()) == (made.rows.tolist(), made.lengths.tolist())
+
+
+few_pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=80)
+
+
+@given(few_pairs, st.integers(1, 300), st.integers(1, 40))
+def test_batches_of_pairs_are_padded_on_each_side(pairs, budget, row):
+    for overflow, kept in (
+        ("drop", [pair for pair in pairs if max(pair) <= row]),
+        ("truncate", [tuple(np.minimum(pair, row)) for pair in pairs]),
+    ):
+        options = Options({"tokens_per_batch": budget, "overflow": overflow})
+        if not kept:
+            continue
+        found = compare_other_pairs(np.array(pairs), options, (row, row))
+        tokens = sum(map(sum, kept))
+        longest, batch, windows, ahead = found
+        most = [max(side) for side in zip(*kept, strict=True)]
+        assert (1 - longest.padding) * len(kept) * sum(most) == pytest.approx(tokens)
+        assert longest.padding >= batch.padding - 1e-9
+        assert longest.batches == batch.batches == windows.batches == -(-len(kept) // 32)
+        assert {each.cut for each in found} == {0}
+        assert -(-tokens // budget) <= ahead.batches <= len(kept) or budget < 60
+
+
+@given(few_pairs, st.integers(1, 300))
+def test_a_budget_counts_the_padding_of_both_sides(pairs, budget):
+    heights, longest = read_ahead(np.array(pairs), budget)
+    left = sorted(pairs, key=sum, reverse=True)
+    for rows, lengths in zip(heights.tolist(), longest.tolist(), strict=True):
+        batch, left = left[:rows], left[rows:]
+        assert sum(map(sum, batch)) <= rows * sum(lengths)
+        assert rows == 1 or rows * sum(lengths) <= budget
+    assert not left
 
 
 @given(few_lengths, st.integers(1, 40))
