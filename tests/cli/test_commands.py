@@ -115,7 +115,7 @@ UNWRITABLE = (
         ),
         (
             ["report", "FOLDER/some.npy", "FOLDER/pairs.npy", "--lengths"],
-            "some of these are pairs and others",
+            "these have different sides, such as pairs",
         ),
         (
             ["report", "FOLDER/some.npy", "mine.py", "--lengths"],
