@@ -320,8 +320,8 @@ class AnyCorpus:
 
     def _example(self, number: int) -> Fields:
         fields: Fields = {}
-        for side, length in zip(self.sides, np.atleast_1d(self.lengths[number]), strict=True):
-            fields |= side.read([number], [0], [length])
+        for side in self.sides:
+            fields |= side.read([number], [0], [side.lengths[number]])
             for name, rows in side.read_examples([number]).items():
                 fields[name] = rows[0] if side.features[name].of == "example" else rows
         return fields

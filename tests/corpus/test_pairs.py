@@ -142,5 +142,5 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no corpus"):
         load(tmp_path / "nothing")
     dataset = open_dataset([str(pairs.inputs.directory.parent)])
-    assert dataset.pairs
+    assert dataset.side_names == ("inputs", "targets")
     assert dataset.lengths.tolist() == pairs.lengths.tolist()

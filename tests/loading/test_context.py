@@ -44,7 +44,7 @@ def test_every_field_of_pairs_is_laid_out_alike(pairs, order):
     columns = {length: column_order(order, length, 2) for length in (64, 32)}
     assert all(sorted(each) == [*range(length)] for length, each in columns.items())
     require_same(laid, {name: each[:, columns[each.shape[1]]] for name, each in whole.items()})
-    with pytest.raises(ValueError, match=r"a mask needs .*, and no pairs"):
+    with pytest.raises(ValueError, match=r"the mask needs .* Of pairs, give side"):
         pipeline.attention_mask(laid)
 
 
