@@ -210,8 +210,9 @@ def assert_coverage(plan, accounts, batches):
         coverage.add(batch)
     coverage.finish()
     over, known = sum(sum(a.over) for a in accounts), sum("each once" in line for line in said)
-    # What a change leaves out at the end of a plan may end an epoch, of which no batch tells.
-    assert known == over or (known < over and plan.stages[-1].start >= len(batches))
+    if plan.stages[-1].start >= len(batches) and known < over:
+        return  # what a change leaves out at the end of a plan ends epochs that no batch ends
+    assert known == over
     for name, account in zip(plan.names, accounts, strict=True):
         if account.over and account.over[0]:
             of = f"epoch 0 of {name}" if name else "epoch 0"
