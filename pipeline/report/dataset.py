@@ -187,7 +187,7 @@ def _open(path: str, lengths: bool) -> Dataset:
     if form == "npy":
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "
-            "example, or the file of its offsets and --tokens npy"
+            "example, or --tokens npy if you name the file of its offsets as well"
         )
     if form:
         raise InvalidValue(f"{path} {call_for(path, form)}")

@@ -71,3 +71,25 @@ def flip(path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
+
+
+def documents_of(corpus):
+    """The ids of each example of a corpus that was opened with `task=INPUTS`."""
+    return [corpus[number]["inputs"].tolist() for number in range(len(corpus))]
+
+
+def weights_of(corpus):
+    """The loss weights of all positions."""
+    return [corpus[number]["loss_weights"].tolist() for number in range(len(corpus))]
+
+
+def split_at(ids, mark, *, ends):
+    """Documents that each end, or begin, with a mark."""
+    documents = [[]]
+    for each in ids:
+        if each == mark and not ends and documents[-1]:
+            documents.append([])
+        documents[-1].append(each)
+        if each == mark and ends:
+            documents.append([])
+    return documents if documents[-1] else documents[:-1]

@@ -9,7 +9,7 @@ from pyarrow import feather, parquet
 
 from pipeline import Feature, InPlace, Masked
 from pipeline.corpus import INPUTS
-from tests.corpus.test_token_files import documents_of, weights_of
+from tests.corpus.files import documents_of, weights_of
 
 IDS = [[1, 2, 3, 4], [5, 6], [], [7, 8, 9]]
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, decoded
-from tests.corpus.test_token_files import documents_of, split_at, weights_of
+from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_levanter, write_mds
 
 RNG = np.random.default_rng(0)

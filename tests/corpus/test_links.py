@@ -241,3 +241,18 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
             for left, right in zip(corpus, opened[name], strict=True):
                 assert all(np.array_equal(left[each], right[each]) for each in left)
             require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)
+        monkeypatch.setattr(pipeline.fs.objects, "download", None)  # all files have been copied
+        before = InPlace.megatron(f"{root}/mega", vocab_size=99)
+        monkeypatch.undo()
+        for name, value in object_servers.s3_environment(port).items():
+            monkeypatch.setenv(name, value)
+        write_megatron(tmp_path / "mega", [[each + 1] for each in EXAMPLES])
+        for ending in ("bin", "idx"):
+            content = (tmp_path / f"mega.{ending}").read_bytes()
+            pipeline.fs.as_path(f"{root}/mega.{ending}").write_bytes(content)
+        after = InPlace.megatron(f"{root}/mega", vocab_size=99)
+        assert [each["inputs"].tolist() for each in before] == [
+            (each["inputs"] - 1).tolist() for each in after
+        ]
+        with pytest.raises(FileNotFoundError, match=r"mega2\.idx"):
+            InPlace.megatron(f"{root}/mega2")

@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, token_files
 from pipeline.corpus.gather import address_of, take_numbers
+from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
 
 END = 50256
-
-
-def documents_of(corpus):
-    """The ids of each example of a corpus that was opened with `task=INPUTS`."""
-    return [corpus[number]["inputs"].tolist() for number in range(len(corpus))]
-
-
-def weights_of(corpus):
-    """The loss weights of all positions."""
-    return [corpus[number]["loss_weights"].tolist() for number in range(len(corpus))]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
@@ -91,18 +82,6 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
     data.write_bytes(tokens)
     with pytest.raises(ValueError, match="are int32 and uint16; give them the same type"):
         InPlace.megatron([prefix, tmp_path / "b"])
-
-
-def split_at(ids, mark, *, ends):
-    """Documents that each end, or begin, with a mark."""
-    documents = [[]]
-    for each in ids:
-        if each == mark and not ends and documents[-1]:
-            documents.append([])
-        documents[-1].append(each)
-        if each == mark and ends:
-            documents.append([])
-    return documents if documents[-1] else documents[:-1]
 
 
 @settings(deadline=None)
