@@ -138,5 +138,6 @@ def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         fields |= {mark: token != "" and not arguments.no_marks, f"{mark}_token": token}
     if name in ("bytes", "sentencepiece", ""):  # the last is refused
         return {"kind": name, "model": "", **fields}
-    kind = "huggingface" if name.endswith(".json") else "sentencepiece"
+    is_json = name.endswith(".json") or (as_path(name) / "tokenizer.json").exists()
+    kind = "huggingface" if is_json else "sentencepiece"
     return {"kind": kind, "model": name, **fields}

@@ -5,7 +5,6 @@ A template is a pure function or an instance of a dataclass, so that it has a fi
 """
 
 import dataclasses
-import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Markup, Tokenizer
 from pipeline.text.tokenizers.markup import Null, parse_format, parts_of
 from pipeline.text.values import as_text, count_bytes, decode_bytes, not_text, note
+
+MOST = float(np.finfo(np.float32).max)  # that a weight can be
 
 __all__ = [
     "Answer",
@@ -328,8 +329,8 @@ def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
     for text, weight, _ in spans:
         if not isinstance(text, str):
             raise InvalidValue(f"it returned a span that is {type(text).__name__}, not text")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise InvalidValue(f"it returned the weight {weight}; a weight must be at least 0")
+        if not 0 <= weight <= MOST:
+            raise InvalidValue(f"it returned the weight {weight}; it must be from 0 to {MOST:.2g}")
     return spans
 
 

@@ -107,8 +107,11 @@ def test_records_in_python_are_told_apart_by_content():
         _ = Records([{"text": "a", "id": object()}]).fingerprint
     assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
-    with pytest.raises(ValueError, match="records is a generator, without random access"):
+    with pytest.raises(ValueError, match="records is a generator, not records by number"):
         Records(number for number in range(3))
+    for given in ("abc", b"abc", {"text": ["a"]}):
+        with pytest.raises(ValueError, match=r"not records by number; give a list of them, or of"):
+            Records(given)
     with pytest.raises(ValueError, match="it is a int, and a record must be a dict, or text"):
         Records(["a", 5])[1]
     filtered = grain.MapDataset.source(["a", "b"]).filter(lambda text: text == "a")

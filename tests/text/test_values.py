@@ -205,6 +205,12 @@ def test_json_that_spells_half_a_character_is_skipped_with_its_place(tmp_path, c
     assert corpus.lengths.tolist() == [0, 7]
 
 
+@pytest.mark.parametrize("weight", [1e39, float("inf"), NAN, -1e-9])
+def test_a_weight_that_float32_cannot_hold_is_refused(weight):
+    with pytest.raises(ValueError, match=r"the weight .*; it must be from 0 to 3\.4e\+38"):
+        templates.fill(lambda record: [("a", weight)], {})
+
+
 def test_text_of_a_record_is_never_a_template():
     text = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
     for template in (ANSWER, CHAT):

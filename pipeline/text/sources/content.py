@@ -118,7 +118,9 @@ def _find_packing(head: bytes) -> Packing | None:
     if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to skip, before others
         return PACKINGS[b"\x28\xb5\x2f\xfd"]
     for first, encoding in ((0, "utf-16-le"), (1, "utf-16-be")):  # ASCII without a mark
-        if len(head) >= 8 and all(head[first:8:2]) and not any(head[1 - first : 8 : 2]):
+        text = head[first:8:2].decode("latin-1")
+        is_text = all(each.isprintable() or each.isspace() for each in text)
+        if len(head) >= 8 and is_text and not any(head[1 - first : 8 : 2]):
             return "UTF-16", functools.partial(_recode, encoding=encoding)
     return None
 
@@ -163,7 +165,8 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
         found = describe(head)
         if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
             found = (
-                "It has NUL bytes, as UTF-16 has without a mark; convert it, for example with iconv"
+                "It has NUL bytes, as binary files have, and UTF-16 without a mark; convert it to "
+                "text"
             )
         if found:
             raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")

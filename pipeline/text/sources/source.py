@@ -421,10 +421,15 @@ class Records:
     """
 
     def __init__(self, records: Any, *, fingerprint: str | None = None):
-        if not hasattr(records, "__getitem__") or not hasattr(records, "__len__"):
+        has_numbers = hasattr(records, "__getitem__") and hasattr(records, "__len__")
+        if (
+            not has_numbers
+            or isinstance(records, str | bytes | Mapping)
+            or hasattr(records, "iloc")
+        ):
             raise InvalidValue(
-                f"records is a {type(records).__name__}, without random access or a length; give a "
-                "list of them"
+                f"records is a {type(records).__name__}, not records by number; give a list of "
+                "them, or of a data frame frame.to_dict('records')"
             )
         self.records, self._given = records, fingerprint
 

@@ -51,6 +51,7 @@ class FileTokenizer:
 
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
+        place = place / self.file if place.is_dir() else place
         if not place.exists():
             raise Missing(f"there is no {self.kind} tokenizer {os.fspath(place)}; check the path")
         self.__setstate__((place.read_bytes(), os.fspath(place), options))
