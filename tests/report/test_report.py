@@ -148,6 +148,7 @@ def test_the_report_is_plain_json(figures):
     assert all(0 <= each["padding"] < 1 for each in seen["strategies"])
 
 
+@pytest.mark.slow
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
     few = measure(from_lengths("long tail", lengths), Options({"max_buckets": 1}))
