@@ -142,6 +142,7 @@ def test_work_that_is_late_does_no_harm_to_a_corpus_that_others_have_finished(
     assert not (place / "shards").exists()
 
 
+@pytest.mark.slow
 def test_several_tasks_at_once_one_of_them_twice_and_two_that_finish_make_one_corpus(
     source, tmp_path
 ):

@@ -557,6 +557,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_workers_get_the_functions_of_a_notebook(tmp_path):
     """And what cannot be sent is said, with what to do."""
     ran = call(sys.executable, "-c", NOTEBOOK, cwd=tmp_path)

@@ -110,6 +110,7 @@ def test_only_what_is_sealed_is_seen_and_a_part_never_changes(tmp_path):
     assert writer.cursor is None
 
 
+@pytest.mark.slow
 def test_a_writer_holds_few_bytes_for_each_example(tmp_path, monkeypatch):
     monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
     tokens = np.arange(16)

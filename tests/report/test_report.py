@@ -164,6 +164,7 @@ def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens():
     assert 'than "token budget, read-ahead", which needs the least of the 4 other ways' in said
 
 
+@pytest.mark.slow
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
     few = measure(from_lengths("long tail", lengths), Options({"max_buckets": 1}))
