@@ -250,7 +250,7 @@ class StepIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
         with self._paused():
-            self._ahead.step = self._steps.step_of(state)
+            self._ahead.jump(self._steps.step_of(state))
 
     def start_prefetch(self) -> None:
         """Begins to make elements now, before the first `next`."""
@@ -270,7 +270,7 @@ class StepIterator(grain.DatasetIterator):
 
     def _set_next_index(self, index: int) -> None:
         with self._paused():
-            self._ahead.step = operator.index(index)
+            self._ahead.jump(operator.index(index))
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -296,7 +296,9 @@ class _DatasetIterator(StepIterator):
         try:
             step, element = next(self._begin()) or (before, None)
         except BaseException as error:
-            self._set_next_index(before)  # another try begins with this step
+            # Another try begins with this step; what threads make for it is not lost.
+            if not self._dataset.num_threads or self._ahead.step != before:
+                self._set_next_index(before)
             if isinstance(error, Ended):
                 raise StopIteration from None
             raise

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import math
+import numbers
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
@@ -103,11 +105,13 @@ class Loader(StepIterator):
                 f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
                 "inside the compiled step, or with Batches(…, transform=function)"
             )
-        prefetch, self._timeout = require_whole("prefetch", prefetch, 0), timeout_seconds
-        if timeout_seconds is not None and not timeout_seconds > 0:
+        prefetch, limit = require_whole("prefetch", prefetch, 0), timeout_seconds
+        numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
+        if limit is not None and not numeric:
             raise InvalidValue(
-                f"timeout_seconds is {timeout_seconds!r}; it must be a number of seconds above 0"
+                f"timeout_seconds is {limit!r}; it must be a number of seconds above 0, or None"
             )
+        self._timeout = None if limit is None else float(limit)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         self._joint = JointWait.of(self.sharding) if self.plan.follows else None

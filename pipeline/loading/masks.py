@@ -57,9 +57,10 @@ def attention_mask(batch: Mapping[str, Any]) -> Any:
 
 
 def _see(xp: Any, ids: Any, positions: Any, until: Any = None) -> Any:
-    columns = xp.arange(ids.shape[1])
+    columns = xp.arange(ids.shape[1])[None]
+    queries, keys = columns[:, :, None], columns[:, None]
     if until is not None:
-        seen = (columns[:, None] >= columns) & (columns[:, None] < until[:, None])
+        seen = (queries >= keys) & (queries < until[:, None])
     else:  # positions tell the order in any order of columns
         seen = (ids[:, :, None] == ids[:, None]) & (positions[:, :, None] >= positions[:, None])
-    return xp.where(ids[:, :, None] > 0, seen, columns[:, None] == columns)
+    return xp.where(ids[:, :, None] > 0, seen, queries == keys)

@@ -84,7 +84,7 @@ def summed(
     sums = jax.eval_shape(one, params, stacked)
 
     def add(sums: Any, microbatch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
+        return jax.tree.map(add_to, sums, function(params, microbatch)), None
 
     found = jax.lax.scan(add, zeros(sums), stacked)[0]
     return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), found, sums)
@@ -96,6 +96,11 @@ def zeros(arrays: Any) -> Any:
     In bfloat16, 256 + 1 is 256.
     """
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, wide(leaf.dtype)), arrays)
+
+
+def add_to(sum_: jax.Array, term: Any) -> jax.Array:
+    """The sum and one more term, in the dtype of the sum."""
+    return sum_ + jnp.asarray(term, sum_.dtype)
 
 
 def wide(dtype: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from pipeline.steps.microbatches import Sharding, summed, zeros
+from pipeline.steps.microbatches import Sharding, add_to, summed, wide, zeros
 from pipeline.steps.segments import by_segment, position_losses
 
 if TYPE_CHECKING:
@@ -65,15 +65,20 @@ def accumulate(
         weight = more.pop("weight")
         if batches == 1:
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
-        sums = jax.tree.map(jnp.add, state.gradients, gradients)
-        weight = state.weight + weight
+        sums = jax.tree.map(add_to, state.gradients, gradients)
+        weight = add_to(state.weight, weight)
 
         def apply() -> tuple[Any, Accumulated]:
             now = state._replace(gradients=sums, weight=weight)
             return _apply(inner_optimizer, now, gradients, params, more)
 
         def wait() -> tuple[Any, Accumulated]:
-            none = jax.tree.map(jnp.zeros_like, gradients)
+            # An update may have another dtype than its gradient.
+            none = jax.tree.map(
+                lambda own, like: jnp.zeros_like(own, like.dtype),
+                gradients,
+                jax.eval_shape(apply)[0],
+            )
             return none, Accumulated(state.inner, sums, weight, state.batches + 1)
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
@@ -127,7 +132,15 @@ def _apply(
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:
     """Gradients ÷ weight, in their own dtypes; if the weight is 0, so are the gradients."""
-    return jax.tree.map(lambda leaf: (leaf / _divisor(weight)).astype(leaf.dtype), gradients)
+    return _over(gradients, _divisor(weight))
+
+
+def _over(arrays: Any, number: Any) -> Any:
+    def divide(leaf: jax.Array) -> jax.Array:
+        kind = wide(leaf.dtype)
+        return (leaf.astype(kind) / jnp.asarray(number, kind)).astype(leaf.dtype)
+
+    return jax.tree.map(divide, arrays)
 
 
 def _divisor(weight: jax.Array) -> jax.Array:
@@ -209,9 +222,11 @@ def make_train_step(
             with_gradients, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
         weight, segments = (others, None) if most_segments is None else others
-        gradients = jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), gradients)
+        gradients = _over(gradients, scale)
         mean = total / (_divisor(weight) * scale)
-        norm = optax.global_norm(gradients) / _divisor(weight)
+        # In float16, the square of 256 is infinite.
+        longer = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), gradients)
+        norm = optax.global_norm(longer) / _divisor(weight)
         params, moments = state["params"], state["optimizer"]
         more = {"weight": weight, "value": mean}
         updates, moments = accumulating.update(gradients, moments, params, **more)
