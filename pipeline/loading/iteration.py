@@ -12,12 +12,12 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, InvalidType, InvalidValue
 from pipeline.loading.prefetch import Ended, Prefetch
 from pipeline.loading.state import StateKey
 
@@ -242,6 +242,12 @@ class StepIterator(grain.DatasetIterator):
         self._steps, self._ahead = steps, ahead
         # Also before Python ends, when threads can no longer run.
         self._close = weakref.finalize(self, close)
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a loader or iterator has threads, so it cannot be copied or pickled; save its "
+            "get_state(), and give it to set_state of another one of the same corpus and options"
+        )
 
     def get_state(self) -> dict[str, Any]:
         """The data state after the elements that `next` returned so far: small JSON."""

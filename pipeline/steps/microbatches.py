@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.loading.sharding import parts, with_auto_axes
 
 T = TypeVar("T")
@@ -74,6 +75,12 @@ def summed(
         microbatches: the number of parts, computed one after another; only one is in memory.
         sharding: the `NamedSharding` of the fields.
     """
+    numbers = allowed(len(next(iter(batch.values()))), sharding)
+    if require_whole("microbatches", microbatches, 1) not in numbers:
+        raise InvalidValue(
+            f"microbatches is {microbatches}; each device splits its own rows, so it must be one "
+            f"of {', '.join(map(str, numbers))}"
+        )
     if microbatches == 1:
         return function(params, batch)
     stacked = split(batch, microbatches, sharding)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.steps.microbatches import Sharding, add_to, summed, wide, zeros
 from pipeline.steps.segments import by_segment, position_losses
 
@@ -53,6 +54,7 @@ def accumulate(
     """
     import optax
 
+    batches = require_whole("batches", batches, 1)
     inner_optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
@@ -62,7 +64,11 @@ def accumulate(
         return Accumulated(inner, zeros(params), jnp.float32(0), jnp.int32(0))
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
-        weight = more.pop("weight")
+        if (weight := more.pop("weight", None)) is None:
+            raise InvalidValue(
+                "update needs weight=, the sum of the weights of these gradients; flush needs the "
+                "optimizer that accumulate was given"
+            )
         if batches == 1:
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
         sums = jax.tree.map(add_to, state.gradients, gradients)
@@ -113,6 +119,12 @@ def flush(
     import optax
 
     if not isinstance(state, Accumulated):  # each batch has an update
+        inside = jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, Accumulated))
+        if any(isinstance(each, Accumulated) for each in inside):
+            raise InvalidType(
+                "state holds that of an optimizer that accumulates; give it alone, which is "
+                "state['optimizer'] with make_train_step"
+            )
         return params, state
     inner_optimizer = optax.with_extra_args_support(optimizer)
     updates, new = _apply(inner_optimizer, state, params, params, more)
@@ -191,7 +203,7 @@ def make_train_step(
     """
     import optax
 
-    accumulating = accumulate(optimizer, accumulated)
+    accumulating = accumulate(optimizer, require_whole("accumulated", accumulated, 1))
 
     def init(params: Any) -> dict[str, Any]:
         state = {"params": params, "optimizer": accumulating.init(params), "steps": jnp.int32(0)}

@@ -383,9 +383,18 @@ def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets)
 def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets, make):
     with (
         pipeline.load(corpus, buckets=buckets) as loader,
-        pytest.raises(TypeError, match=r"cannot be copied or pickled; save loader\.get_state"),
+        pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"),
     ):
         make(loader)
+    iterator = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset())
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"):
+        make(iterator)
+
+
+def test_pickled_batches_are_for_workers_alone(corpus, buckets):
+    batches = pickle.loads(pickle.dumps(Batches(corpus, Plan(corpus, buckets), sharding=ROWS)))
+    with pytest.raises(ValueError, match="a pickled copy, which knows no devices"):
+        Loader(batches)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from etils import epath
 
 import pipeline
+from pipeline.errors import UserError
 from pipeline.history import read_history
 from pipeline.steps import accumulate, flush, hosts, make_train_step
 from pipeline.steps.microbatches import summed
@@ -213,6 +214,32 @@ def test_the_norm_of_short_gradients_is_that_of_float32(dtype):
     _, values = train_step(init(jnp.zeros(300, dtype)), {"loss_weights": jnp.array(gradient)})
     assert values["gradient_norm"] == pytest.approx(np.linalg.norm(gradient.astype(float)), 1e-6)
     assert values["finite"]
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "2"])
+def test_numbers_of_batches_that_would_never_make_an_update_are_refused(number):
+    with pytest.raises(ValueError, match=r"batches is .*; it must be a whole number from 1"):
+        accumulate(optax.sgd(1.0), batches=number)
+    with pytest.raises(ValueError, match=r"accumulated is .*; it must be a whole number from 1"):
+        make_train_step(problem, optax.sgd(1.0), accumulated=number)
+
+
+@pytest.mark.parametrize("number", [0, 3, 8, 1.5, "2"])
+def test_a_number_of_microbatches_that_does_not_split_the_rows_is_a_sentence(number):
+    batch = {"x": jnp.ones((4, 2))}
+    with pytest.raises(ValueError, match=r"microbatches is .*it must be"):
+        summed(lambda params, part: part["x"].sum(), 0, batch, microbatches=number, sharding=None)
+
+
+def test_an_update_without_its_weight_and_a_flush_of_another_state_are_sentences():
+    optimizer = accumulate(optax.sgd(1.0), batches=2)
+    state = optimizer.init(jnp.float32(0))
+    with pytest.raises(UserError, match="update needs weight="):
+        optimizer.update(jnp.float32(1), state)
+    with pytest.raises(UserError, match="flush needs the optimizer that accumulate was given"):
+        flush(optimizer, state, jnp.float32(0))
+    with pytest.raises(TypeError, match=r"give it alone, which is state\['optimizer'\]"):
+        flush(optax.sgd(1.0), {"optimizer": state}, jnp.float32(0))
 
 
 def test_each_batch_has_an_update_if_nothing_is_accumulated():
