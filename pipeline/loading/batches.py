@@ -199,6 +199,8 @@ class Batches(StepDataset):
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
         self._function, self.ahead = transform, ReadAhead(corpus, plan)
+        if transform is not None and not callable(transform):
+            raise InvalidType(f"transform is {transform!r:.80}; it must be a function of a batch")
         self._arguments = _count_arguments(transform)
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
@@ -278,6 +280,9 @@ class Batches(StepDataset):
         return batches
 
     __copy__ = _copy  # keeps `sharding`, which a pickled copy does not have
+
+    def __deepcopy__(self, memo: object) -> "Batches":
+        return self._copy()
 
     def __getstate__(self) -> dict[str, Any]:
         # Devices cannot be pickled. Workers have the blocks of this process, and need no more.

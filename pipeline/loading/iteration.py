@@ -12,12 +12,12 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, InvalidType, InvalidValue
 from pipeline.loading.prefetch import Ended, Prefetch
 from pipeline.loading.state import StateKey
 
@@ -243,6 +243,12 @@ class StepIterator(grain.DatasetIterator):
         # Also before Python ends, when threads can no longer run.
         self._close = weakref.finalize(self, close)
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a loader or iterator has threads, so it cannot be copied or pickled; save its "
+            "get_state(), and give it to set_state of another one of the same corpus and options"
+        )
+
     def get_state(self) -> dict[str, Any]:
         """The data state after the elements that `next` returned so far: small JSON."""
         return self._steps.origin.state(self._ahead.step)
@@ -250,7 +256,7 @@ class StepIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
         with self._paused():
-            self._ahead.step = self._steps.step_of(state)
+            self._ahead.jump(self._steps.step_of(state))
 
     def start_prefetch(self) -> None:
         """Begins to make elements now, before the first `next`."""
@@ -270,7 +276,7 @@ class StepIterator(grain.DatasetIterator):
 
     def _set_next_index(self, index: int) -> None:
         with self._paused():
-            self._ahead.step = operator.index(index)
+            self._ahead.jump(operator.index(index))
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -296,7 +302,9 @@ class _DatasetIterator(StepIterator):
         try:
             step, element = next(self._begin()) or (before, None)
         except BaseException as error:
-            self._set_next_index(before)  # another try begins with this step
+            # Another try begins with this step; what threads make for it is not lost.
+            if not self._dataset.num_threads or self._ahead.step != before:
+                self._set_next_index(before)
             if isinstance(error, Ended):
                 raise StopIteration from None
             raise

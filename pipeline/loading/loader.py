@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import math
+import numbers
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.corpus import open_growing
@@ -103,10 +105,17 @@ class Loader(StepIterator):
                 f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
                 "inside the compiled step, or with Batches(…, transform=function)"
             )
-        prefetch, self._timeout = require_whole("prefetch", prefetch, 0), timeout_seconds
-        if timeout_seconds is not None and not timeout_seconds > 0:
+        prefetch, limit = require_whole("prefetch", prefetch, 0), timeout_seconds
+        numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
+        if limit is not None and not numeric:
             raise InvalidValue(
-                f"timeout_seconds is {timeout_seconds!r}; it must be a number of seconds above 0"
+                f"timeout_seconds is {limit!r}; it must be a number of seconds above 0, or None"
+            )
+        self._timeout = None if limit is None else float(limit)
+        if not hasattr(batches, "sharding"):
+            raise InvalidValue(
+                "batches is a pickled copy, which knows no devices; pickle the corpus and the "
+                "plan, and make Batches(corpus, plan, sharding=…) of them"
             )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
@@ -130,12 +139,6 @@ class Loader(StepIterator):
         ahead = Prefetch(make, prefetch, end=len(batches))
         close = functools.partial(_close, ahead, batches.ahead, self._logs)
         super().__init__(batches, ahead, close)
-
-    def __reduce__(self) -> NoReturn:
-        raise InvalidType(
-            "a loader has threads, so it cannot be copied or pickled; save loader.get_state(), "
-            "and give it to set_state of another loader of the same corpus and options"
-        )
 
     def __repr__(self) -> str:
         at = "closed" if self._ahead.closed else f"at step {self.step:,}"

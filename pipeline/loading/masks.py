@@ -77,14 +77,15 @@ def attention_mask(
 
 def _see(xp: Any, starts: int, ids: Any, positions: Any = None, until: Any = None) -> Any:
     ids = ids + starts
-    columns = xp.arange(ids.shape[1])
+    columns = xp.arange(ids.shape[1])[None]
+    queries, keys = columns[:, :, None], columns[:, None]
     if until is not None:
-        seen = (columns[:, None] >= columns) & (columns[:, None] < until[:, None])
+        seen = (queries >= keys) & (queries < until[:, None])
     else:
         seen = ids[:, :, None] == ids[:, None]
         if positions is not None:  # they tell the order in any order of columns
             seen &= positions[:, :, None] >= positions[:, None]
-    return xp.where(ids[:, :, None] > 0, seen, columns[:, None] == columns)
+    return xp.where(ids[:, :, None] > 0, seen, queries == keys)
 
 
 def segment_starts(batch: Mapping[str, Any]) -> Any:

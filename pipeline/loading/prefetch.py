@@ -37,7 +37,7 @@ class Prefetch(Generic[T]):
         threads: the number of threads that call `make`.
 
     Attributes:
-        step: the step of the next element, from 0; it may be set after `stop`.
+        step: the step of the next element, from 0.
     """
 
     def __init__(self, make: Callable[[int], T], size: int, *, end: int, threads: int = 1):
@@ -118,8 +118,14 @@ class Prefetch(Generic[T]):
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0))
 
+    def jump(self, step: int) -> None:
+        """Makes `step` the next one, after `stop`; threads that began again meanwhile end."""
+        with self._changed:
+            self._forget()
+            self.step = step
+
     def _forget(self) -> None:
-        self._left += self._threads
+        self._left = [*self._left, *self._threads]  # another list: threads wait for those before
         self._threads = []
         self._ready.clear()
         self._changed.notify_all()

@@ -8,6 +8,8 @@ contiguous parts of a row cost different amounts: with one segment in four parts
 costs 1.75 times the mean. In two other orders, each part has columns from the whole row.
 """
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import math
@@ -222,6 +224,7 @@ def field_specs(
     by_row = jax.sharding.NamedSharding(sharding.mesh, rows)
     specs = {}
     for name, local in batch.items():
+        dtype = _require_numbers(name, local)
         feature = features.get(name)
         by_position = local.ndim == 2 if feature is None else not feature.per_example
         axes, placed = (2, sharding) if by_position else (1, by_row)
@@ -236,13 +239,31 @@ def field_specs(
                 "for each segment must have the name of a feature of examples"
             )
         shape = (*(size // here * count for size, here, count in sizes), *local.shape[axes:])
-        dtype = jax.dtypes.canonicalize_dtype(local.dtype)  # that of an array on a device
         specs[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
     return specs
 
 
+def _require_numbers(name: str, local: Any) -> np.dtype:
+    """The dtype that a field has on a device."""
+    import jax
+
+    if isinstance(local, np.ndarray | jax.Array) and not isinstance(local, np.ma.MaskedArray):
+        dtype = local.dtype.newbyteorder("=")
+        with contextlib.suppress(TypeError, ValueError):  # JAX knows no such dtype
+            return jax.dtypes.canonicalize_dtype(jax.numpy.promote_types(dtype, dtype))
+    raise InvalidType(
+        f"{name} is {_describe(local)}, which no device can hold; let the transform return arrays "
+        "of numbers alone, without a mask"
+    )
+
+
+def _describe(field: Any) -> str:
+    kind = f"a {type(field).__name__}"
+    return f"{kind} of {field.dtype}" if isinstance(field, np.ndarray) else kind
+
+
 def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A field in the dtype that it has on a device; an error if its whole numbers do not fit."""
+    """A field in the dtype that it has on a device; an error if its numbers do not fit."""
     if local.dtype == dtype:
         return local
     if local.size and np.issubdtype(dtype, np.integer):
@@ -253,7 +274,14 @@ def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
                 f"them {dtype}, which ends at {limits.max:,}; give numbers that fit, or set "
                 "jax.config.update('jax_enable_x64', True)"
             )
-    return local.astype(dtype)
+    with np.errstate(over="ignore"):
+        converted = local.astype(dtype)
+    if np.isinf(converted).sum() > np.isinf(local).sum():
+        raise InvalidValue(
+            f"{name} has numbers as {local.dtype} that are infinite as {dtype}, which JAX makes of "
+            "them; give numbers that fit, or set jax.config.update('jax_enable_x64', True)"
+        )
+    return converted
 
 
 def to_global(
@@ -283,7 +311,7 @@ def to_global(
             of 64 bits that do not fit into 32.
     """
     # A device may read arrays of NumPy later, or use them as its own memory.
-    copies = {name: np.array(field) for name, field in batch.items()}
+    copies = {name: copy.copy(field) for name, field in batch.items()}
     return place(copies, batch_sharding(sharding), bucket=bucket, features=features)
 
 

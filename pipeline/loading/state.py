@@ -13,6 +13,7 @@ slices or shuffles them: steps are then counted after that. The digest is that o
 """
 
 import contextlib
+import copy
 import itertools
 import json
 import operator
@@ -55,7 +56,8 @@ class StateKey(NamedTuple):
                 known = self.corpus if whole else take_first(self.corpus, count)
                 entry["corpus"] = known.identity
         state = {"step": int(step), "plans": entries, "digest": fingerprint_of(entries)}
-        return state | {name: value for name, value in self._options if value != DEFAULTS[name]}
+        state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
+        return copy.deepcopy(state)  # who changes it changes no plan
 
     def resume(self, state: Any) -> int:
         """Makes the plan ready to continue from `state`; returns its step.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.loading.sharding import parts, with_auto_axes
 
 T = TypeVar("T")
@@ -74,6 +75,12 @@ def summed(
         microbatches: the number of parts, computed one after another; only one is in memory.
         sharding: the `NamedSharding` of the fields.
     """
+    numbers = allowed(len(next(iter(batch.values()))), sharding)
+    if require_whole("microbatches", microbatches, 1) not in numbers:
+        raise InvalidValue(
+            f"microbatches is {microbatches}; each device splits its own rows, so it must be one "
+            f"of {', '.join(map(str, numbers))}"
+        )
     if microbatches == 1:
         return function(params, batch)
     stacked = split(batch, microbatches, sharding)
@@ -84,7 +91,7 @@ def summed(
     sums = jax.eval_shape(one, params, stacked)
 
     def add(sums: Any, microbatch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
+        return jax.tree.map(add_to, sums, function(params, microbatch)), None
 
     found = jax.lax.scan(add, zeros(sums), stacked)[0]
     return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), found, sums)
@@ -96,6 +103,11 @@ def zeros(arrays: Any) -> Any:
     In bfloat16, 256 + 1 is 256.
     """
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, wide(leaf.dtype)), arrays)
+
+
+def add_to(sum_: jax.Array, term: Any) -> jax.Array:
+    """The sum and one more term, in the dtype of the sum."""
+    return sum_ + jnp.asarray(term, sum_.dtype)
 
 
 def wide(dtype: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from pipeline.steps.microbatches import Sharding, summed, zeros
+from pipeline.errors import InvalidType, InvalidValue, require_whole
+from pipeline.steps.microbatches import Sharding, add_to, summed, wide, zeros
 from pipeline.steps.segments import by_segment, position_losses
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def accumulate(
     """
     import optax
 
+    batches = require_whole("batches", batches, 1)
     inner_optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
@@ -62,18 +64,27 @@ def accumulate(
         return Accumulated(inner, zeros(params), jnp.float32(0), jnp.int32(0))
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
-        weight = more.pop("weight")
+        if (weight := more.pop("weight", None)) is None:
+            raise InvalidValue(
+                "update needs weight=, the sum of the weights of these gradients; flush needs the "
+                "optimizer that accumulate was given"
+            )
         if batches == 1:
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
-        sums = jax.tree.map(jnp.add, state.gradients, gradients)
-        weight = state.weight + weight
+        sums = jax.tree.map(add_to, state.gradients, gradients)
+        weight = add_to(state.weight, weight)
 
         def apply() -> tuple[Any, Accumulated]:
             now = state._replace(gradients=sums, weight=weight)
             return _apply(inner_optimizer, now, gradients, params, more)
 
         def wait() -> tuple[Any, Accumulated]:
-            none = jax.tree.map(jnp.zeros_like, gradients)
+            # An update may have another dtype than its gradient.
+            none = jax.tree.map(
+                lambda own, like: jnp.zeros_like(own, like.dtype),
+                gradients,
+                jax.eval_shape(apply)[0],
+            )
             return none, Accumulated(state.inner, sums, weight, state.batches + 1)
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
@@ -108,6 +119,12 @@ def flush(
     import optax
 
     if not isinstance(state, Accumulated):  # each batch has an update
+        inside = jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, Accumulated))
+        if any(isinstance(each, Accumulated) for each in inside):
+            raise InvalidType(
+                "state holds that of an optimizer that accumulates; give it alone, which is "
+                "state['optimizer'] with make_train_step"
+            )
         return params, state
     inner_optimizer = optax.with_extra_args_support(optimizer)
     updates, new = _apply(inner_optimizer, state, params, params, more)
@@ -127,7 +144,15 @@ def _apply(
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:
     """Gradients ÷ weight, in their own dtypes; if the weight is 0, so are the gradients."""
-    return jax.tree.map(lambda leaf: (leaf / _divisor(weight)).astype(leaf.dtype), gradients)
+    return _over(gradients, _divisor(weight))
+
+
+def _over(arrays: Any, number: Any) -> Any:
+    def divide(leaf: jax.Array) -> jax.Array:
+        kind = wide(leaf.dtype)
+        return (leaf.astype(kind) / jnp.asarray(number, kind)).astype(leaf.dtype)
+
+    return jax.tree.map(divide, arrays)
 
 
 def _divisor(weight: jax.Array) -> jax.Array:
@@ -178,7 +203,7 @@ def make_train_step(
     """
     import optax
 
-    accumulating = accumulate(optimizer, accumulated)
+    accumulating = accumulate(optimizer, require_whole("accumulated", accumulated, 1))
 
     def init(params: Any) -> dict[str, Any]:
         state = {"params": params, "optimizer": accumulating.init(params), "steps": jnp.int32(0)}
@@ -209,9 +234,11 @@ def make_train_step(
             with_gradients, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
         weight, segments = (others, None) if most_segments is None else others
-        gradients = jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), gradients)
+        gradients = _over(gradients, scale)
         mean = total / (_divisor(weight) * scale)
-        norm = optax.global_norm(gradients) / _divisor(weight)
+        # In float16, the square of 256 is infinite.
+        longer = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), gradients)
+        norm = optax.global_norm(longer) / _divisor(weight)
         params, moments = state["params"], state["optimizer"]
         more = {"weight": weight, "value": mean}
         updates, moments = accumulating.update(gradients, moments, params, **more)

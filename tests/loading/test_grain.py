@@ -3,6 +3,9 @@
 import functools
 import itertools
 import json
+import signal
+import threading
+import time
 
 import grain
 import jax
@@ -339,6 +342,40 @@ def test_a_step_that_failed_is_made_again(make, error, kind, threads):
         next(steps)
     assert steps.get_state()["step"] == 1
     np.testing.assert_equal(next(steps), batches[1])
+
+
+def test_interrupts_in_a_wait_lose_no_work(make):
+    """A notebook's cell is interrupted and run again; a debugger stops the wait."""
+
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    def slow(batch):
+        if threading.current_thread().name == "loader":
+            time.sleep(0.3)
+        return batch
+
+    batches, count = make("plan"), 0
+    steps = iter(batches.map(slow).to_iter_dataset())
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while (state := steps.get_state()["step"]) < 2 and count < 60:
+            batch = None
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            try:
+                batch = next(steps)
+            except Interrupt:
+                count += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if batch is not None:
+                np.testing.assert_equal(batch, batches[state])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert state == 2
 
 
 def test_a_data_loader_of_batches_refuses_the_state_of_another_plan(make):

@@ -171,7 +171,10 @@ WRONG_VALUES = [
     (loading(weights={"a": 1}, **BUDGET), "weights are for several corpora"),
     (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
     (loading(prefetch=-1, **BUDGET), "prefetch is -1; it must be"),
-    (loading(timeout_seconds=0, **BUDGET), "timeout_seconds is 0; it must be"),
+    *(
+        (loading(timeout_seconds=each, **BUDGET), "timeout_seconds is .*; it must be a number")
+        for each in (0, "1", float("nan"), float("inf"))
+    ),
     (loading(seed="a", **BUDGET), "seed is 'a'; it must be"),
     (loading(overflow=np.zeros(2), **BUDGET), "overflow is array.*; it must be one of"),
     (loading(tokens_per_batch="1k"), "tokens_per_batch is '1k'; it must be"),
@@ -193,6 +196,22 @@ WRONG_TYPES = [
     (
         loading(transform=lambda batch: None, **BUDGET),
         "transform returned a NoneType; it must return a dict",
+    ),
+    (loading(transform=3, **BUDGET), "transform is 3; it must be a function of a batch"),
+    *(
+        (
+            loading(transform=lambda batch, field=field: {**batch, "own": field}, **BUDGET),
+            f"own is .*{said}.*, which no device can hold",
+        )
+        for field, said in (
+            (3, "int"),
+            ([1], "list"),
+            ({"a": np.ones(4)}, "dict"),
+            (np.array(["a"]), "<U1"),
+            (np.array([None]), "object"),
+            (np.ma.masked_array(np.ones(4), True), "MaskedArray"),
+            (np.array(["2026-01-01"], "datetime64[D]"), "datetime64"),
+        )
     ),
 ]
 WRONG = [(ValueError, *each) for each in WRONG_VALUES]
@@ -320,25 +339,74 @@ def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus,
         for step, batch in enumerate(loader):
             assert batch["seen"].dtype == np.int32
             assert most(0, batch) == loader.batches[step]["seen"].max()
-    for sign in (-1, 1):
 
-        def hash_of(batch, sign=sign):
-            return {**batch, "hash": batch["inputs"].astype(np.int64) + sign * (1 << 40)}
+    def hash_of(batch):
+        return {**batch, "hash": batch["inputs"].astype(np.int64) - (1 << 40)}
 
+    def large(batch):
+        return {**batch, "hash": batch["inputs"].astype(np.int64) + (1 << 40)}
+
+    def huge(batch):
+        return {**batch, "huge": batch["inputs"] * 1e300}
+
+    for transform, said in (
+        (hash_of, r"hash has numbers from -1,099,511,627,.* as int64"),
+        (large, r"hash has numbers from 1,099,511,627,.* as int64"),
+        (huge, "huge has numbers as float64 that are infinite as float32"),
+    ):
         with (
-            pipeline.load(corpus, buckets=buckets, transform=hash_of) as loader,
-            pytest.raises(ValueError, match=r"hash has numbers from -?1,099,511,627,.* as int64"),
+            pipeline.load(corpus, buckets=buckets, transform=transform) as loader,
+            pytest.raises(ValueError, match=said),
         ):
             next(loader)
+
+
+def test_numbers_in_another_order_of_bytes_arrive(corpus, buckets):
+    def swap(batch):
+        return {**batch, "own": batch["inputs"].astype(">i4")}
+
+    with pipeline.load(corpus, buckets=buckets, transform=swap) as loader:
+        batch = next(loader)
+        np.testing.assert_array_equal(batch["own"], batch["inputs"])
+
+
+def test_who_changes_a_state_changes_no_later_one(corpus, buckets):
+    with pipeline.load(corpus, buckets=buckets) as loader:
+        state = loader.get_state()
+        before = json.dumps(state)
+        state["plans"][0]["identity"].clear()
+        state["plans"][0]["corpus"].clear()
+        assert json.dumps(loader.get_state()) == before
+
+
+def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets):
+    """A thread that wakes after the old batches ended, and before the new step, does not hang."""
+    with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
+        begin = loader.get_state()
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(list, loader) for _ in range(3)]
+            for _ in range(5):
+                loader.set_state(begin)
+            counts = [len(reader.result(60)) for reader in readers]
+    assert sum(counts) >= len(loader)
 
 
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets, make):
     with (
         pipeline.load(corpus, buckets=buckets) as loader,
-        pytest.raises(TypeError, match=r"cannot be copied or pickled; save loader\.get_state"),
+        pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"),
     ):
         make(loader)
+    iterator = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset())
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"):
+        make(iterator)
+
+
+def test_pickled_batches_are_for_workers_alone(corpus, buckets):
+    batches = pickle.loads(pickle.dumps(Batches(corpus, Plan(corpus, buckets), sharding=ROWS)))
+    with pytest.raises(ValueError, match="a pickled copy, which knows no devices"):
+        Loader(batches)
 
 
 @pytest.mark.parametrize(
@@ -631,6 +699,13 @@ def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
     for arrays in (pipeline.to_global(batches[0], mesh), next(Loader(batches))):
         require_same(arrays, batches[0])
         assert all(array.sharding == usual for array in arrays.values())
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_a_copy_of_batches_is_on_the_same_devices(corpus, buckets, make):
+    batches = Batches(corpus, Plan(corpus, buckets), sharding=ROWS)
+    assert make(batches).sharding == batches.sharding
+    require_same(make(batches)[0], batches[0])
 
 
 def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):

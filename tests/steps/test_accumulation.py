@@ -7,6 +7,8 @@ import optax
 import pytest
 from etils import epath
 
+import pipeline
+from pipeline.errors import UserError
 from pipeline.history import read_history
 from pipeline.steps import accumulate, flush, hosts, make_train_step
 from pipeline.steps.microbatches import summed
@@ -165,6 +167,77 @@ def test_what_is_left_of_the_last_update_is_applied_once(left, dtype):
     for pair in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(*map(np.float32, pair), rtol=close)
     assert state["params"]["w"].dtype == dtype
+
+
+def test_an_update_may_have_another_dtype_than_its_gradient():
+    """Adam with moments in float32 makes float32 updates of bfloat16 gradients."""
+    params = jnp.ones(3, jnp.bfloat16)
+    for own in (optax.adamw(0.1, mu_dtype=jnp.float32), optax.contrib.prodigy(0.1)):
+        optimizer = accumulate(own, batches=2)
+        state = optimizer.init(params)
+        for number in (1.0, 2.0):
+            updates, state = optimizer.update(params * number, state, params, weight=1.0)
+        mean = own.update(params * 1.5, own.init(params), params)[0]
+        np.testing.assert_allclose(updates, mean, rtol=0.01)
+        assert updates.dtype == mean.dtype
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_steps_and_masks_promote_neither_dtypes_nor_ranks_implicitly(dtype):
+    def loss(params, batch):
+        weights = batch["loss_weights"]
+        return (params.astype(jnp.float32) * weights).sum(), weights.sum()
+
+    ids = jnp.array([[1, 1, 2, 0]] * 4)
+    positions = jnp.array([[0, 1, 0, 0]] * 4)
+    batch = {"inputs_segment_ids": ids, "inputs_positions": positions}
+    batch |= {"loss_weights": (ids > 0).astype(jnp.float32)}
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        pipeline.attention_mask(batch)
+        for options in ({}, {"accumulated": 2}, {"most_segments": 2}, {"loss_scale": 8.0}):
+            init, train_step = make_train_step(loss, optax.sgd(1.0), **options)
+            state = init(jnp.ones((), dtype))
+            for _ in range(2):
+                state, values = train_step(state, batch, microbatches=2)
+            assert values["finite"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_the_norm_of_short_gradients_is_that_of_float32(dtype):
+    def loss(params, batch):
+        return (params * batch["loss_weights"]).astype(jnp.float32).sum(), jnp.float32(1)
+
+    gradient = np.full(300, 301, dtype)
+    init, train_step = make_train_step(loss, optax.sgd(1.0))
+    _, values = train_step(init(jnp.zeros(300, dtype)), {"loss_weights": jnp.array(gradient)})
+    assert values["gradient_norm"] == pytest.approx(np.linalg.norm(gradient.astype(float)), 1e-6)
+    assert values["finite"]
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "2"])
+def test_numbers_of_batches_that_would_never_make_an_update_are_refused(number):
+    with pytest.raises(ValueError, match=r"batches is .*; it must be a whole number from 1"):
+        accumulate(optax.sgd(1.0), batches=number)
+    with pytest.raises(ValueError, match=r"accumulated is .*; it must be a whole number from 1"):
+        make_train_step(problem, optax.sgd(1.0), accumulated=number)
+
+
+@pytest.mark.parametrize("number", [0, 3, 8, 1.5, "2"])
+def test_a_number_of_microbatches_that_does_not_split_the_rows_is_a_sentence(number):
+    batch = {"x": jnp.ones((4, 2))}
+    with pytest.raises(ValueError, match=r"microbatches is .*it must be"):
+        summed(lambda params, part: part["x"].sum(), 0, batch, microbatches=number, sharding=None)
+
+
+def test_an_update_without_its_weight_and_a_flush_of_another_state_are_sentences():
+    optimizer = accumulate(optax.sgd(1.0), batches=2)
+    state = optimizer.init(jnp.float32(0))
+    with pytest.raises(UserError, match="update needs weight="):
+        optimizer.update(jnp.float32(1), state)
+    with pytest.raises(UserError, match="flush needs the optimizer that accumulate was given"):
+        flush(optimizer, state, jnp.float32(0))
+    with pytest.raises(TypeError, match=r"give it alone, which is state\['optimizer'\]"):
+        flush(optax.sgd(1.0), {"optimizer": state}, jnp.float32(0))
 
 
 def test_each_batch_has_an_update_if_nothing_is_accumulated():
