@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.corpus.tasks import CAUSAL
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
@@ -64,7 +65,7 @@ def _read(samples: Any) -> Ragged:
         for name, entries in columns.items()
         if name not in (TOKENS, WEIGHTS) and len(entries)
     }
-    parts = [*divide_arrays(columns, features, None)]
+    parts = [part for _, part in divide_arrays(columns, {CAUSAL.side: features}, None)]
     if not parts:
         raise InvalidValue("samples are empty; give at least one sample")
     ragged = Ragged.concatenate(parts)

@@ -358,8 +358,8 @@ def _divide(
     array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
     changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
     for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
-        first, low, high = array[group[0]], begins[group].min(), ends[group].max()
-        which = slice(first, max(np.searchsorted(firsts, high), first + 1))
+        first, low, high = int(array[group[0]]), begins[group].min(), ends[group].max()
+        which = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
         lists = {}
         for name, some in columns.items():
             pieces = [

@@ -150,6 +150,8 @@ class StepDataset(grain.MapDataset):
 class StepIterDataset(grain.IterDataset):
     """The elements of a `StepDataset` in order, made ahead in threads or in worker processes."""
 
+    read_options: Any  # `grain.ReadOptions`, whose types name a class that cannot be made
+
     def __init__(self, steps: StepDataset, read_options: grain.ReadOptions, allow_nones: bool):
         # Grain looks at this parent to measure elements; it is not iterated over.
         super().__init__(grain.MapDataset.to_iter_dataset(steps, read_options))

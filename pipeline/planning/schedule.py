@@ -619,7 +619,7 @@ class Schedule:
             if (last := stream.leg(leg) if stream.parts is not None else stream.legs[-1]).repeats:
                 rest[:, number], whole[:, number] = last.start, last.rows
                 epochs[1, number] = last.epoch
-        return Section(begin, rest, whole, *epochs)
+        return Section(begin, rest, whole, epochs[0], epochs[1])
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch: at least `start`, and at most `end`."""
