@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -17,6 +18,8 @@ from pipeline.errors import (
     NotAllowed,
     StorageError,
     UserError,
+    counted,
+    name_some,
 )
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
@@ -24,6 +27,8 @@ from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
 from pipeline.text.sources.content import describe, is_packed, read_head
 from pipeline.text.sources.source import Shard, Sharded, shard_bytes
+
+logger = logging.getLogger(__name__)
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -45,8 +50,7 @@ class FileSource(Sharded, Handles):
     prefix: str  # of fingerprints
 
     def __init__(self, paths: Paths):
-        self.files = find(paths)
-        require_distinct(self.files)
+        (self.files,) = leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
         self.__setstate__({})
@@ -142,18 +146,21 @@ def find(paths: Paths) -> list[epath.Path]:
     return files
 
 
-def require_distinct(*sides: Sequence[epath.Path]) -> None:
-    """Refuses a file, or a row of files of several sides, that is given twice, by any names."""
+def leave_out_repeats(*sides: Sequence[epath.Path]) -> list[list[epath.Path]]:
+    """The files of each side, each row of them once by any names; a warning tells of the others."""
     once: dict[Any, str] = {}
+    rows, repeats = [], []
     for row in zip(*sides, strict=True):
         key, name = tuple(map(_identify, row)), " beside ".join(map(os.fspath, row))
         if key in once:
-            also = f", also as {once[key]}" * (once[key] != name)
-            raise InvalidValue(
-                f"{name} is given twice{also}, by overlapping globs, links or spellings; give each "
-                "file once"
-            )
-        once[key] = name
+            repeats.append(f"{name} (first as {once[key]})")
+        else:
+            once[key] = name
+            rows.append(row)
+    if repeats:
+        text = "%s given twice, by overlapping globs, links or spellings, and read once: %s"
+        logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
+    return [list(side) for side in zip(*rows, strict=True)]
 
 
 def _identify(file: epath.Path) -> Any:

@@ -243,7 +243,7 @@ class ParallelText(files.FileSource):
                 f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give "
                 "equally many, in the same order"
             )
-        files.require_distinct(*found)  # a text may have several translations
+        found = files.leave_out_repeats(*found)  # a text may have several translations
         self.sides = tuple(TextFiles(each[0], keep_blank=True) for each in found)
         for side, each in zip(self.sides, found, strict=True):
             side.files = each
