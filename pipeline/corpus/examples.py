@@ -26,22 +26,8 @@ class Examples(SingleCorpus):
     >>> rollouts.lengths.tolist(), rollouts[0]["targets"].tolist(), float(rollouts[1]["advantage"])
     ([2, 1], [6, 7], -1.0)
 
-    Args:
-        columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a list
-            for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
-            each token), and each of `features` by its name. A causal example of n ids has length
-            n - 1. With features of sides, "tokens" may be missing, and `Sides` are returned.
-        features: the schemas of the other columns, by name.
-        vocab_size: if given, ids must be below it.
-        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-        loss: the side of arrays that carries the loss, if one does; see `Sides`.
-
     Attributes:
         identity, fingerprint: digests of the content.
-
-    Raises:
-        ValueError: there is no example, a column does not match its feature or the tokens, or an id
-            is not allowed.
     """
 
     def __new__(
@@ -53,7 +39,23 @@ class Examples(SingleCorpus):
         task: Task = CAUSAL,
         loss: str | None = None,
     ) -> Any:
-        """The examples, or if they have several sides, `Sides` of such examples."""
+        """The examples, or if they have several sides, `Sides` of such examples.
+
+        Args:
+            columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a
+                list for each column: "tokens", optionally "weights" (of the loss, a number from 0
+                up for each token), and each of `features` by its name. A causal example of n ids
+                has length n - 1. With features of sides, "tokens" may be missing, and `Sides` are
+                returned.
+            features: the schemas of the other columns, by name.
+            vocab_size: if given, ids must be below it.
+            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+            loss: the side of arrays that carries the loss, if one does; see `Sides`.
+
+        Raises:
+            ValueError: there is no example, a column does not match its feature or the tokens, or
+                an id is not allowed.
+        """
         examples = super().__new__(cls)
         if columns is ...:  # a pickle has the rest
             return examples

@@ -115,7 +115,7 @@ class Chat:
 
     def _role(self, turn: Mapping[str, Any], what: str) -> str:
         role = turn.get(self.role)
-        if isinstance(role, bytes):
+        if isinstance(role, str | bytes):
             role = as_text(role, f"the {self.role} of {what}")
         if not isinstance(role, str) or not role:
             raise _lacks(turn, self.role, "role", what)
