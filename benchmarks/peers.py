@@ -186,17 +186,26 @@ def _choose(batches: list[Batch], steps: int) -> list[Batch]:
 def _rate(batches: list[Batch], timed: list[Batch], seconds: list[float]) -> float:
     """Trained tokens in a second of an epoch, from the seconds of steps of some of its batches.
 
-    A position takes as long in all batches of a length, and lengths between are interpolated.
+    Batches of a shape take as long as the mean of those timed; where none is timed, a position
+    takes as long as in others of its length, and lengths between are interpolated.
     """
-    each: dict[int, list[float]] = {}
+    of_shape: dict[tuple[int, ...], list[float]] = {}
+    of_length: dict[int, list[float]] = {}
     for batch, spent in zip(timed, seconds, strict=True):
-        each.setdefault(batch["inputs"].shape[1], []).append(spent / batch["inputs"].size)
-    lengths = sorted(each)
-    means = [float(np.mean(each[length])) for length in lengths]
-    sizes = np.array([batch["inputs"].size for batch in batches])
-    columns = [batch["inputs"].shape[1] for batch in batches]
-    trained = sum(float(batch["loss_weights"].sum()) for batch in batches)
-    return trained / float(sizes @ np.interp(columns, lengths, means))
+        shape = batch["inputs"].shape
+        of_shape.setdefault(shape, []).append(spent)
+        of_length.setdefault(shape[1], []).append(spent / batch["inputs"].size)
+    lengths = sorted(of_length)
+    means = [float(np.mean(of_length[length])) for length in lengths]
+    total = trained = 0.0
+    for batch in batches:
+        shape, size = batch["inputs"].shape, batch["inputs"].size
+        trained += float(batch["loss_weights"].sum())
+        if shape in of_shape:
+            total += float(np.mean(of_shape[shape]))
+        else:
+            total += size * float(np.interp(shape[1], lengths, means))
+    return trained / total
 
 
 def _mean_context(batches: list[Batch]) -> float:
