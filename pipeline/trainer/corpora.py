@@ -3,6 +3,8 @@
 import functools
 import importlib
 import inspect
+import json
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,12 +18,14 @@ from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
@@ -286,7 +290,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             their `weights`; if others may join `train` later, `added`, by name;
             for token files of another program `format`, one of `in_place.READERS`, with `files` and
             the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
-            `hold_out` of the training corpus;
+            `hold_out` above 0 of the training corpus;
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
             `template`, which a source may also have; `prepare`, with `on_error` and `strict`, as
@@ -299,7 +303,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
-        order in which phases name the sources, or with "train" first if others may join.
+        order in which phases name the sources, or with "train" first if others may join; None if
+        the config has no `train`.
 
     Raises:
         ValueError: a field is not as above, which is found before anything is prepared; or as for
@@ -316,6 +321,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if "sources" in config:
         names, num_first = order_sources(config.sources, mixture.weights)
         training = {f"sources/{name}": config.sources[name] for name in names}
+    elif "train" not in config:
+        names, num_first, training = [], 0, {}
     else:
         names, num_first = ["train", *added], 1
         if "train" in added:
@@ -323,7 +330,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
     followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
     share, every = config.eval.get("hold_out"), {**training, "eval": config.eval}
-    if share is not None:
+    if share:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
     texts = {
@@ -395,12 +402,35 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         for folder in every
     ]
     several = opened[: len(training)]
+    if not several:
+        return None, opened[-1]
     first = (
         several[0]
         if len(several) == 1 and "sources" not in config
         else Corpora(dict(zip(names, several, strict=True)))
     )
-    return first.split(share) if share is not None else (first, opened[-1])
+    return first.split(share) if share else (first, opened[-1])
+
+
+def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:
+    """The corpus that `config.eval` describes, for a run in `workdir`; and a directory for scores.
+
+    It may be another corpus than that of the run's evaluations, but has the run's tokenizer. Files
+    are in a directory of their own for each value of `config.eval`.
+    """
+    fields = json.loads(config.to_json())
+    directory = workdir / "tests" / fingerprint_of([fields["eval"], fields["template"]])
+    if config.eval.get("hold_out"):
+        _, corpus = prepare_on_hosts(config, workdir / "corpus", whole=True)
+        return corpus, directory
+    test = config.copy_and_resolve_references()
+    with test.unlocked():
+        for name in {"train", "sources", "mixture", "added"} & {*test}:
+            del test[name]
+        if test.tokenizer.kind == "sentencepiece" and not test.tokenizer.model:
+            test.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
+    _, corpus = prepare_on_hosts(test, directory)
+    return corpus, directory
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:
