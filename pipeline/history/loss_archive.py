@@ -213,7 +213,7 @@ class Why:
         if not len(found.step):
             raise InvalidValue(
                 f"document is {number:,}, which has no losses: the run excluded it, or has not "
-                f"reached it; give another, up to {len(self._corpus) - 1:,}"
+                "reached it; --worst 20 lists some that have"
             )
         rows = [["step", "epoch", "loss", "usual", "weight"]]
         for step in np.unique(found.step).tolist():
