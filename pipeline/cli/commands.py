@@ -24,10 +24,7 @@ class Damaged(Exception):
 
 
 def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
-    """The dataset and the options of the command line; for a run, its corpus and plan.
-
-    `tokens` says whether the command needs a corpus, not only lengths.
-    """
+    """The dataset and the options of the command line; `tokens`: not only lengths."""
     from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.corpus.corpus import Corpus
     from pipeline.history.plans import NAME, read_history

@@ -58,11 +58,7 @@ class Segment(NamedTuple):
 
 
 class Shown:
-    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process.
-
-    Raises:
-        ValueError: `step` is negative.
-    """
+    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process."""
 
     def __init__(self, corpus: AnyCorpus, plan: Plan, step: int):
         if step < 0:
@@ -88,11 +84,7 @@ class Shown:
             self.sides.append((name, bucket, arrays))
 
     def rows(self, row: int | None = None) -> range:
-        """The numbers of all rows, or this row alone.
-
-        Raises:
-            ValueError: there is no such row.
-        """
+        """The numbers of all rows, or this row alone."""
         rows = range(self.bucket.rows)
         if row is None:
             return rows
@@ -117,10 +109,7 @@ class Shown:
         return found
 
     def text(self, segment: Segment, side: int = 0) -> str:
-        """The text of a segment, or its ids if the corpus has no tokenizer.
-
-        If the segment has text without loss, text with loss stands between ⟦ and ⟧.
-        """
+        """The text of a segment, or its ids without a tokenizer; ⟦ and ⟧ mark text with loss."""
         tokens, loss = segment.tokens, segment.loss
         if self._shifted(side):  # a weight is for the next token; the last token is only a target
             tokens = np.append(tokens, segment.fields["targets"][-1])
@@ -153,9 +142,6 @@ class Shown:
 
         A small letter stands for positions without loss. If all rows are shown, each segment is
         cut to a line of `width` characters. `ids` adds a line for each field.
-
-        Raises:
-            ValueError: there is no such row.
         """
         rows = self.rows(row)
         real = self.planned.num_tokens

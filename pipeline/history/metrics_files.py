@@ -21,13 +21,11 @@ Writer = Callable[[int, dict[str, float]], object]
 
 
 class MetricsFiles(contextlib.ExitStack):
-    """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
+    """Appends lines to `metrics.jsonl`, and calls writers, TensorBoard's first, with their numbers.
 
-    The first writer is that of TensorBoard, if it is installed. A run that resumes from a step
-    removes the lines of the steps that it will run again, whose seconds are `lost`, and of
-    evaluations of steps that are not in `evaluated`. Object storage cannot append, so for it, the
-    files are kept on this machine, and `flush` uploads them whole. `close` flushes and closes all
-    files, even if some fail.
+    A run that resumes from a step removes the lines of the steps that it will run again, whose
+    seconds are `lost`, and of evaluations that are not in `evaluated`. Object storage cannot
+    append, so for it, the files are on this machine, and `flush` uploads them whole.
     """
 
     def __init__(

@@ -85,10 +85,7 @@ def _about_rival(figures: Figures) -> str:
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough, for the attention that they are fitted for.
-
-    That is the smallest number whose work is within 1% of the least.
-    """
+    """The smallest number of buckets whose work is within 1% of the least."""
     packing, attention = figures.options["packing"], figures.options["attention"]
     if packing == "none":  # fewer than UNPACKED buckets are not compared
         return []

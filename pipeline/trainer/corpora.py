@@ -50,10 +50,6 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
             absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the files of
             the target text; `begin` and `end`, the share of the records to use, from 0.0 to 1.0.
         name: of these fields, for errors.
-
-    Raises:
-        ValueError: none or several of the three are given, or the source cannot be opened.
-        FileNotFoundError: there are no such files, or no such data set.
     """
     for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
@@ -110,9 +106,6 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
     """The template that `fields` describe: its `kind`, "" for none, and its own fields.
 
     A field may itself be a template, such as the sides of "preference".
-
-    Raises:
-        ValueError: there is no such kind, or a field of it is missing or wrong.
     """
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
@@ -128,13 +121,7 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
 
 
 def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
-    """A function from a corpus to the view that `fields` describe: its `kind`, and its options.
-
-    For the kind "causal" it returns the corpus itself.
-
-    Raises:
-        ValueError: there is no such kind, or a field of it is missing or unknown.
-    """
+    """A function from a corpus to the view of the `kind` and options in `fields`."""
     make, options = _choose(fields, "task", VIEWS, corpus=None, seed=seed)
     return functools.partial(make, seed=seed, **options)
 
@@ -142,10 +129,7 @@ def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
 def _choose(
     fields: Mapping[str, Any], name: str, kinds: Mapping[str, Callable], **others: Any
 ) -> tuple[Callable, dict[str, Any]]:
-    """The callable that `fields["kind"]` names, and its arguments: the fields that are not None.
-
-    The callable takes the arguments `others` as well.
-    """
+    """The callable that `fields["kind"]` names, and the other fields that are not None."""
     options = {key: value for key, value in fields.items() if value is not None}
     kind = options.pop("kind")
     require_one_of(f"{name}.kind", kind, kinds)
@@ -215,15 +199,10 @@ def open_tokenizer(
             tokens, or with those in `begin_token` and `end_token`, if they are given. If only one
             is given, a tokenizer that adds no other mark has only that one. Without a model, that
             of "sentencepiece" is trained, with `vocab_size` ids.
-        texts: the texts to train it on.
+        texts: the texts to train it on, of which `seed` draws a sample.
         model: the file of a model that is trained.
-        seed: draws the sample of the texts.
-        advice: what to do if the tokenizer lacks a mark, with the place of "begin" or "end" as {}.
-
-    Raises:
-        ValueError: there is no such kind, it has no such mark, or `model` is not a tokenizer of
-            that kind.
-        FileNotFoundError: there is no such model.
+        seed: draws that sample.
+        advice: what to do if the tokenizer lacks a mark, with "begin" or "end" in place of {}.
     """
     kind, path = fields["kind"], fields["model"]
     marks = {
@@ -280,36 +259,23 @@ def _open_tokenizer(
 def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they do not exist yet.
 
-    A training corpus that has `follow` is prepared meanwhile, in a thread of process 0, and can be
-    opened once its first part is sealed.
+    All fields are checked first. A training corpus that has `follow` is prepared meanwhile, in a
+    thread of process 0, and can be opened once its first part is sealed. configs/quickstart.py
+    describes the fields.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
-            for a mixture, `sources` instead of `train`, such fields by name, and `mixture` with
-            their `weights`; if others may join `train` later, `added`, by name;
-            for token files of another program `format`, one of `in_place.READERS`, with `files` and
-            the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
-            `hold_out` above 0 of the training corpus;
-            `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
-            program writes if it has no source;
-            `template`, which a source may also have; `prepare`, with `on_error` and `strict`, as
-            for `prepare`; `task`, with the fields of `open_view`;
-            `tokenizer`, with those of `open_tokenizer`, trained on the text that training begins
-            with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
+            or for token files of another program `format`, `files` and `options`; for a mixture,
+            `sources` instead of `train`, such fields by name; if others may join `train` later,
+            `added`, by name. Without `train` and `sources`, only the second corpus is made.
         directory: the directory of the corpora, each in a directory called like its fields.
         whole: whether followed corpora must be finished; they are prepared to their end or, if
             another program writes them, refused if they are not finished.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
-        order in which phases name the sources, or with "train" first if others may join; None if
-        the config has no `train`.
-
-    Raises:
-        ValueError: a field is not as above, which is found before anything is prepared; or as for
-            `prepare`.
-        FileNotFoundError: there are no such files.
+        order in which phases name the sources, or with "train" first if others may join.
     """
     mixture, added = config.get("mixture", {}), config.get("added", {})
     if ("sources" in config) != ("weights" in mixture):
@@ -415,8 +381,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
 def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:
     """The corpus that `config.eval` describes, for a run in `workdir`; and a directory for scores.
 
-    It may be another corpus than that of the run's evaluations, but has the run's tokenizer. Files
-    are in a directory of their own for each value of `config.eval`.
+    It has the run's tokenizer. Each value of `config.eval` has a directory of its own.
     """
     fields = json.loads(config.to_json())
     directory = workdir / "tests" / fingerprint_of([fields["eval"], fields["template"]])

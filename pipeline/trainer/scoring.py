@@ -28,9 +28,8 @@ def score_corpus(
 ) -> None:
     """Scores the documents of a corpus; logs their mean loss, and writes it to `summary.json`.
 
-    `config.batches` decides how documents are packed, and `step` is from `make_score_step`. The
-    table in `directory` has `nll`, the sum of the weighted losses of each document in nats, and
-    `weight`, the sum of its weights.
+    `step` is from `make_score_step`. The table has the columns `nll`, the sum of the weighted
+    losses of a document in nats, and `weight`, the sum of its weights.
     """
     options: dict[str, Any] = {"directory": directory, "sharding": mesh, "reduce": "sum"}
     known = ScoreOptions.__annotations__

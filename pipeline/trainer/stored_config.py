@@ -60,10 +60,6 @@ def read_config(workdir: epath.PathLike) -> Any:
 
     No code runs that the directory names, except that a `source`, MODULE:NAME, is imported and
     later called. So it must be defined in `configs/` of the clone or in an installed package.
-
-    Raises:
-        OSError: the file is damaged.
-        ValueError: a source is defined elsewhere.
     """
     from ml_collections import ConfigDict, config_dict
 

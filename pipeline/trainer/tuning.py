@@ -58,9 +58,6 @@ def tune_run(
         workdir: the directory of the result.
         mesh: the mesh of all devices.
         again: whether to measure even if there is a result.
-
-    Raises:
-        ValueError: the corpus is a mixture or grows, or `batches` has no `tokens_per_batch`.
     """
     if corpus.grows:
         raise InvalidValue(
