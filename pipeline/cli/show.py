@@ -99,14 +99,14 @@ class Shown:
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
         fields = {name: arrays[name][row] for name in arrays if "_" not in name or name in SHOWN}
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
-        found = []
+        in_row = []
         for first, last in itertools.pairwise(edges.tolist()):
             if number := int(ids[first]):
                 between = int(positions[first]), int(positions[last - 1])
                 inside = {name: values[first:last] for name, values in fields.items()}
                 example = int(examples[number - 1])
-                found.append(Segment(number - 1, example, (first, last), between, inside))
-        return found
+                in_row.append(Segment(number - 1, example, (first, last), between, inside))
+        return in_row
 
     def text(self, segment: Segment, side: int = 0) -> str:
         """The text of a segment, or its ids without a tokenizer; ⟦ and ⟧ mark text with loss."""

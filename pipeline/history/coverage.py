@@ -83,8 +83,8 @@ class Coverage:
     def _check(self, epoch: int, which: int) -> None:
         """Checks the pieces of an epoch so far."""
         due, lost, whole = self._expect(epoch, which)
-        found = self._pieces.get((epoch, which), [])
-        if not found and not due.any():  # the corpus joins later
+        taken = self._pieces.get((epoch, which), [])
+        if not taken and not due.any():  # the corpus joins later
             return
         # Pieces and what a change of the plan has lost make up each example. Of pairs, pieces may
         # follow what is lost on one side.
@@ -94,7 +94,7 @@ class Coverage:
             due = limit
         else:
             lost, lost_positions = lost[:0], 0
-        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *found, lost])
+        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *taken, lost])
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
         example, start, size = pieces[:, 0], pieces[:, 1:2], pieces[:, 2:]
         beyond = max(int(example.max(initial=-1)) + 1 - len(due), 0)  # examples that do not exist

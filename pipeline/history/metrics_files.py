@@ -37,13 +37,13 @@ class MetricsFiles(contextlib.ExitStack):
     ):
         super().__init__()
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
-        kept: list[bytes] = []
+        lines: list[bytes] = []
         for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
                 values = json.loads(line)
                 at = operator.index(values["step"])
                 if str(at) in evaluated if "eval_loss" in values else at < step:
-                    kept.append(line + b"\n")
+                    lines.append(line + b"\n")
                 elif "eval_loss" not in values:
                     self.lost += values.get("seconds", 0.0)
         self.enter_context(name_full_disk(self._path))
@@ -52,7 +52,7 @@ class MetricsFiles(contextlib.ExitStack):
             self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
         path = make_directory(self._here) / "metrics.jsonl"
         with atomic_write(path) as file:
-            file.writelines(kept)
+            file.writelines(lines)
         self._file = self.enter_context(path.open("a"))
         self._writers = [*writers]
         # An evaluation after `step` steps stays there.

@@ -72,15 +72,15 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         identities = [dict(entry["identity"]) for entry in content["plans"]]
         tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, Any] = {}
-        for name, place in places.items():
-            if place.get("follow"):
-                options = {"follow": True, "wait_seconds": 0, "hold_out": place["hold_out"]}
-                opened[name] = Corpus(workdir / place["directory"], **options)
+        for name, stored in places.items():
+            if stored.get("follow"):
+                options = {"follow": True, "wait_seconds": 0, "hold_out": stored["hold_out"]}
+                opened[name] = Corpus(workdir / stored["directory"], **options)
                 opened[name].refresh(0)
                 continue
-            opened[name] = open_corpus(workdir / place["directory"], features=place["features"])
-            if place["view"]:
-                opened[name] = view_of(opened[name], place["view"])
+            opened[name] = open_corpus(workdir / stored["directory"], features=stored["features"])
+            if stored["view"]:
+                opened[name] = view_of(opened[name], stored["view"])
         corpus = opened[""] if [*opened] == [""] else Corpora(opened)
     except InvalidValue:  # the error of a corpus
         raise

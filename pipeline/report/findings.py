@@ -101,10 +101,10 @@ def _about_buckets(figures: Figures) -> list[str]:
             "work."
         ]
     more = "no further bucket saves 5%" if enough < BUCKETS[-1] else "more were not tried"
-    told = figures.ran or enough == len(figures.plan.buckets)
+    listed = figures.ran or enough == len(figures.plan.buckets)
     return [
         f"With {model}, {enough} buckets take {work[enough]:.3f} units of work per token where "
-        f"1 takes {work[1]:.3f}; {more}{'' if told else f' (--max-buckets {enough})'}."
+        f"1 takes {work[1]:.3f}; {more}{'' if listed else f' (--max-buckets {enough})'}."
     ]
 
 
@@ -202,12 +202,12 @@ def tabulate_sources(side: Side) -> Table:
         ["source", "examples", "tokens", "share of tokens"],
         *(
             [
-                each["name"],
-                f"{each['examples']:,}",
-                f"{each['tokens']:,}",
-                percent(each["tokens"] / max(side.tokens, 1)),
+                part["name"],
+                f"{part['examples']:,}",
+                f"{part['tokens']:,}",
+                percent(part["tokens"] / max(side.tokens, 1)),
             ]
-            for each in side.sources
+            for part in side.sources
         ),
     ]
 

@@ -78,12 +78,12 @@ def compare_others(
     documents = draw_order(sizes, counts)
     pieces = draw_order(np.append(last, row), np.append(counts, whole))
     tokens, overlong = int(counts @ sizes), int(counts[sizes > row].sum())
-    found = compare_padding(pieces[:, None], options, tokens=tokens, cut=overlong)
+    padded = compare_padding(pieces[:, None], options, tokens=tokens, cut=overlong)
     height, rows = max(options["tokens_per_batch"] // row, 1), -(-int(documents.sum()) // row)
     heights = np.minimum(height, rows - np.arange(0, rows, height))
     cut, squares = cut_documents(documents, row)
     return [
-        *found,
+        *padded,
         _simulate(
             *(heights, np.full((len(heights), 1), row), documents[:, None], tokens, options),
             name="concatenate and split",

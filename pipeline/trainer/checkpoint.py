@@ -217,9 +217,9 @@ def _mirror(directory: ObjectPath) -> Mirror | None:
 
 
 def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
-    found = content["checksums"]
-    whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
-    return found if whole else {"state": {}}
+    stored = content["checksums"]
+    whole = isinstance(stored, dict) and isinstance(stored.get("state"), dict)
+    return stored if whole else {"state": {}}
 
 
 def _is_damage(error: Exception) -> bool:

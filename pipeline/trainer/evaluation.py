@@ -1,4 +1,4 @@
-"""Evaluation: sums over all positions of held-out data, each once, the same on every host."""
+"""Evaluation: sums over the positions of held-out data, the same on every host."""
 
 from collections.abc import Callable
 from typing import Any

@@ -212,7 +212,7 @@ class Run(contextlib.ExitStack):
         self._flops = flops
         save_config(self.workdir, self.config, self._types)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
-        # For each kept checkpoint, the place of the oldest part that it needs, by corpus.
+        # The oldest part that each of the latest checkpoints needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
         self._keep_parts(self._loader.get_state())
         self.checkpoints.compile(state)

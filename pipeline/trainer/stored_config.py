@@ -119,7 +119,7 @@ def _is_trusted(source: Any, workdir: epath.PathLike) -> bool:
         return False
     try:
         made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):  # which is told where the source is opened
+    except (ImportError, AttributeError):  # the error comes when the source is opened
         return True
     # Not what the module imports, such as a function that calls a shell.
     return str(getattr(made, "__module__", "")).partition(".")[0] == package
