@@ -4,9 +4,10 @@
 
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
 unless flags change it. --mode=score writes the loss of each document of the training corpus, with
-the parameters of the last checkpoint. --mode=tune measures which batch shapes are the fastest on
-these devices. On several hosts, run it on each; if the platform does not say how many there are,
-add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
+the parameters of the last checkpoint; --mode=evaluate, of each document of config.eval, which may
+be a test set. --mode=tune measures which batch shapes are the fastest on these devices. On several
+hosts, run it on each; if the platform does not say how many there are, add
+--coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
 and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
 """
 
@@ -35,15 +36,20 @@ from pipeline.trainer import (
     evaluation_batches,
     launch,
     prepare_on_hosts,
+    prepare_test,
+    require_checkpoint,
     restore_parameters,
     score_corpus,
     tune_run,
 )
 
 DEFAULT_CONFIG = f"{pathlib.Path(__file__).parent}/configs/quickstart.py"
-MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "tune"], "What to do.")
+MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "evaluate", "tune"], "What to do.")
 SCORES = flags.DEFINE_string(
-    "scores", None, "Where --mode=score writes; default: WORKDIR/scores/STEP."
+    "scores",
+    None,
+    "Where --mode=score and --mode=evaluate write; default: WORKDIR/scores/STEP, and "
+    "WORKDIR/tests/CORPUS/STEP.",
 )
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 flags.adopt_module_key_flags(launch)  # such as --workdir, for --help
@@ -193,18 +199,28 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
     return run.status
 
 
-def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None) -> None:
-    """Writes the loss of each document with the parameters of the latest checkpoint."""
+def score(
+    config: ConfigDict, workdir: epath.Path, directory: str | None = None, *, test: bool = False
+) -> None:
+    """Writes the loss of each document with the parameters of the latest checkpoint.
+
+    The documents are those of the training corpus, or with `test`, of `config.eval`.
+    """
+    require_checkpoint(workdir)
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        corpus, _ = prepare_on_hosts(config, workdir / "corpus", whole=True)
+        if test:
+            corpus, place = prepare_test(config, workdir)
+        else:
+            corpus, _ = prepare_on_hosts(config, workdir / "corpus", whole=True)
+            place = workdir / "scores"
         model = make_model(config, corpus)
         # A checkpoint is read whole, optimizer and all.
         init_state, _ = make_init_and_step(config, mesh, model)
         abstract_state = init_state.eval_shape(jax.random.key(0))
         step, params = restore_parameters(workdir, corpus, abstract_state)
-        place, score_step = directory or workdir / f"scores/{step}", make_score_step(model.loss)
-        score_corpus(config, corpus, score_step, params, directory=place, mesh=mesh)
+        into, score_step = directory or place / f"{step}", make_score_step(model.loss)
+        score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
 
 
 def tune(config: ConfigDict, workdir: epath.Path) -> None:
@@ -219,13 +235,14 @@ def tune(config: ConfigDict, workdir: epath.Path) -> None:
 
 def main(config: ConfigDict, workdir: epath.Path) -> int:
     """Trains, scores or tunes, as the flags say; returns the exit status."""
-    for flag, mode in ((SCORES, "score"), (PROFILE, "train")):
-        if flag.value and MODE.value != mode:
+    for flag, modes in ((SCORES, ("score", "evaluate")), (PROFILE, ("train",))):
+        if flag.value and MODE.value not in modes:
             raise InvalidValue(
-                f"--{flag.name} needs --mode={mode}, and --mode is {MODE.value}; remove it"
+                f"--{flag.name} needs --mode={' or '.join(modes)}, and --mode is {MODE.value}; "
+                "remove it"
             )
-    if MODE.value == "score":
-        score(config, workdir, SCORES.value)
+    if MODE.value in ("score", "evaluate"):
+        score(config, workdir, SCORES.value, test=MODE.value == "evaluate")
         return 0
     if MODE.value == "tune":
         tune(config, workdir)

@@ -43,7 +43,8 @@ def get_config() -> ConfigDict:
     # seconds; not given: no limit. Without a source, another program writes the corpus.
     config.train.follow = False
     config.train.wait_seconds = config_dict.placeholder(float)
-    # Instead of other records, the share of the training corpus that is held out for evaluation.
+    # Instead of other records, the share of the training corpus that is held out for evaluation;
+    # 0: none.
     config.eval.hold_out = config_dict.placeholder(float)
 
     # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"

@@ -16,9 +16,8 @@ from pipeline.planning.planned import PlannedBatch
 
 
 def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
-    """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
+    """Reads all of a corpus and its members: digests, offsets, fingerprint, ids by the vocabulary.
 
-    It checks each of several sides, the corpus of a view or of groups, and each of several corpora.
     `report` gets a line for each check that passes; an error names the first that fails.
     """
     for member in corpus.members:
@@ -71,9 +70,7 @@ def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     """Walks an epoch: no row exceeds its length, and each position is in exactly one row.
 
-    The epochs of several corpora end at different steps. So it walks all steps up to the end of the
-    plan's epoch, and checks each epoch of a corpus that ends by then. An error names the first
-    batch or example that is wrong.
+    Epochs of several corpora end at different steps: it checks those that end before the plan's.
     """
     last = plan.first_step(epoch + 1)
     epoch = epoch if plan.stages[0].weights is None else 0

@@ -24,10 +24,7 @@ class Damaged(Exception):
 
 
 def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
-    """The dataset and the options of the command line; for a run, its corpus and plan.
-
-    `tokens` says whether the command needs a corpus, not only lengths.
-    """
+    """The dataset and the options of the command line; `tokens`: not only lengths."""
     from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.corpus.corpus import Corpus
     from pipeline.history.plans import NAME, read_history
@@ -117,9 +114,9 @@ def buckets(arguments: argparse.Namespace) -> None:
         print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
-    found = plan.count(*plan.epoch_steps)
-    counts = {bucket: int(found.buckets[bucket][0]) for bucket in plan.options.buckets}
-    print(f"# {counted(sum(counts.values()), 'batch')} an epoch, {found.padding:.3%} padding.")
+    figures = plan.count(*plan.epoch_steps)
+    counts = {bucket: int(figures.buckets[bucket][0]) for bucket in plan.options.buckets}
+    print(f"# {counted(sum(counts.values()), 'batch')} an epoch, {figures.padding:.3%} padding.")
     print("buckets = (")
     for bucket, batches in counts.items():
         number = counted(batches, "batch")
@@ -178,8 +175,8 @@ def why(arguments: argparse.Namespace) -> None:
     from pipeline.cli.show import printable
     from pipeline.history import Why
 
-    told = Why(as_path(arguments.workdir))
-    ways = {"step": told.step, "worst": told.worst, "document": told.document}
+    run = Why(as_path(arguments.workdir))
+    ways = {"step": run.step, "worst": run.worst, "document": run.document}
     ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
     width = None if name == "document" else shutil.get_terminal_size((110, 40)).columns
     for line in ways[name](number):

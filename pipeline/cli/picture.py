@@ -31,9 +31,6 @@ def draw(shown: Shown, *, row: int | None = None) -> Picture:
 
     Each segment has a colour, which is pale where positions have no loss. The grey rest of a row is
     padding. Readers who prefer dark pages see darker colours.
-
-    Raises:
-        ValueError: there is no such row.
     """
     rows = shown.rows(row)
     lengths = [bucket.length for _, bucket, _ in shown.sides]

@@ -27,11 +27,7 @@ MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mar
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
-    """Prepares the corpora of a config; returns the training corpus and the options of its plan.
-
-    `path` is FILE.py or FILE.py:ARGUMENT, and `workdir` is by default `runs/NAME`. Errors of the
-    config itself are not caught.
-    """
+    """Prepares the corpora of a config; returns the training corpus and the options of its plan."""
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
     corpus, _ = corpora.prepare_corpora(config, directory, whole=True)

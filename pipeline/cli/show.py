@@ -58,11 +58,7 @@ class Segment(NamedTuple):
 
 
 class Shown:
-    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process.
-
-    Raises:
-        ValueError: `step` is negative.
-    """
+    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process."""
 
     def __init__(self, corpus: AnyCorpus, plan: Plan, step: int):
         if step < 0:
@@ -88,11 +84,7 @@ class Shown:
             self.sides.append((name, bucket, arrays))
 
     def rows(self, row: int | None = None) -> range:
-        """The numbers of all rows, or this row alone.
-
-        Raises:
-            ValueError: there is no such row.
-        """
+        """The numbers of all rows, or this row alone."""
         rows = range(self.bucket.rows)
         if row is None:
             return rows
@@ -107,20 +99,17 @@ class Shown:
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
         fields = {name: arrays[name][row] for name in arrays if "_" not in name or name in SHOWN}
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
-        found = []
+        in_row = []
         for first, last in itertools.pairwise(edges.tolist()):
             if number := int(ids[first]):
                 between = int(positions[first]), int(positions[last - 1])
                 inside = {name: values[first:last] for name, values in fields.items()}
                 example = int(examples[number - 1])
-                found.append(Segment(number - 1, example, (first, last), between, inside))
-        return found
+                in_row.append(Segment(number - 1, example, (first, last), between, inside))
+        return in_row
 
     def text(self, segment: Segment, side: int = 0) -> str:
-        """The text of a segment, or its ids if the corpus has no tokenizer.
-
-        If the segment has text without loss, text with loss stands between ⟦ and ⟧.
-        """
+        """The text of a segment, or its ids without a tokenizer; ⟦ and ⟧ mark text with loss."""
         tokens, loss = segment.tokens, segment.loss
         if self._shifted(side):  # a weight is for the next token; the last token is only a target
             tokens = np.append(tokens, segment.fields["targets"][-1])
@@ -153,9 +142,6 @@ class Shown:
 
         A small letter stands for positions without loss. If all rows are shown, each segment is
         cut to a line of `width` characters. `ids` adds a line for each field.
-
-        Raises:
-            ValueError: there is no such row.
         """
         rows = self.rows(row)
         real = self.planned.num_tokens

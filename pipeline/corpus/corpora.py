@@ -104,6 +104,15 @@ class Corpora(AnyCorpus):
         """See `AnyCorpus`."""
         return Corpora({name: each.with_each(change) for name, each in self.corpora.items()})
 
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """The numbers of examples in `Corpora` of the corpora before they were split."""
+        member = np.searchsorted(self.first, examples, side="right") - 1
+        first, found = _first_examples([each.unsplit for each in self.members]), examples.copy()
+        for which in np.unique(member):
+            mine = examples[member == which] - self.first[which]
+            found[member == which] = first[which] + self.members[which].numbers_unsplit(mine)
+        return found
+
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
         split = {name: corpus.split(hold_out) for name, corpus in self.corpora.items()}

@@ -16,7 +16,14 @@ from pipeline.corpus.gather import Fields
 from pipeline.corpus.reader import Pieces, Reader
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.trees import Nodes
-from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share, suggest_option
+from pipeline.errors import (
+    InvalidType,
+    InvalidValue,
+    OutOfRange,
+    counted,
+    require_share,
+    suggest_option,
+)
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
@@ -290,6 +297,15 @@ class AnyCorpus:
         train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
         return train, held_out
 
+    @property
+    def unsplit(self) -> "AnyCorpus":
+        """The corpus whose `split` this is, or of which it is a view; else itself."""
+        return self
+
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """The numbers of examples in `unsplit`."""
+        return examples
+
     def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
         """The same corpus, with `change` applied to each corpus that is not joined or split."""
         return change(self)
@@ -410,6 +426,15 @@ class View(AnyCorpus):
         """The directory of the corpus; raises an `AttributeError` if it has none."""
         return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
 
+    @property
+    def unsplit(self) -> AnyCorpus:
+        """See `AnyCorpus`."""
+        return self.corpus.unsplit
+
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """See `AnyCorpus`."""
+        return self.corpus.numbers_unsplit(examples)
+
     def _describe(self, **options: object) -> None:
         """Sets `description` and `identity`, from the options of the view."""
         self.description: dict[str, Any] = {"kind": self.kind, **options}
@@ -425,7 +450,13 @@ class View(AnyCorpus):
     def __str__(self) -> str:
         options = self.identity[self.kind].items()
         about = ", ".join(f"{name} {value}" for name, value in options)
-        return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
+        text = f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
+        if self.grows or np.array_equal(self.lengths, self.corpus.lengths):
+            return text
+        tokens = np.atleast_2d(self.lengths.T).sum(axis=1, dtype=np.int64)
+        names = self.side_names if len(tokens) > 1 else ["tokens"]
+        counts = [f"{count:,} {name}" for count, name in zip(tokens, names, strict=True)]
+        return f"{text}\nwhich has    {counted(len(self), 'document')}, {', '.join(counts)}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.corpus!r}"
@@ -462,6 +493,10 @@ class Split(View):
             for side, lengths in zip(corpus.sides, columns, strict=True)
         )
         self._describe(hold_out=self.hold_out, held_out=self.held_out)
+
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """See `AnyCorpus`."""
+        return self.corpus.numbers_unsplit(self.numbers[examples])
 
     def _find_silent(self) -> np.ndarray:
         return np.flatnonzero(np.isin(self.numbers, self.corpus.silent))

@@ -145,6 +145,15 @@ class WithSides(AnyCorpus):
         """The directory of the corpus; raises an `AttributeError` if it has none."""
         return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
 
+    @property
+    def unsplit(self) -> AnyCorpus:
+        """See `AnyCorpus`."""
+        return self.corpus.unsplit
+
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """See `AnyCorpus`."""
+        return self.corpus.numbers_unsplit(examples)
+
     def _find_silent(self) -> np.ndarray:
         return self.corpus.silent
 

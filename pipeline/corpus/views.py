@@ -357,6 +357,15 @@ class SpanCorruption(TokenView):
         start = count * number // pieces
         return example, start + self._before, count * (number + 1) // pieces - start
 
+    @property
+    def unsplit(self) -> AnyCorpus:
+        """The view itself, since its pieces have numbers of their own."""
+        return self
+
+    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+        """See `AnyCorpus`."""
+        return examples
+
     def examples_of(self, pairs: np.ndarray) -> np.ndarray:
         """The example of the corpus that each pair is a piece of."""
         return np.searchsorted(self._first, pairs, side="right") - 1

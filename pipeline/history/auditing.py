@@ -24,8 +24,6 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     Raises:
         NotAsPlanned: a batch that ran is not the batch that was planned, a step is missing or was
             run twice, or an epoch of the plan is not a partition.
-        FileNotFoundError: there is no run.
-        ValueError: the files cannot be read, or the batches cannot be planned again.
     """
     workdir = as_path(workdir)
     _, plan = read_history(workdir)

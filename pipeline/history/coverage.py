@@ -20,12 +20,8 @@ class Coverage:
     """Checks that the batches of a plan have each position of an epoch once.
 
     An epoch has each position at most once and, if it is over, each position that is due. The plan
-    may have changes, mix corpora, and follow corpora that grow.
-
-    Args:
-        plan: the plan.
-        report: called with a line for each epoch.
-        epoch: the epoch of the only corpus with whose first batch the check begins; 0 for several.
+    may have changes, mix corpora, and follow corpora that grow. `report` is called with a line for
+    each epoch. The check of a single corpus may begin with a later `epoch`.
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], epoch: int = 0):
@@ -36,11 +32,7 @@ class Coverage:
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def add(self, planned: PlannedBatch) -> None:
-        """Takes the next batch.
-
-        Raises:
-            NotAsPlanned: an epoch that is over has a position twice, or lacks one.
-        """
+        """Takes the next batch; raises `NotAsPlanned` if an epoch that is over is wrong."""
         owner, several = find_corpora(self._plan, planned.segments[:, 1]), len(self._plan.names)
         key = planned.epoch_of_segments * several + owner
         for each in np.unique(key).tolist():
@@ -74,8 +66,7 @@ class Coverage:
     def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The positions that each example must have in an epoch: int64 [examples, sides].
 
-        Also spans that the epoch has lost, without their epoch; and a number of examples: the first
-        ones, which must be complete by now.
+        Also spans that the epoch has lost, and the number of first examples that must be complete.
         """
         streams, over = self._plan.streams_of(which, self._step), self._over[which]
         due, lost = expected_positions(streams, epoch)
@@ -92,8 +83,8 @@ class Coverage:
     def _check(self, epoch: int, which: int) -> None:
         """Checks the pieces of an epoch so far."""
         due, lost, whole = self._expect(epoch, which)
-        found = self._pieces.get((epoch, which), [])
-        if not found and not due.any():  # the corpus joins later
+        taken = self._pieces.get((epoch, which), [])
+        if not taken and not due.any():  # the corpus joins later
             return
         # Pieces and what a change of the plan has lost make up each example. Of pairs, pieces may
         # follow what is lost on one side.
@@ -103,7 +94,7 @@ class Coverage:
             due = limit
         else:
             lost, lost_positions = lost[:0], 0
-        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *found, lost])
+        pieces = np.concatenate([np.zeros((0, 2 + due.shape[1]), np.int64), *taken, lost])
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
         example, start, size = pieces[:, 0], pieces[:, 1:2], pieces[:, 2:]
         beyond = max(int(example.max(initial=-1)) + 1 - len(due), 0)  # examples that do not exist

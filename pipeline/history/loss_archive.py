@@ -32,8 +32,7 @@ class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
     A file has the columns `step`, uint32, `loss` and `weight`, float32. The plan knows the example
-    of each segment. A new log removes the files that begin at `step`, from which the run resumes,
-    or later.
+    of each segment. A run that resumes from `step` removes the files from there on.
     """
 
     def __init__(self, workdir: epath.Path, step: int):
@@ -110,10 +109,9 @@ class Losses(NamedTuple):
         return Losses(*(column[which] for column in self))
 
     def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The numbers of the examples, ascending, their mean losses, and their excess.
+        """The numbers of the examples, int64, their mean losses and their excess, float64.
 
-        Numbers are int64, the others float64, all [examples]. Losses are means by weight over all
-        segments of the example, in nats. The excess is the difference from the usual loss.
+        Losses are means by weight over all segments, in nats; the excess is over `usual`.
         """
         numbers, at = np.unique(self.example, return_inverse=True)
         total, usual, weight = (
@@ -145,20 +143,12 @@ def losses(workdir: epath.PathLike) -> Losses:
 
     The run is of train.py, or of your own loop with `write_history`, if it gives `RunLog.add` the
     value `segments`.
-
-    Raises:
-        FileNotFoundError: there is no run, or it has no losses.
-        ValueError: the files cannot be read, or the batches cannot be planned again.
     """
     return Why(workdir).losses
 
 
 class Why:
-    """Lines of text about the documents in the `losses` of a run.
-
-    Losses are means by weight, in nats. Documents whose loss is not finite come first. A step or a
-    document without losses raises a `ValueError`.
-    """
+    """Lines of text about the documents in the `losses` of a run, those not finite first."""
 
     def __init__(self, workdir: epath.PathLike):
         self._corpus, self._plan = read_history(workdir)
@@ -213,7 +203,7 @@ class Why:
         if not len(found.step):
             raise InvalidValue(
                 f"document is {number:,}, which has no losses: the run excluded it, or has not "
-                f"reached it; give another, up to {len(self._corpus) - 1:,}"
+                "reached it; --worst 20 lists some that have"
             )
         rows = [["step", "epoch", "loss", "usual", "weight"]]
         for step in np.unique(found.step).tolist():

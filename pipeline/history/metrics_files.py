@@ -21,13 +21,11 @@ Writer = Callable[[int, dict[str, float]], object]
 
 
 class MetricsFiles(contextlib.ExitStack):
-    """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
+    """Appends lines to `metrics.jsonl`, and calls writers, TensorBoard's first, with their numbers.
 
-    The first writer is that of TensorBoard, if it is installed. A run that resumes from a step
-    removes the lines of the steps that it will run again, whose seconds are `lost`, and of
-    evaluations of steps that are not in `evaluated`. Object storage cannot append, so for it, the
-    files are kept on this machine, and `flush` uploads them whole. `close` flushes and closes all
-    files, even if some fail.
+    A run that resumes from a step removes the lines of the steps that it will run again, whose
+    seconds are `lost`, and of evaluations that are not in `evaluated`. Object storage cannot
+    append, so for it, the files are on this machine, and `flush` uploads them whole.
     """
 
     def __init__(
@@ -39,13 +37,13 @@ class MetricsFiles(contextlib.ExitStack):
     ):
         super().__init__()
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
-        kept: list[bytes] = []
+        lines: list[bytes] = []
         for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
                 values = json.loads(line)
                 at = operator.index(values["step"])
                 if str(at) in evaluated if "eval_loss" in values else at < step:
-                    kept.append(line + b"\n")
+                    lines.append(line + b"\n")
                 elif "eval_loss" not in values:
                     self.lost += values.get("seconds", 0.0)
         self.enter_context(name_full_disk(self._path))
@@ -54,7 +52,7 @@ class MetricsFiles(contextlib.ExitStack):
             self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
         path = make_directory(self._here) / "metrics.jsonl"
         with atomic_write(path) as file:
-            file.writelines(kept)
+            file.writelines(lines)
         self._file = self.enter_context(path.open("a"))
         self._writers = [*writers]
         # An evaluation after `step` steps stays there.

@@ -24,17 +24,12 @@ NAME = "plans.json"
 def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes the corpora, plans and changes behind the batches of the run in `workdir`.
 
-    A corpus inside the work directory is named relative to it, any other by its whole path.
-    `features` names those that `with_features` added, and `view` describes a view. A single corpus
-    has the name "". The plan has all of the run's steps.
+    A corpus inside the work directory is named relative to it, any other by its whole path, and a
+    single corpus has the name "". The plan has all of the run's steps.
 
     {"corpora": {"": {"directory": "corpus/train", "features": [], "view": null}}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
-
-    Raises:
-        ValueError: a corpus has no directory to open it from; `corpus.links.link` gives one to
-            `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
     places: dict[str, dict[str, Any]] = {}
@@ -62,12 +57,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
 
 
 def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
-    """The corpus or corpora of the run in `workdir`, and its plan.
-
-    Raises:
-        FileNotFoundError: there is no run.
-        ValueError: the file cannot be read, or the corpus or the plan has changed.
-    """
+    """The corpus or corpora of the run in `workdir`, and its plan; neither may have changed."""
     workdir = as_path(workdir)
     path = workdir / NAME
     if not path.exists():
@@ -82,15 +72,15 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         identities = [dict(entry["identity"]) for entry in content["plans"]]
         tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, Any] = {}
-        for name, place in places.items():
-            if place.get("follow"):
-                options = {"follow": True, "wait_seconds": 0, "hold_out": place["hold_out"]}
-                opened[name] = Corpus(workdir / place["directory"], **options)
+        for name, stored in places.items():
+            if stored.get("follow"):
+                options = {"follow": True, "wait_seconds": 0, "hold_out": stored["hold_out"]}
+                opened[name] = Corpus(workdir / stored["directory"], **options)
                 opened[name].refresh(0)
                 continue
-            opened[name] = open_corpus(workdir / place["directory"], features=place["features"])
-            if place["view"]:
-                opened[name] = view_of(opened[name], place["view"])
+            opened[name] = open_corpus(workdir / stored["directory"], features=stored["features"])
+            if stored["view"]:
+                opened[name] = view_of(opened[name], stored["view"])
         corpus = opened[""] if [*opened] == [""] else Corpora(opened)
     except InvalidValue:  # the error of a corpus
         raise

@@ -10,10 +10,7 @@ EVERY = 10.0
 
 
 class Progress:
-    """Logs the steps of a run, its speed, and its waits for batches.
-
-    The run has `steps` steps and resumes from `step`. With several hosts, use it on one.
-    """
+    """Logs the steps of a run, its speed, and its waits for batches."""
 
     def __init__(self, steps: int, step: int):
         self._steps, self._first = steps, step

@@ -40,10 +40,8 @@ class RunLog:
             log.write_summary(steps)
 
     It touches files only inside the `with` block; `clock` and `stats` work before it. On several
-    hosts, all make the log, and process 0 writes.
-
-    A run that resumes runs the steps from `first` on again. It removes their lines and their
-    TensorBoard events, and calls `writers` again.
+    hosts, all make the log, and process 0 writes. A run that resumes removes the lines and events
+    of the steps from `first` on, runs them again, and calls `writers` again.
 
     Args:
         workdir: the directory of `metrics.jsonl`, `losses/`, `summary.json` and, if tensorboardX is
@@ -53,16 +51,13 @@ class RunLog:
         state: the result of `save` in the checkpoint that the run resumes from; default: none.
         peak_flops: FLOP/s of one device; 0: those in a table of devices, if it has this one.
         on_nonfinite: "stop" or "skip", for a step whose `finite` is false.
-        writers: functions of a step and a dict of numbers, for trackers such as W&B. Each is called
-            on process 0 for each line, with the numbers in it by name. Default: none.
+        writers: functions of a step and a dict of numbers, for trackers such as W&B, called on
+            process 0 for each line with its numbers by name. Default: none.
 
     Attributes:
         clock: `with log.clock("wait"): …` counts seconds of a phase. "train" is for steps, "wait"
             for their batches; others may have any name.
         stats: counts over all starts of the run.
-
-    Raises:
-        ValueError: `on_nonfinite` is neither, or `state` has other fields.
     """
 
     def __init__(
@@ -130,7 +125,6 @@ class RunLog:
                 unknown, and the line has no `flop_utilisation`.
 
         Raises:
-            ValueError: `values` has no loss, or a value that is not a scalar.
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; the
                 message names the step, the bucket and the documents.
         """
@@ -169,8 +163,8 @@ class RunLog:
     ) -> None:
         """Records an evaluation after `step` steps; None stands for NaN, which JSON lacks.
 
-        `total` is the sum of the weighted losses, in nats, and `weight` that of the weights.
-        `text_bytes` is the size of the evaluated text in UTF-8, if known.
+        `total` is the sum of the weighted losses, in nats, `weight` that of the weights, and
+        `text_bytes` the size of the text in UTF-8.
         """
         values = {"eval_loss": total / weight}
         if text_bytes:

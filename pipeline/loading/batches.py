@@ -72,7 +72,8 @@ class Batch(TypedDict, Generic[Array]):
         inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
             groups of a row; 0 in prefixes.
         example_id: if `features=` names it, `[rows, segments]`, the number of the example of each
-            segment in this corpus, for `corpus[number]`; -1 without a segment.
+            segment in the corpus, of a view of a split in the corpus that was split; -1 without a
+            segment.
 
     A feature of tokens is `[rows, length, *shape]`. A feature of examples is `[rows, segments,
     *shape]`: column `s - 1` is that of segment id `s`. There are `max_segments` columns, or by
@@ -372,9 +373,10 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)
     require_known(names, corpus.features)
-    if EXAMPLE_ID in names and len(corpus) > np.iinfo(np.int32).max:
+    most = max(len(corpus), sum(len(each.unsplit) for each in corpus.members))
+    if EXAMPLE_ID in names and most > np.iinfo(np.int32).max:
         raise InvalidValue(
-            f"the corpus has {len(corpus):,} examples, too many for {EXAMPLE_ID}, which is int32; "
+            f"the corpus has {most:,} examples, too many for {EXAMPLE_ID}, which is int32; "
             "omit it from features="
         )
     known = {**corpus.features, EXAMPLE_ID: Feature("example", dtype=np.int32)}

@@ -182,7 +182,10 @@ def collate_examples(
         places["continuation"] = segments.row.repeat(count), ranges(before, count)
     fields = {}
     for name, feature in features.items():
-        values, empty = (segments.example, -1) if name == EXAMPLE_ID else (found[name], 0)
+        if name == EXAMPLE_ID:
+            values, empty = corpus.numbers_unsplit(segments.example), -1
+        else:
+            values, empty = found[name], 0
         shape = len(rows), room[feature.of], *feature.shape
         fields[name] = np.full(shape, empty, feature.dtype)
         fields[name][places[feature.of]] = values

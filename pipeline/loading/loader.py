@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 import numbers
 import os
@@ -25,6 +26,7 @@ from pipeline.loading.prefetch import Ended, Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
+from pipeline.planning.figures import warn_of_split
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
@@ -42,6 +44,8 @@ from pipeline.planning.resuming import may_wait
 
 if TYPE_CHECKING:
     import jax
+
+logger = logging.getLogger(__name__)
 
 FITTING = list_keywords(fit_buckets)
 
@@ -325,6 +329,8 @@ def load(
         )
     planning = select_options(PLANNING, options)
     plan = Plan(corpus if parts is None else parts, buckets, **planning)
+    if parts is None and (warning := warn_of_split(plan.stages[0])):
+        logger.warning(warning)
     batches = Batches(
         corpus,
         plan,

@@ -173,16 +173,24 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
             + f", {losses['lost_loss']:,} of them with loss"
             * bool(losses["lost_loss"])
         )
+        if warning := warn_of_split(stage):
+            lines.append(warning)
     if losses["silent_pieces"]:
-        lines.append(
-            f"left out: {counted(losses['silent_pieces'], 'piece')} of these without loss"
-            + (
-                "; the others lack their beginning, such as a prompt: with overflow='drop' no "
-                "example loses it, or give a longer bucket"
-            )
-            * (options.overflow == "split")
-        )
+        lines.append(f"left out: {counted(losses['silent_pieces'], 'piece')} of these without loss")
     return lines
+
+
+def warn_of_split(stage: Stage) -> str:
+    """A sentence if a stage splits examples some of whose positions have no loss; "" if not."""
+    streams = [stream for stream in stage.streams if stream.lengths.weighted]
+    count = sum(len(stream.whole.layout.pieces.overlong) for stream in streams)
+    if not count or stage.options.overflow != "split":
+        return ""
+    return (
+        f"{counted(count, 'example')} with positions without loss, such as a prompt, split: all "
+        "pieces but the first lack the beginning; overflow='drop' leaves these examples out, and a "
+        "longer bucket keeps them whole"
+    )
 
 
 def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import PAIR
+from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options, by_side
 from pipeline.planning.pieces import Pieces
 
@@ -57,12 +58,21 @@ def grows(given: Any) -> TypeGuard[Parts]:
     return isinstance(given, Parts)
 
 
+def refuse_exclude(exclude: Exclude) -> None:
+    """Refuses examples to leave out of a corpus that grows."""
+    if callable(exclude) or np.size(np.asarray(exclude)):
+        raise InvalidValue(
+            "exclude cannot be given while a corpus grows; corpus.split() holds out a share"
+        )
+
+
 def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The lengths of the first window of a corpus that grows, to fit buckets to.
 
     For several corpora, by name; those that do not grow are returned unchanged. `options` must have
     `max_length`, as for `fit_buckets`, and may have `window`.
     """
+    refuse_exclude(options.get("exclude", ()))
     if isinstance(parts, Mapping):
         growing = {name: each for name, each in parts.items() if grows(each)}
         return {**parts, **{n: begin_lengths(each, options) for n, each in growing.items()}}

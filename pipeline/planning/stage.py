@@ -14,7 +14,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.growing import APART, Place, grows
+from pipeline.planning.growing import APART, Place, grows, refuse_exclude
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     NO_EXAMPLES,
@@ -323,10 +323,7 @@ class Stage(Handles):
 def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndarray:
     """The examples to leave out, numbered over all corpora; none where a corpus grows."""
     if any(map(grows, members.values())):
-        if callable(exclude) or np.size(np.asarray(exclude)):
-            raise InvalidValue(
-                "exclude cannot be given while a corpus grows; corpus.split() holds out a share"
-            )
+        refuse_exclude(exclude)
         return NO_EXAMPLES
     count = sum(map(len, members.values()))
     return select(exclude, take_first(given, count, several="" not in members), count)

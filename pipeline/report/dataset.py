@@ -45,9 +45,6 @@ class Options(dict[str, Any]):
 
     >>> Options({"max_buckets": 1}).fit([120, 30])
     (Bucket(rows=128, length=128),)
-
-    Raises:
-        ValueError: a name is not one of these options.
     """
 
     def __init__(self, given: Mapping[str, Any]):
@@ -63,10 +60,7 @@ class Options(dict[str, Any]):
         return Options(self | changes)
 
     def for_lengths(self, lengths: np.ndarray) -> "Options":
-        """These options; without `max_length`, one is set so that a batch can hold a row.
-
-        Examples of several sides keep the default.
-        """
+        """These options; of one side, with a `max_length` such that a batch can hold a row."""
         if lengths.ndim == 2 or self["max_length"] is not None:
             return self
         most = self["tokens_per_batch"] // self["row_multiple"]
@@ -93,11 +87,10 @@ class Dataset:
         name: the title of the report.
         lengths: positions of each example, integers [n], of several sides [n, sides].
         sources: name and number of examples of each source, in the order of `lengths`.
-        corpus: the corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
+        corpus: a corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
         options: the options of a config; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
-        tuning: the measured times of a run's buckets, as `Tuned` prints them; None if there are
-            none.
+        tuning: the measured times of a run's buckets, as `Tuned` prints them, if any.
     """
 
     name: str
@@ -136,10 +129,7 @@ def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None 
 
 
 def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
-    """The dataset of a run, with its last plan.
-
-    `batches` are those of its config, without the changes of the run; empty if it has none.
-    """
+    """The dataset of a run, with its last plan; `batches` are those of its config, if any."""
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "ending", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
@@ -163,10 +153,6 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
     to count, or with `lengths`, `.npy`, an integer array. A corpus that grows gives the lengths of
     its sealed parts.
-
-    Raises:
-        ValueError: a path is none of these, or its content is not as described.
-        FileNotFoundError: a path does not exist.
     """
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:

@@ -75,14 +75,8 @@ class Epoch:
 class Figures:
     """All figures of a report.
 
-    Attributes:
-        name: the name of the dataset.
-        options: the options of the plan.
-        sides: the lengths, on each side.
-        ran: whether the plan is that of a run.
-        plan: an epoch of the plan.
-        strategies: ways to make batches of this data, from the most work to the least.
-        tuning: the measured times of a run's buckets, as in `Dataset`; None if there are none.
+    `sides` are the lengths on each side, `ran` is whether the plan is that of a run, `plan` is an
+    epoch of it, and `strategies` are ways to make batches, from the most work to the least.
     """
 
     name: str

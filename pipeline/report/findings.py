@@ -85,10 +85,7 @@ def _about_rival(figures: Figures) -> str:
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough, for the attention that they are fitted for.
-
-    That is the smallest number whose work is within 1% of the least.
-    """
+    """The smallest number of buckets whose work is within 1% of the least."""
     packing, attention = figures.options["packing"], figures.options["attention"]
     if packing == "none":  # fewer than UNPACKED buckets are not compared
         return []
@@ -104,10 +101,10 @@ def _about_buckets(figures: Figures) -> list[str]:
             "work."
         ]
     more = "no further bucket saves 5%" if enough < BUCKETS[-1] else "more were not tried"
-    told = figures.ran or enough == len(figures.plan.buckets)
+    listed = figures.ran or enough == len(figures.plan.buckets)
     return [
         f"With {model}, {enough} buckets take {work[enough]:.3f} units of work per token where "
-        f"1 takes {work[1]:.3f}; {more}{'' if told else f' (--max-buckets {enough})'}."
+        f"1 takes {work[1]:.3f}; {more}{'' if listed else f' (--max-buckets {enough})'}."
     ]
 
 
@@ -205,12 +202,12 @@ def tabulate_sources(side: Side) -> Table:
         ["source", "examples", "tokens", "share of tokens"],
         *(
             [
-                each["name"],
-                f"{each['examples']:,}",
-                f"{each['tokens']:,}",
-                percent(each["tokens"] / max(side.tokens, 1)),
+                part["name"],
+                f"{part['examples']:,}",
+                f"{part['tokens']:,}",
+                percent(part["tokens"] / max(side.tokens, 1)),
             ]
-            for each in side.sources
+            for part in side.sources
         ),
     ]
 

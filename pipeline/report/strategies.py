@@ -44,12 +44,10 @@ class Strategy:
 def weigh(
     width: int, *, tokens: int, positions: float, scores: float, squares: float, **others: Any
 ) -> Strategy:
-    """The strategy with these sums over an epoch.
+    """The strategy with these sums over an epoch, of whose `positions` `tokens` hold a token.
 
-    Of all `positions`, `tokens` hold a token. Attention computes `scores` over whole rows ("dense")
-    and `squares` if it skips other segments ("segment"). A position costs 1 without attention, and
-    a row of `L` positions costs `L + L²/(6·width)`. If other segments are skipped, the sum of the
-    squares of the segments replaces `L²`.
+    A row of `L` positions costs `L + L²/(6·width)`; if attention skips other segments, the sum of
+    the squares of the segments replaces `L²`. `scores` is the sum of `L²`, `squares` theirs.
     """
     return Strategy(
         padding=1 - tokens / positions,
@@ -69,8 +67,7 @@ def compare_others(
 ) -> list[Strategy]:
     """Ways to batch of other libraries, simulated on one random order of the examples.
 
-    `counts` are the numbers of examples of the lengths `sizes`. The option `overflow` decides about
-    examples that are longer than `row`.
+    `counts` are the numbers of examples of the lengths `sizes`; `row` is the longest row.
     """
     if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
@@ -81,12 +78,12 @@ def compare_others(
     documents = draw_order(sizes, counts)
     pieces = draw_order(np.append(last, row), np.append(counts, whole))
     tokens, overlong = int(counts @ sizes), int(counts[sizes > row].sum())
-    found = compare_padding(pieces[:, None], options, tokens=tokens, cut=overlong)
+    padded = compare_padding(pieces[:, None], options, tokens=tokens, cut=overlong)
     height, rows = max(options["tokens_per_batch"] // row, 1), -(-int(documents.sum()) // row)
     heights = np.minimum(height, rows - np.arange(0, rows, height))
     cut, squares = cut_documents(documents, row)
     return [
-        *found,
+        *padded,
         _simulate(
             *(heights, np.full((len(heights), 1), row), documents[:, None], tokens, options),
             name="concatenate and split",
@@ -100,10 +97,7 @@ def compare_others(
 def compare_other_pairs(
     lengths: np.ndarray, options: Options, row: tuple[int, ...]
 ) -> list[Strategy]:
-    """The same for pairs, of lengths [n, 2], without ways that cut; pairs are sorted by their sum.
-
-    Pairs that are longer than `row` are truncated or left out, as the option `overflow` says.
-    """
+    """The same for pairs, of lengths [n, 2], sorted by their sum, without ways that cut."""
     if options.get("overflow") == "truncate":
         lengths = np.minimum(lengths, row)
     lengths = lengths[lengths.any(axis=1) & (lengths <= np.array(row)).all(axis=1)]
@@ -118,7 +112,7 @@ def compare_padding(
 ) -> list[Strategy]:
     """Batches of whole pieces, padded in four ways.
 
-    `pieces` has the lengths of each piece on each side, in random order: [n, sides]. They may be a
+    `pieces` has the lengths of each piece on each side, in random order: [n, sides], or those of a
     sample of pieces with `tokens`. `cut` is the number of documents of several pieces.
     """
     budget, longest = options["tokens_per_batch"], pieces.max(axis=0)
@@ -159,10 +153,7 @@ def _simulate(
     options: Options,
     **others: Any,
 ) -> Strategy:
-    """The strategy whose batches have `heights` rows of `lengths`, and hold `pieces`.
-
-    An epoch has `tokens`, of which `pieces` may be a sample.
-    """
+    """The strategy whose batches have `heights` rows of `lengths`, and hold `pieces` or more."""
     made, some = np.concatenate([heights[:, None], lengths], axis=1), int(pieces.sum())
     return weigh(
         options["width"],
@@ -176,10 +167,7 @@ def _simulate(
 
 
 def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """All lengths, `counts` of each of `sizes`, in a random order that is always the same: int64.
-
-    If there are more than `SAMPLE`, an even sample of them.
-    """
+    """`counts` lengths of each of `sizes`, or an even sample, in one random order: int64."""
     ends = np.cumsum(counts)
     number = int(ends[-1])
     some = min(number, SAMPLE)
@@ -189,10 +177,7 @@ def draw_order(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sort_windows(lengths: np.ndarray, window: int) -> np.ndarray:
-    """Lengths [n, sides] in windows [windows, window, sides], the last filled with 0.
-
-    Each window is in descending order of the sum of the sides.
-    """
+    """Lengths [n, sides] in windows [windows, window, sides], padded with 0, the longest first."""
     number, sides = lengths.shape
     filled = np.zeros((-(-number // window) * window, sides), np.int64)
     filled[:number] = lengths
@@ -258,10 +243,7 @@ def cut_documents(lengths: np.ndarray, row: int) -> tuple[int, float]:
 def compare_plans(
     lengths: Any, options: Options, plan: Plan, progress: Callable[[str], None]
 ) -> list[Strategy]:
-    """Lockstep with the buckets of `plan`, other numbers of buckets, and one example a row.
-
-    The other buckets are fitted with the options, for rows as long as those of the plan.
-    """
+    """Lockstep with the buckets of `plan`, other numbers of buckets, and one example a row."""
     own = plan.options.buckets
     unit = options["length_multiple"] or 128
     units = by_side("length_multiple", unit, own[-1].names)

@@ -65,11 +65,10 @@ def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
 def compare_tiers(batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int) -> list[dict[str, Any]]:
     """`time_over_ideal` of consecutive batches, by numbers of "groups" and of "tiers".
 
-    `batches` has the bucket of each batch and the cost of each of its rows. If the plan itself has
-    `tiers` above 1, no other number is compared. A number of groups that does not divide the rows
-    of every batch is left out.
+    `batches` has the bucket of each batch and the cost of each of its rows. Numbers of tiers are
+    compared for a plan without them; numbers of groups must divide the rows of every batch.
     """
-    found = []
+    ratios = []
     for steps in TIERS if tiers == 1 else (1,):
         dealt: list[np.ndarray] = []
         for first in range(0, len(batches), steps):
@@ -80,5 +79,5 @@ def compare_tiers(batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int) -> l
         for groups in GROUPS:
             if all(len(each) % groups == 0 for each in dealt):
                 ratio = time_over_ideal(dealt, groups)
-                found.append({"groups": groups, "tiers": steps * tiers, "ratio": ratio})
-    return found
+                ratios.append({"groups": groups, "tiers": steps * tiers, "ratio": ratio})
+    return ratios

@@ -350,6 +350,13 @@ def require_weights(array: np.ndarray, what: str) -> np.ndarray:
 def validate_tokens(arrays: Sequence[np.ndarray], what: str, vocab_size: int | None) -> np.ndarray:
     """The token ids of examples, one after another; refuses others. `what` names them in errors."""
     for array in arrays:
+        if array.ndim == 0 and isinstance(record := array.item(), Mapping):
+            name = next((name for name in ("tokens", "input_ids", *record) if name in record), "")
+            raise InvalidValue(
+                f"{what} is a record with the fields {', '.join(map(str, record))}; give a dict of "
+                f"columns, as in {{'tokens': [record[{name!r}] for record in …]}}; for records of "
+                "text, use pipeline.prepare(sources.Records(…), …)"
+            )
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise InvalidValue(
                 f"{what} has shape {array.shape} and dtype {array.dtype}; an example must be a "

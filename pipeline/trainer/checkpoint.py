@@ -25,24 +25,16 @@ DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
 class Checkpoints:
     """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
-    A checkpoint has four items: `state` (a pytree of arrays, resharded on restore), `data` (the
-    data state), `run` (any JSON) and `checksums` of the others, since orbax restores flipped bits.
-
-    In a `with` statement it closes itself, unless the block ends with an error after which other
-    processes may be gone.
-
-    orbax reads a checkpoint without Lockstep: see docs/reports.md.
+    A checkpoint has the items `state` (a pytree of arrays, resharded on restore), `data` (the data
+    state), `run` (any JSON) and `checksums` of the others, since orbax restores flipped bits. orbax
+    reads it without Lockstep: see docs/reports.md. In a `with` statement it closes itself, unless
+    the block ends with an error after which other processes may be gone.
 
     Args:
-        directory: local, or in object storage. For object storage, a single process writes to a
-            temporary directory, and uploads checkpoints in the background. Several processes each
-            write their own arrays: to a shared file system, or to `gs://…`. Anything in the
-            directory that is not a checkpoint of this class stays as it is.
+        directory: local, or in object storage, to which a single process uploads checkpoints in the
+            background. Several processes each write their own arrays: to a shared file system, or
+            to `gs://…`. What is not a checkpoint of this class stays as it is.
         keep: the number of latest checkpoints that stay.
-
-    Raises:
-        ValueError: several processes cannot write to `directory`.
-        ImportError: orbax needs google-cloud-storage for several processes and `gs://…`.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
@@ -80,10 +72,6 @@ class Checkpoints:
             state: a pytree of jax.Arrays.
             data: the data state, `loader.get_state()`.
             run: any JSON of the run; None: empty.
-
-        Raises:
-            OSError: the disk is full, for this or the previous checkpoint, which is written in the
-                background.
         """
         self._wait()
         args = self._args
@@ -101,15 +89,12 @@ class Checkpoints:
             self._upload = self._thread.submit(self._push, self._mirror)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The state and the data state of a checkpoint.
+        """The state and the data state of a checkpoint; a damaged one is refused.
 
         Args:
             like: a pytree with the shapes, dtypes and shardings of the state: the initial state,
                 or its `jax.eval_shape` with shardings.
             step: of the checkpoint; None: the latest.
-
-        Raises:
-            ValueError: there is no checkpoint, it is damaged, or its state is not like `like`.
         """
         if step is None and (step := self.latest) is None:
             raise InvalidValue(f"there is no checkpoint in {self._directory}; check the path")
@@ -162,10 +147,7 @@ class Checkpoints:
         mirror.push()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """For orbax: whether each checkpoint stays, in order; it begins to save the last.
-
-        The latest ones stay, and everything that is not a checkpoint of this class.
-        """
+        """For orbax: whether each checkpoint stays, in order; it begins to save the last."""
         *steps, last = (each.step for each in checkpoints)
         where = self._manager.directory
         ours = [*(step for step in steps if (where / str(step) / MARK).exists()), last]
@@ -235,9 +217,9 @@ def _mirror(directory: ObjectPath) -> Mirror | None:
 
 
 def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
-    found = content["checksums"]
-    whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
-    return found if whole else {"state": {}}
+    stored = content["checksums"]
+    whole = isinstance(stored, dict) and isinstance(stored.get("state"), dict)
+    return stored if whole else {"state": {}}
 
 
 def _is_damage(error: Exception) -> bool:

@@ -13,10 +13,7 @@ Specs = Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
 
 
 def compile_training(config: Any, step: Callable, like: Any, specs: Specs) -> Compiled:
-    """A training step for every bucket, which overwrites its state.
-
-    `like` is the state, as `jax.ShapeDtypeStruct`s with shardings.
-    """
+    """A training step for every bucket, which overwrites its state, whose shapes are `like`."""
     return Compiled(
         step,
         like,

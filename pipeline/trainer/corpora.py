@@ -3,6 +3,8 @@
 import functools
 import importlib
 import inspect
+import json
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,12 +18,14 @@ from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
@@ -46,10 +50,6 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
             absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the files of
             the target text; `begin` and `end`, the share of the records to use, from 0.0 to 1.0.
         name: of these fields, for errors.
-
-    Raises:
-        ValueError: none or several of the three are given, or the source cannot be opened.
-        FileNotFoundError: there are no such files, or no such data set.
     """
     for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
@@ -106,9 +106,6 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
     """The template that `fields` describe: its `kind`, "" for none, and its own fields.
 
     A field may itself be a template, such as the sides of "preference".
-
-    Raises:
-        ValueError: there is no such kind, or a field of it is missing or wrong.
     """
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
@@ -124,13 +121,7 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
 
 
 def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
-    """A function from a corpus to the view that `fields` describe: its `kind`, and its options.
-
-    For the kind "causal" it returns the corpus itself.
-
-    Raises:
-        ValueError: there is no such kind, or a field of it is missing or unknown.
-    """
+    """A function from a corpus to the view of the `kind` and options in `fields`."""
     make, options = _choose(fields, "task", VIEWS, corpus=None, seed=seed)
     return functools.partial(make, seed=seed, **options)
 
@@ -138,10 +129,7 @@ def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
 def _choose(
     fields: Mapping[str, Any], name: str, kinds: Mapping[str, Callable], **others: Any
 ) -> tuple[Callable, dict[str, Any]]:
-    """The callable that `fields["kind"]` names, and its arguments: the fields that are not None.
-
-    The callable takes the arguments `others` as well.
-    """
+    """The callable that `fields["kind"]` names, and the other fields that are not None."""
     options = {key: value for key, value in fields.items() if value is not None}
     kind = options.pop("kind")
     require_one_of(f"{name}.kind", kind, kinds)
@@ -211,15 +199,10 @@ def open_tokenizer(
             tokens, or with those in `begin_token` and `end_token`, if they are given. If only one
             is given, a tokenizer that adds no other mark has only that one. Without a model, that
             of "sentencepiece" is trained, with `vocab_size` ids.
-        texts: the texts to train it on.
+        texts: the texts to train it on, of which `seed` draws a sample.
         model: the file of a model that is trained.
-        seed: draws the sample of the texts.
-        advice: what to do if the tokenizer lacks a mark, with the place of "begin" or "end" as {}.
-
-    Raises:
-        ValueError: there is no such kind, it has no such mark, or `model` is not a tokenizer of
-            that kind.
-        FileNotFoundError: there is no such model.
+        seed: draws that sample.
+        advice: what to do if the tokenizer lacks a mark, with "begin" or "end" in place of {}.
     """
     kind, path = fields["kind"], fields["model"]
     marks = {
@@ -276,23 +259,16 @@ def _open_tokenizer(
 def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they do not exist yet.
 
-    A training corpus that has `follow` is prepared meanwhile, in a thread of process 0, and can be
-    opened once its first part is sealed.
+    All fields are checked first. A training corpus that has `follow` is prepared meanwhile, in a
+    thread of process 0, and can be opened once its first part is sealed. configs/quickstart.py
+    describes the fields.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
-            for a mixture, `sources` instead of `train`, such fields by name, and `mixture` with
-            their `weights`; if others may join `train` later, `added`, by name;
-            for token files of another program `format`, one of `in_place.READERS`, with `files` and
-            the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
-            `hold_out` of the training corpus;
-            `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
-            program writes if it has no source;
-            `template`, which a source may also have; `prepare`, with `on_error` and `strict`, as
-            for `prepare`; `task`, with the fields of `open_view`;
-            `tokenizer`, with those of `open_tokenizer`, trained on the text that training begins
-            with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
+            or for token files of another program `format`, `files` and `options`; for a mixture,
+            `sources` instead of `train`, such fields by name; if others may join `train` later,
+            `added`, by name. Without `train` and `sources`, only the second corpus is made.
         directory: the directory of the corpora, each in a directory called like its fields.
         whole: whether followed corpora must be finished; they are prepared to their end or, if
             another program writes them, refused if they are not finished.
@@ -300,11 +276,6 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
         order in which phases name the sources, or with "train" first if others may join.
-
-    Raises:
-        ValueError: a field is not as above, which is found before anything is prepared; or as for
-            `prepare`.
-        FileNotFoundError: there are no such files.
     """
     mixture, added = config.get("mixture", {}), config.get("added", {})
     if ("sources" in config) != ("weights" in mixture):
@@ -316,6 +287,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if "sources" in config:
         names, num_first = order_sources(config.sources, mixture.weights)
         training = {f"sources/{name}": config.sources[name] for name in names}
+    elif "train" not in config:
+        names, num_first, training = [], 0, {}
     else:
         names, num_first = ["train", *added], 1
         if "train" in added:
@@ -323,7 +296,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
     followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
     share, every = config.eval.get("hold_out"), {**training, "eval": config.eval}
-    if share is not None:
+    if share:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
     texts = {
@@ -395,12 +368,34 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         for folder in every
     ]
     several = opened[: len(training)]
+    if not several:
+        return None, opened[-1]
     first = (
         several[0]
         if len(several) == 1 and "sources" not in config
         else Corpora(dict(zip(names, several, strict=True)))
     )
-    return first.split(share) if share is not None else (first, opened[-1])
+    return first.split(share) if share else (first, opened[-1])
+
+
+def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:
+    """The corpus that `config.eval` describes, for a run in `workdir`; and a directory for scores.
+
+    It has the run's tokenizer. Each value of `config.eval` has a directory of its own.
+    """
+    fields = json.loads(config.to_json())
+    directory = workdir / "tests" / fingerprint_of([fields["eval"], fields["template"]])
+    if config.eval.get("hold_out"):
+        _, corpus = prepare_on_hosts(config, workdir / "corpus", whole=True)
+        return corpus, directory
+    test = config.copy_and_resolve_references()
+    with test.unlocked():
+        for name in {"train", "sources", "mixture", "added"} & {*test}:
+            del test[name]
+        if test.tokenizer.kind == "sentencepiece" and not test.tokenizer.model:
+            test.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
+    _, corpus = prepare_on_hosts(test, directory)
+    return corpus, directory
 
 
 def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:

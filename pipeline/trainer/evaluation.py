@@ -1,4 +1,4 @@
-"""Evaluation: sums over all positions of held-out data, each once, the same on every host."""
+"""Evaluation: sums over the positions of held-out data, the same on every host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +16,9 @@ from pipeline.planning.options import Options
 def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Batches:
     """One epoch of held-out data, in order, in batches of the shapes of training.
 
-    Args:
-        corpus: the held-out corpus, a view of one, or pairs.
-        options: the options of the training plan, `plan.options`. Evaluations use its buckets, its
-            packing (best fit instead of "fill", which cuts examples) and, for pairs and groups, its
-            overflow; other examples that are too long are split.
-        **layout: `sharding` and `context_order`, as for `Batches`.
+    `options` are those of the training plan, of which evaluations use buckets, packing (best fit
+    instead of "fill", which cuts examples) and, for pairs and groups, overflow; other examples that
+    are too long are split. `layout` is that of `Run`.
     """
     whole = np.ndim(corpus.lengths) == 2 or corpus.trees is not None  # these cannot be split
     plan = Plan(
@@ -36,13 +33,7 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
 
 
 def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[float, float]:
-    """The sums of weighted losses and of weights over all batches; `step` is from `make_eval_step`.
-
-    Sums are Python floats, of 53 bits.
-
-    Raises:
-        ValueError: no position has a loss.
-    """
+    """The sums of weighted losses and of weights over all batches, by `make_eval_step`'s step."""
     total = weight = 0.0
     with Loader(batches) as loader:
         for batch in loader:

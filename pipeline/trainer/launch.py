@@ -34,8 +34,8 @@ VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
     """Parses the flags, joins the hosts and ends with the status of `main(config, workdir)`.
 
-    A mistake of the user is a sentence, and exit status 2. Process 0 prints the log of the library,
-    and the others only warnings. `default` is the file of the config without --config.
+    Process 0 prints the log of the library, and the others only warnings. `default` is the file of
+    the config without --config.
     """
     # Until a run begins, ^C ends the process as SIGTERM does: JAX runs inside callbacks of Python's
     # garbage collector, where a KeyboardInterrupt would be lost.
@@ -58,8 +58,7 @@ def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
 def parse_flags(arguments: list[str], default: str) -> list[str]:
     """Parses the flags, among them `config` and `workdir`; exits if one is wrong.
 
-    The config is that of --config, or of the run in --workdir, or of the file `default`. An error
-    inside its file is raised as it is.
+    The config is that of --config, or of the run in --workdir, or of the file `default`.
     """
     from ml_collections import config_flags
 

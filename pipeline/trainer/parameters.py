@@ -17,11 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
-    """Refuses the parameters of the run in `workdir` for a corpus of another tokenizer.
-
-    Raises:
-        ValueError: the run was trained on the ids of another tokenizer.
-    """
+    """Refuses the parameters of the run in `workdir` for a corpus of another tokenizer."""
     path = workdir / NAME
     if not path.exists():
         return
@@ -50,13 +46,8 @@ def require_checkpoint(workdir: epath.Path) -> None:
 def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
     """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
 
-    Args:
-        workdir: that of a run with an equal model, optimizer and tokenizer.
-        corpus: the corpus to use them for.
-        like: the state, as `jax.ShapeDtypeStruct`s with shardings.
-
-    Raises:
-        ValueError: there is no checkpoint, or it is from another model or tokenizer.
+    The run must have the model, the optimizer and the tokenizer of `corpus`. `like` is the state,
+    as `jax.ShapeDtypeStruct`s with shardings.
     """
     require_checkpoint(workdir)
     require_tokenizer(workdir, corpus)

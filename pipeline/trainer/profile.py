@@ -13,15 +13,7 @@ from pipeline.history.metrics_files import copy_files
 
 
 class Profile(contextlib.ExitStack):
-    """A trace of some steps, for TensorBoard or Perfetto; it ends with the block at the latest.
-
-    Args:
-        steps: "FIRST:LAST", the steps to trace; empty for none.
-        directory: the directory of the trace.
-
-    Raises:
-        ValueError: `steps` is not of that form.
-    """
+    """A trace of the steps "FIRST:LAST" (or ""), for TensorBoard or Perfetto, in `directory`."""
 
     def __init__(self, steps: str, directory: epath.Path):
         super().__init__()
@@ -35,9 +27,7 @@ class Profile(contextlib.ExitStack):
     def step(self, step: int, before: Any = None) -> Iterator[None]:
         """Runs a step, in the trace if it is one of the steps to trace.
 
-        Args:
-            step: its number.
-            before: the results of earlier steps; a trace begins and ends when these are ready.
+        The trace begins and ends when `before`, the results of earlier steps, are ready.
         """
         if (step in self._steps) != self._running:
             jax.block_until_ready(before)

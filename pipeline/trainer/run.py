@@ -52,15 +52,11 @@ class Run(contextlib.ExitStack):
 
     Attributes:
         config: the config, with the seed of the run, and its values for fields that are None.
-        workdir: the argument, as a path.
         first_step: the step that the run resumes from; 0 for a new run.
         finished: whether all steps are done.
         mesh: the mesh of all devices, JAX's default inside the block.
         layout: `sharding` and `context_order`, as `Batches` takes them.
         log: the `RunLog`, with the clock: `with run.log.clock("compile"): …`.
-
-    Raises:
-        UserError: hosts disagree, another process trains here, or the run had another config.
     """
 
     def __init__(self, config: Any, workdir: epath.PathLike, *, profile: str = ""):
@@ -154,8 +150,7 @@ class Run(contextlib.ExitStack):
     ) -> Plan:
         """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`.
 
-        If `config.batches.tune` is True, its buckets are measured with the steps that `make_steps`
-        makes; see `tune_run`.
+        With `config.batches.tune`, its buckets are measured with the steps of `make_steps`.
         """
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         tuned = None
@@ -180,11 +175,7 @@ class Run(contextlib.ExitStack):
         return plan
 
     def require_agreement(self, training: Batches, evaluation: Batches) -> None:
-        """Checks that all hosts have the same plans of the same corpora.
-
-        Raises:
-            InvalidValue: on every host, if they differ.
-        """
+        """Raises an error on every host if hosts have other plans or corpora."""
         identities = {"plan": training.plan.identity, "corpus": training.corpus.identity}
         identities["held-out plan"] = evaluation.plan.identity
         identities["held-out corpus"] = evaluation.corpus.identity
@@ -200,8 +191,8 @@ class Run(contextlib.ExitStack):
     ) -> Compiled:
         """Compiles the steps of training and evaluation for every bucket; returns the first.
 
-        `init_state(key)` is jitted, with the shardings of the state. The loader has the batches of
-        training, and `evaluation` those of evaluation.
+        `init_state(key)` is jitted, with the shardings of the state. `loader` has the batches of
+        training.
         """
         self._init_state, self._key = init_state, jax.random.key(self.config.seed)
         self._abstract_state = like = init_state.eval_shape(self._key)
@@ -215,14 +206,13 @@ class Run(contextlib.ExitStack):
     def begin(self, flops: Callable[[PlannedBatch], float]) -> Any:
         """The initial state; from here on, the run logs steps, and notes signals and compilations.
 
-        It is the state of the last checkpoint, from which the loader resumes, too. For a new run it
-        is a new state, with the parameters of `config.start_from` if that is given. `flops` is that
-        of a `Model`.
+        It is the state of the last checkpoint, from which the loader resumes, too; or a new one,
+        with the parameters of `config.start_from` if that is given. `flops` is that of a `Model`.
         """
         self._flops = flops
         save_config(self.workdir, self.config, self._types)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
-        # For each kept checkpoint, the place of the oldest part that it needs, by corpus.
+        # The oldest part that each of the latest checkpoints needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
         self._keep_parts(self._loader.get_state())
         self.checkpoints.compile(state)
@@ -269,10 +259,7 @@ class Run(contextlib.ExitStack):
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
     def finish_step(self, step: int) -> bool:
-        """Counts a step as done; returns whether the run ends here, at its last step or a signal.
-
-        All hosts return the same.
-        """
+        """Counts a step; returns, the same on all hosts, whether a signal or the last step ends."""
         self._done = step + 1
         signalled, ends = self._signals.received(self._done), self._done == self.config.steps
         self._interrupted = signalled and not ends

@@ -43,17 +43,10 @@ def list_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_config(file: str) -> Any:
-    """The config that a file makes: the result of its `get_config()`.
+    """The result of `get_config()` in FILE.py, or in FILE.py:ARGUMENT of `get_config(ARGUMENT)`.
 
     The file may import modules beside it, and the configs of the clone that holds this package.
-
-    Args:
-        file: FILE.py, or FILE.py:ARGUMENT for `get_config(ARGUMENT)`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it has no function `get_config` that returns a `ConfigDict`. Errors inside the
-            file are raised as they are, or if they are sentences, as the cause of a RuntimeError.
+    Errors inside it are raised as they are; sentences are the cause of a RuntimeError.
     """
     from ml_collections import ConfigDict
 
@@ -85,12 +78,7 @@ def default_workdir(file: str) -> str:
 
 
 def check_config(config: Any) -> None:
-    """Refuses values that the loop cannot have.
-
-    Raises:
-        InvalidValue: a number of steps is not a whole number from 1 up, another number is too
-            small, or a choice is unknown.
-    """
+    """Refuses values that the loop cannot have."""
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
         require_whole(f"config.{name}", config[name], 1)
     if config.steps % config.accumulate:
@@ -121,18 +109,12 @@ def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The run's values for fields of a config that are None, if it can resume under this config.
 
-    None has a meaning of its own in fields that may change, except the length of the decay.
+    `run` is the item of its checkpoint, and `now` the config, as JSON. None has a meaning of its
+    own in fields that may change, except the length of the decay.
 
     >>> run = {"config": {"task": {"rate": 0.5}, "keep": 3}, "schedule": {}, "record": {}}
     >>> require_same(run, {"task": {"rate": None}, "keep": None})
     {'task.rate': 0.5}
-
-    Args:
-        run: the item of its checkpoint, JSON values: `config`, `schedule` and `record`.
-        now: the config as JSON.
-
-    Raises:
-        InvalidValue: names each other field that differs, with both values.
     """
     if missing := [name for name in ("config", "schedule", "record") if name not in run]:
         raise InvalidValue(

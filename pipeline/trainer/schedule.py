@@ -35,10 +35,9 @@ KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by", "en
 class Entry:
     """Options that hold from a step on.
 
-    `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, rows and length of
-    each; `exclude`, numbers of examples; `add`, names of corpora that join the first; `tune`, at
-    the first start, for measured buckets. `plan` has the arguments of `Plan.after` for them, with
-    fitted buckets; it is empty until `Schedule.plan` sets it.
+    `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, `exclude`, `add`
+    (names of corpora that join the first) and `tune`, at the first start. `plan` has the arguments
+    of `Plan.after` for them, with fitted buckets; it is empty until `Schedule.plan` sets it.
     """
 
     step: int
@@ -47,18 +46,11 @@ class Entry:
 
 
 class Schedule:
-    """The options of a run's batches, from step 0 on.
+    """The options of a run's batches: those at step 0, and pairs of a step and what changes there.
 
     >>> schedule = Schedule({"buckets": [[2, 128]]}, [(100, {"buckets": [[4, 128]]})])
     >>> schedule.plan([30, 50, 90]).buckets
     (Bucket(rows=4, length=128), Bucket(rows=2, length=128))
-
-    Args:
-        begin: options at step 0; None: the default.
-        changes: pairs of a step and the options that change there.
-
-    Raises:
-        ValueError: a change is not such a pair, or names an unknown option.
     """
 
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
@@ -80,16 +72,9 @@ class Schedule:
     def resume(self, state: Iterable[Mapping[str, Any]] | None, step: int) -> None:
         """Takes over the schedule of a run up to a step: the past stands, the future may change.
 
-        Entries before `step` come from the run, and entries from `step` on from this schedule, that
-        of the config. It may omit past entries, and its options at step 0 may be those that the run
-        began with, or the changed ones.
-
-        Args:
-            state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
-            step: the step that the run resumes from.
-
-        Raises:
-            ValueError: this schedule differs from the run's past.
+        Entries before `step` come from `state`, `as_json()` of the run's schedule (None: a new
+        run); entries from `step` on come from this schedule. It may omit past entries, and its
+        options at step 0 may be those that the run began with, or the changed ones.
         """
         if state is None:
             return
@@ -134,14 +119,7 @@ class Schedule:
             self.entries[number] = then  # its buckets are fitted already
 
     def select(self, corpus: Any) -> Any:
-        """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
-
-        Args:
-            corpus: a corpus, or `Corpora`, of which the run begins with the first.
-
-        Raises:
-            ValueError: an entry adds an unknown corpus, or one twice.
-        """
+        """The corpus that a run trains on: the first of `corpus`, and those that entries add."""
         added = self.options().get("add", [])
         members = corpus.corpora if isinstance(corpus, Corpora) else {"": corpus}
         first, *others = members
@@ -178,9 +156,6 @@ class Schedule:
             row_multiple: that of `fit_buckets`, if no option gives it. It becomes one of the
                 options at step 0, so that a run keeps its batches on other devices.
             tuned: the buckets at step 0, instead of fitted ones.
-
-        Raises:
-            ValueError: as `fit_buckets` and `Plan`.
         """
         begin = self.entries[0]
         if not begin.plan:
@@ -239,10 +214,7 @@ def _list_entries(changes: Any) -> list[Entry]:
 
 
 def _check_options(options: Mapping[str, Any], *, begins: bool) -> None:
-    """Refuses unknown options, naming the nearest, and values that should be lists but are not.
-
-    `begins` is true for the options of the config itself, and false for entries of its schedule.
-    """
+    """Refuses unknown options; only those at the beginning may have `tune`."""
     if "tune" in options and not begins:
         raise InvalidValue(
             "tune is only for the first start of a run, as --config.batches.tune=True; for a later "

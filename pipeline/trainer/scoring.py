@@ -1,5 +1,6 @@
 """Scores of a run: the losses of documents."""
 
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -9,7 +10,8 @@ import jax
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.fs.atomic import as_path
+from pipeline.errors import counted
+from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.scoring.scores import TABLE, ScoreOptions, score
 
 logger = logging.getLogger(__name__)
@@ -24,11 +26,10 @@ def score_corpus(
     directory: epath.PathLike,
     mesh: jax.sharding.Mesh,
 ) -> None:
-    """Scores the documents of a corpus, and logs their mean loss.
+    """Scores the documents of a corpus; logs their mean loss, and writes it to `summary.json`.
 
-    `config.batches` decides how documents are packed, and `step` is from `make_score_step`. The
-    table in `directory` has `nll`, the sum of the weighted losses of each document in nats, and
-    `weight`, the sum of its weights.
+    `step` is from `make_score_step`. The table has the columns `nll`, the sum of the weighted
+    losses of a document in nats, and `weight`, the sum of its weights.
     """
     options: dict[str, Any] = {"directory": directory, "sharding": mesh, "reduce": "sum"}
     known = ScoreOptions.__annotations__
@@ -38,9 +39,17 @@ def score_corpus(
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
     )
-    mean = total / max(weight, 1e-9)
-    means = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
+    mean, unscored = total / max(weight, 1e-9), table["nll"].null_count
+    summary = {"documents": len(table), "unscored": unscored, "weight": weight, "loss": mean}
+    summary["perplexity"] = math.exp(min(mean, 700))
+    means = f"loss {mean:.4f}, perplexity {summary['perplexity']:,.2f}"
     if corpus.text_bytes:
-        means += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
+        summary["bits_per_byte"] = total / math.log(2) / corpus.text_bytes
+        means += f", {summary['bits_per_byte']:.4f} bits per byte"
+    if unscored:
+        means += f"; {counted(unscored, 'document')} in no batch"
+    if jax.process_index() == 0:
+        with atomic_write(as_path(directory) / "summary.json") as file:
+            file.write(f"{json.dumps(summary, indent=1)}\n".encode())
     place = as_path(directory) / TABLE
-    logger.info("%s documents: %s; each is in %s", f"{len(table):,}", means, place)
+    logger.info(f"{counted(len(table), 'document')}: {means}; their losses are in {place}")

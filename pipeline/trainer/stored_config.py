@@ -60,10 +60,6 @@ def read_config(workdir: epath.PathLike) -> Any:
 
     No code runs that the directory names, except that a `source`, MODULE:NAME, is imported and
     later called. So it must be defined in `configs/` of the clone or in an installed package.
-
-    Raises:
-        OSError: the file is damaged.
-        ValueError: a source is defined elsewhere.
     """
     from ml_collections import ConfigDict, config_dict
 
@@ -123,7 +119,7 @@ def _is_trusted(source: Any, workdir: epath.PathLike) -> bool:
         return False
     try:
         made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):  # which is told where the source is opened
+    except (ImportError, AttributeError):  # the error comes when the source is opened
         return True
     # Not what the module imports, such as a function that calls a shell.
     return str(getattr(made, "__module__", "")).partition(".")[0] == package

@@ -58,9 +58,6 @@ def tune_run(
         workdir: the directory of the result.
         mesh: the mesh of all devices.
         again: whether to measure even if there is a result.
-
-    Raises:
-        ValueError: the corpus is a mixture or grows, or `batches` has no `tokens_per_batch`.
     """
     if corpus.grows:
         raise InvalidValue(
@@ -79,9 +76,9 @@ def tune_run(
             "or set tune to False"
         )
     conditions = _conditions(config, corpus)
-    if not again and (found := read_tuned(workdir, conditions)) is not None:
-        logger.info(f"buckets as measured before: {', '.join(map(str, found.buckets))}")
-        return found.buckets
+    if not again and (stored := read_tuned(workdir, conditions)) is not None:
+        logger.info(f"buckets as measured before: {', '.join(map(str, stored.buckets))}")
+        return stored.buckets
     options = select_options(OPTIONS, given)
     options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
@@ -127,11 +124,11 @@ def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Stored | None
 def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
     """The conditions of a result, as JSON: config, corpus and devices."""
     fields = list_fields(json.loads(config.to_json()))
-    kept = {name: v for name, v in fields.items() if name.split(".")[0] in FIELDS}
+    relevant = {name: v for name, v in fields.items() if name.split(".")[0] in FIELDS}
     for name in ("batches.tune", "optimizer.decay_steps"):  # a run sets the latter
-        kept.pop(name, None)
+        relevant.pop(name, None)
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    return {"config": kept, "corpus": corpus.fingerprint, "devices": devices}
+    return {"config": relevant, "corpus": corpus.fingerprint, "devices": devices}
 
 
 class _OwnState:

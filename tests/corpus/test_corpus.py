@@ -250,6 +250,15 @@ def test_the_same_arrays_again_open_the_corpus_and_others_are_refused(damaged):
     damaged.verify()
 
 
+def test_records_in_place_of_columns_are_answered_with_the_columns(tmp_path):
+    records = [{"input_ids": [1, 2, 3], "labels": [2, 3, 4]}]
+    sentence = r"example 0 is a record with the fields input_ids, labels; give a dict of columns, "
+    sentence += r"as in {'tokens': \[record\['input_ids'\] for record in …\]}"
+    for columns in (records, iter(records)):
+        with pytest.raises(ValueError, match=sentence):
+            Corpus.from_arrays(columns, tmp_path / "corpus")
+
+
 def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
     def interrupted():
         yield from (example + 1 for example in EXAMPLES[:20])

@@ -166,3 +166,14 @@ def test_a_piece_beyond_its_pair_is_refused(corpus):
         for start, size in ((-5, 3), (0, length + 1)):
             with pytest.raises(IndexError, match=f"of example 5, which has length {length}"):
                 side.read([5], [start], [size])
+
+
+def test_a_view_prints_its_own_counts_where_they_differ(corpus):
+    _, held_out = corpus.split(0.2)
+    assert "which has    120 documents" not in str(Masked(corpus))
+    tokens = held_out.lengths.sum()
+    assert f"which has    {len(held_out)} documents, {tokens:,} tokens" in str(held_out)
+    spans = SpanCorruption(corpus, max_length=40)
+    inputs, targets = spans.lengths.sum(axis=0)
+    counts = f"{len(spans)} documents, {inputs:,} inputs, {targets:,} targets"
+    assert str(spans).endswith(f"which has    {counts}")

@@ -147,6 +147,7 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, run):
     means = here.loss.sum() / weight, (here.usual * here.weight).sum() / weight
     assert lines[1].split()[2:] == [*(f"{each:.3f}" for each in means), f"{weight:g}"]
     assert lines[-1].split()[:3] == list(map(str, corpus[40]["inputs"][:3]))
+    assert "--worst 20 lists some" in run.refused("why", workdir, "--document", 200)
     for asked in (["--step", 90], ["--document", 200]):
         assert "losses" in run.refused("why", workdir, *asked)
 

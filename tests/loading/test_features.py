@@ -63,7 +63,8 @@ def corpus_of(kind, sizes):
         return Masked(corpus, mask_id=90), values
     if kind == "split":
         corpus = corpus.split(0.5)[1]
-        return corpus, {name: [all_[n] for n in corpus.numbers] for name, all_ in values.items()}
+        values = {name: [all_[n] for n in corpus.numbers] for name, all_ in values.items()}
+        return corpus, values | {"example_id": corpus.numbers}
     if kind == "corpora":
         lacking = ("seen", "experts", "reward", "halves")
         other, more = make(1, lacking)
@@ -183,6 +184,26 @@ def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
         assert (number >= 0).sum() == len(plan.batch(step).segments)
         whole = np.where(number < 0, 0, np.array(columns["reward"])[spans.examples_of(number)])
         np.testing.assert_array_equal(reward, whole)
+
+
+def test_numbers_of_examples_are_those_before_a_split():
+    """Also of corpora that are joined before or after, and of pieces in views."""
+    one, other = (examples_of(columns_of([5] * size, task=INPUTS), INPUTS) for size in (30, 50))
+    both = Corpora({"one": one, "other": other})
+    joined = {number for part in both.split(0.5) for number in numbers_in(part)}
+    assert joined == {*range(80)}
+    for held_out in (other.split(0.5)[1], Masked(other, mask_id=90).split(0.5)[1]):
+        assert numbers_in(held_out) == {*held_out.numbers.tolist()}
+        assert numbers_in(Masked(other.split(0.5)[1], mask_id=90)) == numbers_in(held_out)
+    mixed = Corpora({"masked": Masked(one, mask_id=90), "held": held_out})
+    assert numbers_in(mixed) == {*range(30), *(30 + held_out.numbers).tolist()}
+
+
+def numbers_in(corpus):
+    """All numbers of an epoch of batches."""
+    batches = Batches(corpus, Plan(corpus, [Bucket(4, 16)]), features=["example_id"])
+    found = np.concatenate([batches[step]["example_id"].ravel() for step in range(len(batches))])
+    return {*found[found >= 0].tolist()}
 
 
 # ---- devices

@@ -55,6 +55,11 @@ def finished(tmp_path_factory):
     return directory
 
 
+def test_what_a_corpus_that_grows_cannot_leave_out_is_refused_first(finished):
+    with pytest.raises(ValueError, match=r"exclude cannot be given while a corpus grows"):
+        pipeline.load(finished, follow=True, tokens_per_batch=256, max_length=64, exclude=[1 << 40])
+
+
 def take(corpus, state=None, number=None, suppress=(), **options):
     """Digests and sums of batches, and the states before and after each."""
     found = []

@@ -136,6 +136,26 @@ def test_scores_cover_examples_without_loss(corpus, tmp_path):
         assert table["id"].null_count == 0
 
 
+@pytest.mark.parametrize(
+    ("weights", "overflow", "warns"),
+    [
+        ([[0] * 3 + [1] * 9], "split", True),  # each piece has loss
+        ([[0] * 9 + [1] * 3], "split", True),  # the first has none
+        ([[0] * 3 + [1] * 9, [0, 1]], "drop", False),
+        ([[0, 1, 1]], "split", False),
+        (None, "split", False),
+    ],
+)
+def test_a_split_of_examples_with_prompts_is_said_by_plans_and_loaders(
+    weights, overflow, warns, caplog
+):
+    examples = Examples([[*range(12)]] if weights is None else columns(weights))
+    sentence = "1 example with positions without loss, such as a prompt, split: "
+    assert (sentence in str(Plan(examples, [Bucket(1, 6)], overflow=overflow))) == warns
+    with pipeline.load(examples, buckets=[Bucket(1, 6)], overflow=overflow):
+        assert (sentence in caplog.text) == warns
+
+
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 def test_a_plan_without_silent_pieces_covers_what_it_should(overflow):
     weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6, [0, 1, 1, *[0] * 14]] * 3

@@ -1,6 +1,7 @@
 """Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
 
 import json
+import pathlib
 import sys
 
 import pytest
@@ -11,7 +12,16 @@ from pipeline.steps import hosts
 from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.stored_config import hidden_types, read_batches, read_config, save_config
 from tests.runs.program_flags import parse
-from tests.runs.runs import assert_same_losses, audited, run, segment_losses, steps, summary, tiny
+from tests.runs.runs import (
+    assert_same_losses,
+    audited,
+    messages,
+    run,
+    segment_losses,
+    steps,
+    summary,
+    tiny,
+)
 
 
 @pytest.mark.slow
@@ -133,6 +143,38 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     context["mesh__context"], context["mesh__data"] = 2, 2
     run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
+
+
+def test_a_finished_run_is_evaluated_on_other_files(text, tmp_path):
+    run_dir, fields = tmp_path / "run", {"steps": 4, "tokenizer__vocab_size": 300}
+    config = tiny(text, **fields, tokenizer__kind="sentencepiece")
+    run(config, run_dir)
+    config = read_config(run_dir)
+
+    def evaluate():
+        with messages() as said:
+            train.score(config, epath.Path(run_dir), test=True)
+        (place,) = {*run_dir.glob("tests/*/4")} - places
+        places.add(place)
+        return json.loads((place / "summary.json").read_text()), str(said)
+
+    places: set[pathlib.Path] = set()
+    same, said = evaluate()
+    assert same["loss"] == pytest.approx(summary(run_dir)["eval_loss_last"], rel=1e-5)
+    assert same["bits_per_byte"] == pytest.approx(summary(run_dir)["bits_per_byte"], rel=1e-5)
+    assert f"loss {same['loss']:.4f}, perplexity {same['perplexity']:.2f}, " in said
+    # The training text is not needed, and neither is it changed.
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"text": "pack the rows"}\n{"text": ""}\n{"text": "a bucket of lengths"}\n')
+    config.train.files, config.eval.files, config.eval.begin = "none", str(test), 0.0
+    other, said = evaluate()
+    assert (other["documents"], other["unscored"]) == (3, 0)
+    assert other["loss"] != same["loss"]
+    config.eval.hold_out, config.train.files = 0.5, str(text)
+    held_out, _ = evaluate()
+    assert 0 < held_out["documents"] < 128
+    with pytest.raises(ValueError, match=r"there is no checkpoint in .*new to take parameters"):
+        train.score(config, epath.Path(tmp_path / "new"), test=True)
 
 
 @pytest.fixture(autouse=True)

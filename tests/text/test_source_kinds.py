@@ -55,7 +55,10 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     assert len(list(open_files([str(folder / "notes.txt")]))) == 2
     for name in ("tokens.bin", "records.gz", "README"):
         (folder / name).write_text('{"text": "one"}\n')
-        with pytest.raises(ValueError, match=rf"{name} does not tell the kind .*\.jsonl"):
+        sentence = (
+            rf"{name} does not tell the kind .*\.jsonl.* give kind= \(in a config, train\.kind"
+        )
+        with pytest.raises(ValueError, match=sentence):
             open_files([str(folder / name)])
         assert len(list(open_files([str(folder / name)], kind="jsonl"))) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')

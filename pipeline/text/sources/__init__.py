@@ -92,7 +92,7 @@ def kind_of(path: epath.Path) -> str:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
             f"{', '.join(EXTENSIONS)} (for text and JSON lines, .gz, .zst, .bz2, .xz, .lz4 or .zip "
-            "may follow); rename it, or give --kind, config.train.kind or kind= (one of "
-            f"{', '.join(KINDS)})"
+            "may follow); rename it, or give kind= (in a config, train.kind), one of "
+            f"{', '.join(KINDS)}"
         )
     return EXTENSIONS[extension]
