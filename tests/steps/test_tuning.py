@@ -175,37 +175,6 @@ def test_the_result_is_a_table(tuned):
     assert [len(each.buckets) for each in tuned.sets] == [1, 2][: len(tuned.sets)]
 
 
-def test_steps_of_all_combinations_of_choices_are_tried():
-    made = []
-
-    def make_step(**choice):
-        made.append(choice)
-        times = {"slow": 60, "fast": 1}[choice["way"]]
-        return jax.jit(lambda batch: sum(scores(batch) * n for n in range(times)))
-
-    choices = {"way": ["slow", "fast"], "again": [1]}
-    tuned = pipeline.tune(make_step, examples(), **OPTIONS, choices=choices)
-    assert made == [{"way": "slow", "again": 1}, {"way": "fast", "again": 1}]
-    assert tuned.choice == made[1]
-    assert " with way=fast, again=1: " in str(tuned)
-
-
-def test_a_choice_without_which_no_shape_runs_may_win():
-    def make_step(saves_memory):
-        def step(batch):
-            if not saves_memory:
-                raise MemoryError("RESOURCE_EXHAUSTED")
-            return scores(batch)
-
-        return step
-
-    choices = {"saves_memory": [False, True]}
-    tuned = pipeline.tune(make_step, examples(), **OPTIONS, choices=choices)
-    assert tuned.choice == {"saves_memory": True}
-    with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
-        pipeline.tune(make_step, examples(), **OPTIONS, choices={"saves_memory": [False]})
-
-
 def test_a_step_that_fails_for_a_shape_is_named():
     @jax.jit
     def step(batch):
