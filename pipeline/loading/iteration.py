@@ -19,7 +19,7 @@ import grain
 from absl import flags
 
 from pipeline.errors import InvalidState, InvalidType, InvalidValue
-from pipeline.loading.prefetch import Ended, Prefetch
+from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.state import StateKey
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
@@ -259,11 +259,8 @@ class StepIterator(grain.DatasetIterator):
         self._close = weakref.finalize(self, close)
 
     def __next__(self) -> Any:
-        try:
-            while (element := self._ahead.next()) is None and not self._allow_nones:
-                pass
-        except Ended:
-            raise StopIteration from None
+        while (element := self._ahead.next()) is None and not self._allow_nones:
+            pass
         return element
 
     def __reduce__(self) -> NoReturn:

@@ -60,7 +60,7 @@ def attention_mask(
     if groups := causal and side == "inputs" and "visible_until" in batch:
         names.append("visible_until")
     ids, *others = _fields(batch, *names, groups=groups)
-    ids = ids + (parts is not None)  # pointers to parts count from 0
+    ids = ids if parts is None else ids + 1  # pointers to parts count from 0
     return on_host_or_device(_see, ids, *others, dimensions=2)
 
 
@@ -115,7 +115,7 @@ def cu_seqlens(
             segments, or, with `align=1`, padding before a segment.
     """
     (ids,) = _fields(batch, parts or f"{side or 'inputs'}_segment_ids")
-    q = kv = ids + (parts is not None)  # pointers to parts count from 0
+    q = kv = ids if parts is None else ids + 1  # pointers to parts count from 0
     if side is None and parts is None:
         q = batch.get("targets_segment_ids", kv)
     lengths = {}

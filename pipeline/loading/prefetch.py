@@ -33,7 +33,7 @@ class Prefetch(Generic[T]):
         make: makes the element of a step; an error goes to the thread that asks for the element,
             and `make` is called again for the same step if it asks once more.
         size: the number of elements kept ready.
-        end: the number of steps; at the last one, `next` raises `Ended`.
+        end: the number of steps; after the last one, `next` raises `StopIteration`.
         threads: the number of threads that call `make`; 0: `next` calls it.
 
     Attributes:
@@ -69,13 +69,19 @@ class Prefetch(Generic[T]):
 
     def next(self, seconds: float | None = None) -> T:
         """The next element; raises the error of its step, or `Late` after `seconds`."""
+        try:
+            return self._take(seconds)
+        except Ended:
+            raise StopIteration from None
+
+    def _take(self, seconds: float | None) -> T:
         begin = time.monotonic()
         if self.closed:
             raise InvalidValue("this loader is closed; make another one")
         if not self._count:
-            element = self._make_step(self.step)
+            here = self._make_step(self.step)
             self.step += 1
-            return element
+            return here
         with self._changed:
             while self.step not in self._ready:
                 self.start()

@@ -6,7 +6,6 @@ and estimates for others. The shapes of the best set are measured, and it is sou
 
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,9 +36,6 @@ FIRST, MOST = 7, 16
 # Rounds of each measurement.
 ROUNDS = 5
 
-# Steps of the check run.
-CHECKED = 24
-
 # Devices that work on tiles may be faster if the number of rows is a multiple of this.
 TILE = 8
 
@@ -60,16 +56,14 @@ class Tuned:
 
     Attributes:
         buckets: the buckets, for `load` or `Plan`.
-        seconds: predicted seconds of the steps of an epoch: those of their shapes, and what the
-            check run took beside, which is the same for any shapes.
+        seconds: predicted seconds of the steps of an epoch, if their examples are short. If
+            attention skips other segments, long examples take longer, by the same in any shapes.
         noise: the share by which the seconds of a shape are uncertain; each further shape had to
             save twice as much.
         compiling: seconds to compile the buckets once.
         sets: the best set of 1, 2, 3, … measured shapes; its cost is the seconds of an epoch.
         shapes: all shapes that were measured.
         left_out: shapes whose step failed, with the reason.
-        checked: the number of steps of a short run of the plan, the seconds of their shapes, and
-            the seconds that they took.
     """
 
     buckets: tuple[Bucket, ...]
@@ -79,17 +73,13 @@ class Tuned:
     sets: tuple[BucketSet, ...]
     shapes: Mapping[Bucket, Timing]
     left_out: Mapping[Bucket, str]
-    checked: tuple[int, float, float]
 
     def __str__(self) -> str:
         chosen = ", ".join(map(str, self.buckets))
-        steps, predicted, took = self.checked
         lines = [
             f"{chosen}: {self.seconds:,.4g} s for the steps of an epoch, and "
             f"{self.compiling:,.3g} s to compile",
             f"measured {counted(len(self.shapes), 'shape')}, each to within {self.noise:.1%}",
-            f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, and their shapes "
-            f"{predicted:,.3g} s: {took / predicted - 1:+.1%}, which the epoch has too",
             "",
             *text_table(self._rows_of_sets()),
             "",
@@ -226,27 +216,14 @@ def tune(
         stopwatch, search_of, fit.bucket, max_buckets=max_buckets, epochs=epochs
     )
     shapes = stopwatch.timings()
-    plan = Plan(corpus, best.buckets, **options)
-    taken, positions, predicted, took = 0, 0, 0.0, 0.0
-    with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
-        for batch in itertools.islice(loader, CHECKED):
-            took += stopwatch.run(batch)
-            predicted += shapes[loader.planned.bucket].seconds
-            positions += loader.planned.bucket.positions
-            taken += 1
-    epoch = plan.batches_per_bucket
-    of_shapes = sum(n * shapes[bucket].seconds for bucket, n in epoch.items())
-    share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
-    of_examples = (took - predicted) / share
     return Tuned(
         buckets=best.buckets,
-        seconds=of_shapes + of_examples,
+        seconds=best.cost,
         noise=noise,
         compiling=sum(shapes[bucket].compiling for bucket in best.buckets),
-        sets=tuple(dataclasses.replace(each, cost=each.cost + of_examples) for each in sets),
+        sets=tuple(sets),
         shapes=shapes,
         left_out={bucket: brief(error) for bucket, error in stopwatch.failures.items()},
-        checked=(taken, predicted, took),
     )
 
 
