@@ -136,9 +136,6 @@ def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
     over what it took then.
     """
     known = {bucket: timing.seconds for bucket, timing in tuned.shapes.items()}
-    epoch = plan.batches_per_bucket
-    beside = tuned.seconds - sum(count * known[bucket] for bucket, count in epoch.items())
-    beside /= sum(count * bucket.positions for bucket, count in epoch.items())
     longest, took, predicted = tuned.buckets[-1], 0.0, 0.0
     stopwatch = Stopwatch(step, functools.partial(_load, corpus))
     stopwatch.measure([longest], 1)
@@ -146,8 +143,7 @@ def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
         for batch in itertools.islice(loader, STEPS):
             took += stopwatch.run(batch)
             stopwatch.measure([longest], 1)
-            bucket = loader.planned.bucket
-            predicted += known[bucket] + beside * bucket.positions
+            predicted += known[loader.planned.bucket]
     return took / (predicted * stopwatch.timings()[longest].seconds / known[longest.bucket])
 
 

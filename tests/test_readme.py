@@ -75,7 +75,8 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     # Each has a fresh namespace and folder. A failure shows the line of its page.
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "ROUNDS", 2)
+    for name, number in {"ROUNDS": 2, "MOST": 5}.items():
+        monkeypatch.setattr(tuning, name, number)
     if "s3://" in snippet.content:
         for name, value in request.getfixturevalue("bucket").items():
             monkeypatch.setenv(name, value)

@@ -8,9 +8,9 @@ loader.
 """
 
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.field_names import cu_seqlens, rename
+from pipeline.loading.field_names import rename
 from pipeline.loading.loader import Loader, load
-from pipeline.loading.masks import attention_mask, segment_starts, targets_ahead
+from pipeline.loading.masks import attention_mask, cu_seqlens, segment_starts, targets_ahead
 from pipeline.loading.pointers import follow
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
 from pipeline.loading.state import StateKey

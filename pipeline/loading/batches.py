@@ -20,7 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
-from pipeline.loading.iteration import StepDataset, never_ends
+from pipeline.loading.iteration import StepDataset
 from pipeline.loading.prefetch import Ended
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -261,14 +261,15 @@ class Batches(StepDataset):
     def __getitem__(self, step: SupportsIndex) -> Batch[np.ndarray]: ...
 
     def __getitem__(self, step: Any) -> Any:
-        if isinstance(step, slice):
-            return self.slice(step)
+        return super().__getitem__(step)
+
+    def _make(self, step: Any) -> Any:
         with phase("plan"):
             planned = self.plan.batch(step)
             if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
                 raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
-        batch = never_ends(step, self._build, planned)
+        batch = self._build(planned)
         return (planned, batch) if self._planned else batch
 
     def with_plans(self) -> "Batches":

@@ -35,16 +35,9 @@ def collate(
         inputs_segment_ids   [1, 1, 1, 2, 0, 0]
         targets_segment_ids  [1, 1, 2, 2]
 
-    Args:
-        corpus: the corpus.
-        planned: the batch.
-        blocks: the part of the batch to build, on each side.
-        positions: "continue", or "restart" at 0 in later pieces of an example.
-        features: names of features of positions.
-
-    Returns:
-        For each side, the fields of `collate_side` with its name; and `loss_weights` (float32) of
-        the side that carries the loss.
+    `blocks` are the parts to build, one for each side; `features` are names of features of
+    positions. The result has the fields of `collate_side` for each side, but `loss_weights` only of
+    the side that carries the loss, last.
     """
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for number, (side, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
@@ -90,15 +83,8 @@ def collate_side(
         inputs_positions    [0, 1, 2, 7, 8, 0]
         loss_weights        [1, 1, 1, 1, 1, 0]
 
-    Args:
-        side: the side of a corpus.
-        planned: the batch.
-        number: the number of the side.
-        block: the part of its columns to build, in order.
-        positions: as for `collate`.
-        features: those of the side, as for `collate`.
-        pointers: the number of the side that each pointer among the features points to.
-        name: the name of the side.
+    `number` and `name` are those of the side; `pointers` are the numbers of the sides that pointers
+    among its features point to.
 
     Returns:
         The side's fields (for text `inputs`, `targets`, int32), `inputs_segment_ids` and
@@ -163,10 +149,9 @@ def collate_examples(
     Args:
         corpus: the corpus.
         planned: the batch.
-        rows: the rows of the batch: ascending int64 [n].
-        room: the number of columns of features of an "example", and of a "continuation", at least
-            as many as a row has of these.
-        features: such features by name; `example_id` may be among them.
+        rows: ascending, int64 [n].
+        room: the number of columns of features of an "example", and of a "continuation".
+        features: features of these two kinds, by name; `example_id` may be among them.
 
     Returns:
         An array `[n, room, *shape]` for each of the features.

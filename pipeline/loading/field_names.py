@@ -7,18 +7,14 @@
 - Hugging Face, transformers 5.23: `ForCausalLMLoss` in `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py` tells packed examples apart by their positions.
-- `cu_seqlens`: `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
-  `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.loading.sharding import with_auto_axes
 from pipeline.text.features import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
@@ -92,98 +88,6 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             "the feature another name, or load without it"
         )
     return renamed | own
-
-
-def cu_seqlens(
-    batch: Fields,
-    max_segments: int,
-    *,
-    align: int = 1,
-    side: str | None = None,
-    parts: str | None = None,
-) -> dict[str, Any]:
-    """The boundaries of the sequences of a batch, for variable-length attention kernels (THD).
-
-    They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
-    last sequence of each row is its padding, so every position is in a sequence, and kernels leave
-    none undefined. Unused sequences have length 0. With `max_segments=3`, a row of length 6 with
-    segments of 3 and 2 positions has `cu_seqlens_q = [0, 3, 5, 5, 6]`.
-
-    Args:
-        batch: fields `[rows, length]` with segment ids, of NumPy or JAX, also in a compiled step;
-            whole rows with columns in order.
-        max_segments: the most segments in a row: `plan.most_segments()[bucket]`. It decides the
-            shapes.
-        align: that of the plan (1). Above 1, padding may follow every segment, and is a sequence
-            there: a row has `2 · max_segments` sequences instead of `max_segments + 1`.
-        side: the side of both q and kv. Default None: for pairs, q is the side of the targets and
-            kv that of the inputs; otherwise both are the inputs.
-        parts: instead, a pointer to a side of parts, such as "patch_image", whose parts are the
-            sequences; then `max_segments` is the length of that side.
-
-    Returns:
-        `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
-        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int.
-
-    Raises:
-        ValueError: the batch has no segment ids; or a row of NumPy arrays has more segments, or,
-            with `align=1`, padding before a segment.
-    """
-    needed = parts or f"{side or 'inputs'}_segment_ids"
-    if needed not in batch:
-        raise InvalidValue(
-            f"the batch has no {needed}; it has {', '.join(batch)}. Call cu_seqlens on a batch "
-            "before it is renamed or transformed"
-        )
-    if "visible_until" in batch:
-        raise InvalidValue(
-            "the batch has groups, whose shared prefixes cu_seqlens cannot express; use "
-            "visible_until, or examples that are not groups"
-        )
-    q = kv = batch[needed] + (parts is not None)
-    if side is None and parts is None:
-        q = batch.get("targets_segment_ids", kv)
-    lengths = {}
-    for name, ids in (("q", q), ("kv", kv)):
-        lengths[f"cu_seqlens_{name}"] = _sequence_ends(ids, max_segments, align)
-        lengths[f"max_seqlen_{name}"] = ids.shape[1]
-    return lengths
-
-
-def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
-    """0 and the end of each sequence, of segments and padding: int32 [sequences + 1]."""
-    on_host = isinstance(ids, np.ndarray)
-    if on_host and (most := int(ids.max(initial=0))) > max_segments:
-        raise InvalidValue(
-            f"max_segments is {max_segments}, but a row holds {most} segments; give "
-            "plan.most_segments()[bucket], or plan with max_segments="
-        )
-    if on_host and align == 1 and ((ids[:, 1:] > 0) & (ids[:, :-1] == 0)).any():
-        raise InvalidValue(
-            "a row has padding before a segment; give the plan's align=, which makes this padding "
-            "a sequence"
-        )
-    if on_host:
-        return _count_ends(np, ids, max_segments, align)
-    import jax
-
-    count = functools.partial(_count_ends, jax.numpy, max_segments=max_segments, align=align)
-    return with_auto_axes(count, ids, spec=jax.sharding.PartitionSpec())
-
-
-def _count_ends(xp: Any, ids: Any, max_segments: int, align: int) -> Any:
-    if align == 1:
-        each = max_segments + 1
-        sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
-    else:
-        each = 2 * max_segments
-        before = xp.maximum(xp.maximum.accumulate(ids, axis=1) - 1, 0)
-        sequence = xp.minimum(2 * before + (ids == 0), each - 1)
-    places = sequence + each * np.arange(len(ids), dtype=np.int32)[:, None]
-    count = len(ids) * each
-    size = {"minlength" if xp is np else "length": count}
-    sizes = xp.bincount(places.reshape(-1), **size)
-    return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 
 def _tokens(batch: Fields, counts: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ is the same for any of them, and for any number of workers of `mp_prefetch`.
 
 import contextlib
 import copy
+import functools
 import operator
 import threading
 import weakref
@@ -18,7 +19,7 @@ import grain
 from absl import flags
 
 from pipeline.errors import InvalidState, InvalidType, InvalidValue
-from pipeline.loading.prefetch import Ended, Prefetch
+from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.state import StateKey
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
@@ -26,26 +27,6 @@ from pipeline.loading.state import StateKey
 # two that wait for one another (up to a third beside the threads that fill a cache), and the 99th
 # percentile of a wait is half.
 IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-
-
-def never_ends(step: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `make`; an error that would end an iterator or a thread gets another class.
-
-    A function of the user may raise `StopIteration` by mistake, or `SystemExit` in a thread. In the
-    main thread, Ctrl-C and `sys.exit` stay what they are.
-    """
-    try:
-        return make(*arguments)
-    except BaseException as error:
-        in_main = threading.current_thread() is threading.main_thread()
-        exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
-        ends = isinstance(error, StopIteration | StopAsyncIteration)
-        if exits or (isinstance(error, Exception) and not ends):
-            raise
-        raise InvalidState(
-            f"the batch of step {step:,} was not built: a transform or the corpus raised "
-            f"{error!r}; raise a ValueError to report what is wrong"
-        ) from error
 
 
 class StepDataset(grain.MapDataset):
@@ -66,7 +47,24 @@ class StepDataset(grain.MapDataset):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return never_ends(index, self._parent.__getitem__, index)
+        try:
+            return self._make(index)
+        except BaseException as error:
+            # A function of the user may raise `StopIteration` by mistake, or `SystemExit` in a
+            # thread, which would end an iterator or the thread. In the main thread, Ctrl-C and
+            # `sys.exit` stay what they are.
+            in_main = threading.current_thread() is threading.main_thread()
+            exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
+            ends = isinstance(error, StopIteration | StopAsyncIteration)
+            if exits or (isinstance(error, Exception) and not ends):
+                raise
+            raise InvalidState(
+                f"the batch of step {index:,} was not built: a transform or the corpus raised "
+                f"{error!r}; raise a ValueError to report what is wrong"
+            ) from error
+
+    def _make(self, step: Any) -> Any:
+        return self._parent[step]
 
     def __str__(self) -> str:
         return f"Steps({self._parent})"
@@ -187,63 +185,83 @@ class StepIterDataset(grain.IterDataset):
             "batches.map(…).to_iter_dataset().mp_prefetch(…)"
         )
 
-    def __iter__(self) -> grain.DatasetIterator:
-        return _DatasetIterator(self)
-
-    @property
-    def num_threads(self) -> int:
-        """The threads of this process that make elements; 0 if workers do."""
-        return 0 if self._workers else self.read_options.num_threads
-
-    def read(self, ahead: Prefetch) -> grain.IterDataset:
-        """The elements from `ahead.step` on, each with its step; None for those filtered out.
-
-        Threads of `ahead` make them, unless there are workers, or no threads.
-
-        Raises:
-            RuntimeError: workers start before the program has parsed its flags.
-        """
-        step, options = ahead.step, self.read_options
-        steps = grain.MapDataset.slice(self.steps, slice(step, None))
-        if self.num_threads:
-            steps = _Prefetched(ahead, len(steps))
-            options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        elements = steps.to_iter_dataset(options, allow_nones=True)
+    def __iter__(self) -> "StepIterator":
+        options, workers = self.read_options, None
+        make, threads = self.steps.__getitem__, options.num_threads
         if self._workers:
+            make = workers = _Workers(self.steps, options, *self._workers)
+            threads = 0
+        size, end = options.prefetch_buffer_size, len(self.steps)
+        ahead = Prefetch[Any](make, size, end=end, threads=threads)
+        close = ahead.close if workers is None else functools.partial(_close, ahead, workers)
+        return StepIterator(self.steps, ahead, close, allow_nones=self._allow_nones)
+
+
+class _Workers:
+    """Makes the elements of steps, one after another, in worker processes of Grain."""
+
+    def __init__(self, steps: StepDataset, options: Any, *workers: Any):
+        self._steps, self._options, self._workers = steps, options, workers
+        self._elements: grain.DatasetIterator | None = None  # from the step `_next` on
+        self._next = 0
+
+    def __call__(self, step: int) -> Any:
+        if step != self._next:
+            self.close()
+        if self._elements is None:
             if not flags.FLAGS.is_parsed():
                 raise InvalidState(
                     "mp_prefetch reads Grain's flags, which this program has not parsed; run it "
                     "with absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
                 )
-            elements = elements.mp_prefetch(*self._workers)
-        numbered = elements.map_with_index(lambda index, element: (step + index, element))
-        return numbered if self._allow_nones else numbered.filter(lambda each: each is not None)
+            steps = grain.MapDataset.slice(self._steps, slice(step, None))
+            elements = steps.to_iter_dataset(self._options, allow_nones=True)
+            self._elements, self._next = iter(elements.mp_prefetch(*self._workers)), step
+        try:
+            element = next(self._elements)
+        except BaseException:
+            self.close()  # another try begins with this step
+            raise
+        self._next += 1
+        return element
+
+    def close(self) -> None:
+        """Ends the processes, until another call."""
+        elements, self._elements = self._elements, None
+        if elements is not None:
+            elements.close()
 
 
-class _Prefetched(grain.MapDataset):
-    """The next elements of a `Prefetch`, for which Grain asks in order."""
-
-    def __init__(self, ahead: Prefetch, length: int):
-        super().__init__()
-        self._ahead, self._length = ahead, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._ahead.next()
+def _close(ahead: Prefetch, workers: _Workers) -> None:
+    ahead.close()
+    workers.close()
 
 
 class StepIterator(grain.DatasetIterator):
-    """An iterator over steps that a `Prefetch` makes, with the data state of their plan."""
+    """An iterator over steps that a `Prefetch` makes, with the data state of their plan.
+
+    `allow_nones` says whether it returns None for steps that are filtered out.
+    """
 
     _close: Callable[[], object] | None = None  # none, if a wrong argument ends `__init__`
 
-    def __init__(self, steps: StepDataset, ahead: Prefetch, close: Callable[[], object]):
+    def __init__(
+        self,
+        steps: StepDataset,
+        ahead: Prefetch,
+        close: Callable[[], object],
+        *,
+        allow_nones: bool = True,
+    ):
         super().__init__()
-        self._steps, self._ahead = steps, ahead
+        self._steps, self._ahead, self._allow_nones = steps, ahead, allow_nones
         # Also before Python ends, when threads can no longer run.
         self._close = weakref.finalize(self, close)
+
+    def __next__(self) -> Any:
+        while (element := self._ahead.next()) is None and not self._allow_nones:
+            pass
+        return element
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType(
@@ -285,57 +303,3 @@ class StepIterator(grain.DatasetIterator):
         """Stops the threads, while the next step or the plan changes."""
         self._ahead.stop()
         yield
-
-
-class _DatasetIterator(StepIterator):
-    """An iterator over a `StepIterDataset`, in threads, in workers, or in this thread."""
-
-    def __init__(self, dataset: StepIterDataset):
-        steps, size = dataset.steps, dataset.read_options.prefetch_buffer_size
-        threads, end = dataset.num_threads, len(steps)
-        ahead = Prefetch(steps.__getitem__, size, end=end, threads=threads)
-        super().__init__(steps, ahead, ahead.close)
-        self._dataset = dataset
-        self._elements: grain.DatasetIterator | None = None  # from the next step on, once begun
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        before = self._ahead.step
-        try:
-            step, element = next(self._begin()) or (before, None)
-        except BaseException as error:
-            # Another try begins with this step; what threads make for it is not lost.
-            if not self._dataset.num_threads or self._ahead.step != before:
-                self._set_next_index(before)
-            if isinstance(error, Ended):
-                raise StopIteration from None
-            raise
-        self._ahead.step = step + 1
-        return element
-
-    def start_prefetch(self) -> None:
-        self._begin().start_prefetch()
-        super().start_prefetch()
-
-    def close(self) -> None:
-        super().close()
-        self._end()
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        self._end()
-        with super()._paused():
-            yield
-
-    def _begin(self) -> grain.DatasetIterator:
-        if self._elements is None:
-            elements = self._dataset.read(self._ahead)
-            options = self._ctx.dataset_options
-            self._elements = iter(grain.experimental.WithOptionsIterDataset(elements, options))
-        return self._elements
-
-    def _end(self) -> None:
-        """Stops workers."""
-        elements, self._elements = self._elements, None
-        if elements is not None:
-            elements.close()

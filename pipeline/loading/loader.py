@@ -22,7 +22,7 @@ from pipeline.loading.batches import Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.joint_wait import JointWait, wait_together
-from pipeline.loading.prefetch import Ended, Prefetch
+from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
@@ -169,23 +169,17 @@ class Loader(StepIterator):
 
     def __next__(self) -> "Batch[jax.Array]":
         if self._joint is None:
-            _, self.planned, batch = self._take()
+            _, self.planned, batch = self._ahead.next(self._timeout)
             return batch
-        before = self.step
+        before, take = self.step, functools.partial(self._ahead.next, self._timeout)
         try:
-            taken = self._joint.run(self._take, lambda taken: taken[0] or self._begins)
+            taken = self._joint.run(take, lambda taken: taken[0] or self._begins)
         except BaseException:
             if self.step != before:
                 self._set_next_index(before)  # this batch is next again
             raise
         self._begins, (_, self.planned, batch) = False, taken
         return batch
-
-    def _take(self) -> "tuple[bool, PlannedBatch, Batch[jax.Array]]":
-        try:
-            return self._ahead.next(self._timeout)
-        except Ended:
-            raise StopIteration from None
 
     def traffic(self) -> dict[str, float]:
         """Counts of reads through a cache so far; see `ReadAhead.traffic`."""

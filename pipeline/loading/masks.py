@@ -1,13 +1,13 @@
-"""What keeps the segments of a row apart: masks, starts of state, and targets further ahead."""
+"""What keeps the segments of a row apart: masks, boundaries, starts, and targets further ahead."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.loading.sharding import with_auto_axes
+from pipeline.loading.sharding import on_host_or_device
 
 
 def attention_mask(
@@ -51,32 +51,20 @@ def attention_mask(
         ValueError: the batch has no segment ids or positions of that side; or it is the side of the
             inputs of pairs, or has groups, and the mask is causal there, or is not causal here.
     """
-    needed = (parts or f"{side}_segment_ids", *[f"{side}_positions"] * causal)
-    encodes = side == "inputs" and causal and "decoder_inputs" in batch
-    if encodes or any(name not in batch for name in needed):
+    if side == "inputs" and causal and "decoder_inputs" in batch:
         raise InvalidValue(
-            f"the batch has {', '.join(batch)}; the mask needs {' and '.join(needed)}, before the "
-            "batch is renamed or transformed. Of pairs, give side='targets', or causal=False for "
-            "the inputs, and compare the segment ids of both sides for cross-attention"
+            "the mask of the inputs of pairs is not causal; give side='targets', or causal=False "
+            "for the inputs, and compare the segment ids of both sides for cross-attention"
         )
-    if "visible_until" in batch and not causal:
-        raise InvalidValue(
-            "the batch has groups, whose continuations see their prefix and not each other; leave "
-            "causal=True, or load examples that are not groups"
-        )
-    until = ["visible_until"] if side == "inputs" and "visible_until" in batch else []
-    fields = [batch[name] for name in (*needed, *until)]
-    starts = int(parts is not None)  # pointers to parts count from 0
-    if isinstance(fields[0], np.ndarray):
-        return _see(np, starts, *fields)
-    import jax
-
-    spec = jax.sharding.PartitionSpec(*jax.typeof(fields[0]).sharding.spec, None)
-    return with_auto_axes(functools.partial(_see, jax.numpy, starts), *fields, spec=spec)
+    names = [parts or f"{side}_segment_ids", *[f"{side}_positions"] * causal]
+    if groups := causal and side == "inputs" and "visible_until" in batch:
+        names.append("visible_until")
+    ids, *others = _fields(batch, *names, groups=groups)
+    ids = ids if parts is None else ids + 1  # pointers to parts count from 0
+    return on_host_or_device(_see, ids, *others, dimensions=2)
 
 
-def _see(xp: Any, starts: int, ids: Any, positions: Any = None, until: Any = None) -> Any:
-    ids = ids + starts
+def _see(xp: Any, ids: Any, positions: Any = None, until: Any = None) -> Any:
     columns = xp.arange(ids.shape[1])[None]
     queries, keys = columns[:, :, None], columns[:, None]
     if until is not None:
@@ -86,6 +74,87 @@ def _see(xp: Any, starts: int, ids: Any, positions: Any = None, until: Any = Non
         if positions is not None:  # they tell the order in any order of columns
             seen &= positions[:, :, None] >= positions[:, None]
     return xp.where(ids[:, :, None] > 0, seen, queries == keys)
+
+
+def cu_seqlens(
+    batch: Mapping[str, Any],
+    max_segments: int,
+    *,
+    align: int = 1,
+    side: str | None = None,
+    parts: str | None = None,
+) -> dict[str, Any]:
+    """The boundaries of the sequences of a batch, for variable-length attention kernels (THD).
+
+    They have the names of `DotProductAttention` of Transformer Engine and `PackedSeqParams` of
+    Megatron-LM; `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
+
+    They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
+    last sequence of each row is its padding, so every position is in a sequence, and kernels leave
+    none undefined. Unused sequences have length 0. With `max_segments=3`, a row of length 6 with
+    segments of 3 and 2 positions has `cu_seqlens_q = [0, 3, 5, 5, 6]`.
+
+    Args:
+        batch: fields `[rows, length]` with segment ids, of NumPy or JAX, also in a compiled step;
+            whole rows with columns in order.
+        max_segments: the most segments in a row: `plan.most_segments()[bucket]`. It decides the
+            shapes.
+        align: that of the plan (1). Above 1, padding may follow every segment, and is a sequence
+            there: a row has `2 · max_segments` sequences instead of `max_segments + 1`.
+        side: the side of both q and kv. Default None: for pairs, q is the side of the targets and
+            kv that of the inputs; otherwise both are the inputs.
+        parts: instead, a pointer to a side of parts, such as "patch_image", whose parts are the
+            sequences; then `max_segments` is the length of that side.
+
+    Returns:
+        `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
+        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int.
+
+    Raises:
+        ValueError: the batch has no segment ids, or has groups; or a row of NumPy arrays has more
+            segments, or, with `align=1`, padding before a segment.
+    """
+    (ids,) = _fields(batch, parts or f"{side or 'inputs'}_segment_ids")
+    q = kv = ids if parts is None else ids + 1  # pointers to parts count from 0
+    if side is None and parts is None:
+        q = batch.get("targets_segment_ids", kv)
+    lengths = {}
+    for name, ids in (("q", q), ("kv", kv)):
+        lengths[f"cu_seqlens_{name}"] = _sequence_ends(ids, max_segments, align)
+        lengths[f"max_seqlen_{name}"] = ids.shape[1]
+    return lengths
+
+
+def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
+    """0 and the end of each sequence, of segments and padding: int32 [sequences + 1]."""
+    on_host = isinstance(ids, np.ndarray)
+    if on_host and (most := int(ids.max(initial=0))) > max_segments:
+        raise InvalidValue(
+            f"max_segments is {max_segments}, but a row holds {most} segments; give "
+            "plan.most_segments()[bucket], or plan with max_segments="
+        )
+    if on_host and align == 1 and ((ids[:, 1:] > 0) & (ids[:, :-1] == 0)).any():
+        raise InvalidValue(
+            "a row has padding before a segment; give the plan's align=, which makes this padding "
+            "a sequence"
+        )
+    count = functools.partial(_count_ends, max_segments=max_segments, align=align)
+    return on_host_or_device(count, ids, dimensions=0)
+
+
+def _count_ends(xp: Any, ids: Any, max_segments: int, align: int) -> Any:
+    if align == 1:
+        each = max_segments + 1
+        sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
+    else:
+        each = 2 * max_segments
+        before = xp.maximum(xp.maximum.accumulate(ids, axis=1) - 1, 0)
+        sequence = xp.minimum(2 * before + (ids == 0), each - 1)
+    places = sequence + each * np.arange(len(ids), dtype=np.int32)[:, None]
+    count = len(ids) * each
+    size = {"minlength" if xp is np else "length": count}
+    sizes = xp.bincount(places.reshape(-1), **size)
+    return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 
 def segment_starts(batch: Mapping[str, Any]) -> Any:
@@ -109,7 +178,8 @@ def segment_starts(batch: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: the batch has no segment ids, or has groups.
     """
-    return _compare(batch, _find_starts, "inputs_segment_ids")
+    ids = _fields(batch, "inputs_segment_ids")
+    return on_host_or_device(_find_starts, *ids, dimensions=2)
 
 
 def targets_ahead(batch: Mapping[str, Any], ahead: int) -> tuple[Any, Any]:
@@ -139,9 +209,8 @@ def targets_ahead(batch: Mapping[str, Any], ahead: int) -> tuple[Any, Any]:
     ahead = require_whole("ahead", ahead, 1)
     if "decoder_inputs" in batch:
         raise InvalidValue("the batch is of pairs; targets further ahead need a causal batch")
-    move = functools.partial(_move, ahead=ahead)
-    names = "inputs_segment_ids", "targets", "loss_weights"
-    return _compare(batch, move, *names)
+    fields = _fields(batch, "inputs_segment_ids", "targets", "loss_weights")
+    return on_host_or_device(functools.partial(_move, ahead=ahead), *fields, dimensions=2)
 
 
 def _move(xp: Any, ids: Any, targets: Any, weights: Any, ahead: int) -> tuple[Any, Any]:
@@ -156,22 +225,16 @@ def _find_starts(xp: Any, ids: Any) -> Any:
     return (ids != xp.pad(ids, ((0, 0), (1, 0)))[:, :-1]) & (ids > 0)
 
 
-def _compare(batch: Mapping[str, Any], function: Callable[..., Any], *names: str) -> Any:
-    """`function` of NumPy or JAX and of the fields, which compares columns of a segment."""
+def _fields(batch: Mapping[str, Any], *names: str, groups: bool = False) -> list[Any]:
+    """Fields of a batch, which may have groups only if the caller says so."""
     if missing := [name for name in names if name not in batch]:
         raise InvalidValue(
             f"the batch has no {missing[0]}; it has {', '.join(batch)}. Give it as it was loaded, "
             "before it is renamed or transformed"
         )
-    if "visible_until" in batch:
+    if "visible_until" in batch and not groups:
         raise InvalidValue(
-            "the batch has groups, in which a column may follow a prefix that is not beside it; "
-            "load examples that are not groups"
+            "the batch has groups, whose continuations share a prefix that is not beside them; use "
+            "a causal attention_mask or visible_until, or load examples that are not groups"
         )
-    fields = [batch[name] for name in names]
-    if isinstance(fields[0], np.ndarray):
-        return function(np, *fields)
-    import jax
-
-    spec = jax.typeof(fields[0]).sharding.spec
-    return with_auto_axes(functools.partial(function, jax.numpy), *fields, spec=spec)
+    return [batch[name] for name in names]

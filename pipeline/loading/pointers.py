@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-
-from pipeline.loading.sharding import rows_of, with_auto_axes
+from pipeline.loading.sharding import on_host_or_device
 
 
 def follow(values: Any, pointer: Any) -> Any:
     """The values that a pointer points to; zeros where it points to nothing.
 
+    >>> import numpy as np
     >>> follow(np.array([[[1, 2], [3, 4]]]), np.array([[1, 1, -1]])).tolist()
     [[[3, 4], [3, 4], [0, 0]]]
 
@@ -24,14 +23,7 @@ def follow(values: Any, pointer: Any) -> Any:
     Returns:
         `[*pointer.shape, …]`, of NumPy or JAX like `values`.
     """
-    if isinstance(values, np.ndarray) and isinstance(pointer, np.ndarray):
-        return _take(np, values, pointer)
-    import jax
-
-    def take(values: Any, pointer: Any) -> Any:
-        return _take(jax.numpy, values, pointer)
-
-    return with_auto_axes(take, values, pointer, spec=jax.sharding.PartitionSpec(rows_of(values)))
+    return on_host_or_device(_take, values, pointer, dimensions=1)
 
 
 def _take(xp: Any, values: Any, pointer: Any) -> Any:

@@ -33,8 +33,8 @@ class Prefetch(Generic[T]):
         make: makes the element of a step; an error goes to the thread that asks for the element,
             and `make` is called again for the same step if it asks once more.
         size: the number of elements kept ready.
-        end: the number of steps; at the last one, `next` raises `Ended`.
-        threads: the number of threads that call `make`.
+        end: the number of steps; after the last one, `next` raises `StopIteration`.
+        threads: the number of threads that call `make`; 0: `next` calls it.
 
     Attributes:
         step: the step of the next element, from 0.
@@ -69,9 +69,19 @@ class Prefetch(Generic[T]):
 
     def next(self, seconds: float | None = None) -> T:
         """The next element; raises the error of its step, or `Late` after `seconds`."""
+        try:
+            return self._take(seconds)
+        except Ended:
+            raise StopIteration from None
+
+    def _take(self, seconds: float | None) -> T:
         begin = time.monotonic()
         if self.closed:
             raise InvalidValue("this loader is closed; make another one")
+        if not self._count:
+            here = self._make_step(self.step)
+            self.step += 1
+            return here
         with self._changed:
             while self.step not in self._ready:
                 self.start()
@@ -150,9 +160,7 @@ class Prefetch(Generic[T]):
                     return
                 step, self._next = self._next, self._next + 1
             try:
-                if step >= self._end:
-                    raise Ended(f"step is {step:,}, and there are {self._end:,}")
-                element = self._make(step)
+                element = self._make_step(step)
             except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
                 error = raised
             with self._changed:
@@ -160,6 +168,11 @@ class Prefetch(Generic[T]):
                     self._ready[step] = element, error
                     self._changed.notify_all()
             element = None  # its memory is the consumer's
+
+    def _make_step(self, step: int) -> T:
+        if step >= self._end:
+            raise Ended(f"step is {step:,}, and there are {self._end:,}")
+        return self._make(step)
 
     def _say(self, seconds: float | None) -> str:
         alive = [each.ident for each in (*self._left, *self._threads) if each.is_alive()]

@@ -189,11 +189,24 @@ def with_auto_axes(function: Callable[..., T], *arrays: Any, spec: "PartitionSpe
     return automatic(*arrays)
 
 
-def rows_of(array: Any) -> Any:
-    """The axes of a mesh, explicit in the type of an array, that divide its rows."""
+def spec_of(array: Any, dimensions: int) -> "PartitionSpec":
+    """The sharding of the first dimensions of an array, if its type has one."""
     import jax
 
-    return (*jax.typeof(array).sharding.spec, None)[0]
+    return jax.sharding.PartitionSpec(*jax.typeof(array).sharding.spec[:dimensions])
+
+
+def on_host_or_device(function: Callable[..., T], *arrays: Any, dimensions: int) -> T:
+    """`function(numpy, *arrays)`, or of `jax.numpy` if some of the arrays are of JAX.
+
+    The first `dimensions` of the result are sharded like those of the first array.
+    """
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return function(np, *arrays)
+    import jax
+
+    function = functools.partial(function, jax.numpy)
+    return with_auto_axes(function, *arrays, spec=spec_of(arrays[0], dimensions))
 
 
 def field_specs(

@@ -154,11 +154,7 @@ def unpack(
         results: the plan of each batch, and the step's result for it: an array of the whole batch,
             or a dict of arrays. On several hosts, each host has the whole arrays.
         examples: the argument of `pack`, or the corpus of a plan.
-        per: the kind of record in an array, or a dict of kinds by name: "position",
-            `[rows, length, …]`; of several sides the name of one, as "targets"; "segment",
-            `[rows, segments, …]`, with segment id s in column s - 1; "continuation" of groups,
-            `[rows, continuations, …]`, with branch id b in column b - 1; or "row", `[rows, …]`, if
-            a row has one segment.
+        per: the kind of record in an array, or a dict of kinds by name, as for `score`.
         combine: "sum" or "mean" (weighted by positions) over the records of an example that is
             split into several segments. Default None: per segment and row, such an example is
             refused.

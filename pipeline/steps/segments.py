@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pipeline.loading.sharding import rows_of, with_auto_axes
+from pipeline.loading.sharding import spec_of, with_auto_axes
 
 
 def position_losses(
@@ -109,7 +109,7 @@ def segment_last(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -
     def keep_last(ids: jax.Array) -> jax.Array:
         return jnp.where(ids != jnp.pad(ids, ((0, 0), (0, 1)))[:, 1:], ids, 0)
 
-    ids = with_auto_axes(keep_last, ids, spec=jax.typeof(ids).sharding.spec)
+    ids = with_auto_axes(keep_last, ids, spec=spec_of(ids, 2))
     return _sum_by(ids, values, most)
 
 
@@ -124,7 +124,7 @@ def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
         sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
         return sums.reshape(rows, most + 1, *inner)[:, :most]
 
-    return with_auto_axes(add, ids, values, spec=PartitionSpec(rows_of(ids), None))
+    return with_auto_axes(add, ids, values, spec=spec_of(ids, 1))
 
 
 def by_segment(

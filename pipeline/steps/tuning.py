@@ -6,7 +6,6 @@ and estimates for others. The shapes of the best set are measured, and it is sou
 
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,9 +36,6 @@ FIRST, MOST = 7, 16
 # Rounds of each measurement.
 ROUNDS = 5
 
-# Steps of the check run.
-CHECKED = 24
-
 # Devices that work on tiles may be faster if the number of rows is a multiple of this.
 TILE = 8
 
@@ -60,39 +56,30 @@ class Tuned:
 
     Attributes:
         buckets: the buckets, for `load` or `Plan`.
-        choice: the best of `choices`, for `make_step`.
-        seconds: predicted seconds of the steps of an epoch: those of their shapes, and what the
-            check run took beside, which is the same for any shapes.
+        seconds: predicted seconds of the steps of an epoch, if their examples are short. If
+            attention skips other segments, long examples take longer, by the same in any shapes.
         noise: the share by which the seconds of a shape are uncertain; each further shape had to
             save twice as much.
         compiling: seconds to compile the buckets once.
         sets: the best set of 1, 2, 3, … measured shapes; its cost is the seconds of an epoch.
         shapes: all shapes that were measured.
         left_out: shapes whose step failed, with the reason.
-        checked: the number of steps of a short run of the plan, the seconds of their shapes, and
-            the seconds that they took.
     """
 
     buckets: tuple[Bucket, ...]
-    choice: Mapping[str, Any]
     seconds: float
     noise: float
     compiling: float
     sets: tuple[BucketSet, ...]
     shapes: Mapping[Bucket, Timing]
     left_out: Mapping[Bucket, str]
-    checked: tuple[int, float, float]
 
     def __str__(self) -> str:
         chosen = ", ".join(map(str, self.buckets))
-        choice = ", ".join(f"{name}={value}" for name, value in self.choice.items())
-        steps, predicted, took = self.checked
         lines = [
-            f"{chosen}{f' with {choice}' * bool(choice)}: {self.seconds:,.4g} s for the steps of "
-            f"an epoch, and {self.compiling:,.3g} s to compile",
+            f"{chosen}: {self.seconds:,.4g} s for the steps of an epoch, and "
+            f"{self.compiling:,.3g} s to compile",
             f"measured {counted(len(self.shapes), 'shape')}, each to within {self.noise:.1%}",
-            f"check: {counted(steps, 'step')} of the plan took {took:,.3g} s, and their shapes "
-            f"{predicted:,.3g} s: {took / predicted - 1:+.1%}, which the epoch has too",
             "",
             *text_table(self._rows_of_sets()),
             "",
@@ -139,11 +126,10 @@ def _show_memory(count: int | None) -> str:
 
 @suggest_keywords
 def tune(
-    make_step: Callable[..., Callable[[Any], Any]],
+    make_step: Callable[[], Callable[[Any], Any]],
     corpus: AnyCorpus,
     *,
     tokens_per_batch: int,
-    choices: Mapping[str, Sequence[Any]] | None = None,
     max_length: int | tuple[int, int] | None = None,
     max_buckets: int = 4,
     epochs: float = 1,
@@ -154,7 +140,7 @@ def tune(
     align: int = 1,
     sharding: Any = None,
 ) -> Tuned:
-    """The buckets, and the choice of a step, with which a job takes the fewest seconds here.
+    """The buckets with which a job takes the fewest seconds here.
 
     It compiles a few shapes and measures seconds and memory of a step of each. Then it packs the
     corpus into sets of shapes, estimates the seconds of those that it has not measured, measures
@@ -172,15 +158,12 @@ def tune(
     True
 
     Args:
-        make_step: `make_step(**choice)` returns `step(batch)`, which does one step on the devices
-            and returns arrays to wait for. If it has `lower`, as jitted functions have, XLA reports
+        make_step: `make_step()` returns `step(batch)`, which does one step on the devices and
+            returns arrays to wait for. If it has `lower`, as jitted functions have, XLA reports
             its memory, and shapes that need more than the device has are not run. A training step
             keeps its state itself.
         corpus: the training corpus, as for `load`. Each step is measured on a batch of it.
         tokens_per_batch: the most positions in a batch, for pairs on both sides together.
-        choices: options to try beside shapes, each with its values, such as
-            `{"remat": [False, True]}`. Each combination is tuned by itself, and the one with the
-            fewest seconds is returned. Default None: no options.
         max_length: as for `fit_buckets`.
         max_buckets: the most shapes; default 4.
         epochs: the epochs of training, over which a compilation must pay off; default 1.
@@ -197,7 +180,6 @@ def tune(
         Exception: what the step raised, if no shape that holds all examples can be run.
     """
     options: Any = {"packing": packing, "max_segments": max_segments, "align": align}
-    every = _combine(choices)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
     if not epochs > 0:
         raise InvalidValue(f"epochs is {epochs!r}; it must be a number above 0")
@@ -229,46 +211,20 @@ def tune(
         with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
             return next(loader)
 
-    def tune_step(choice: Mapping[str, Any]) -> Tuned:
-        stopwatch = Stopwatch(make_step(**choice), load_batch)
-        best, sets, noise = find_best(
-            stopwatch, search_of, fit.bucket, max_buckets=max_buckets, epochs=epochs
-        )
-        shapes = stopwatch.timings()
-        plan = Plan(corpus, best.buckets, **options)
-        taken, positions, predicted, took = 0, 0, 0.0, 0.0
-        with Loader(Batches(corpus, plan, sharding=sharding), prefetch=1) as loader:
-            for batch in itertools.islice(loader, CHECKED):
-                took += stopwatch.run(batch)
-                predicted += shapes[loader.planned.bucket].seconds
-                positions += loader.planned.bucket.positions
-                taken += 1
-        epoch = plan.batches_per_bucket
-        of_shapes = sum(n * shapes[bucket].seconds for bucket, n in epoch.items())
-        share = positions / sum(n * bucket.positions for bucket, n in epoch.items())
-        of_examples = (took - predicted) / share
-        return Tuned(
-            buckets=best.buckets,
-            choice=choice,
-            seconds=of_shapes + of_examples,
-            noise=noise,
-            compiling=sum(shapes[bucket].compiling for bucket in best.buckets),
-            sets=tuple(dataclasses.replace(each, cost=each.cost + of_examples) for each in sets),
-            shapes=shapes,
-            left_out={bucket: brief(error) for bucket, error in stopwatch.failures.items()},
-            checked=(taken, predicted, took),
-        )
-
-    found, failures = [], []
-    for choice in every:
-        try:
-            found.append(tune_step(choice))
-        except Exception as error:  # no shape could be run; another choice may need less memory
-            logger.warning("%s is left out: %s", choice, brief(error))
-            failures.append(error)
-    if not found:
-        raise failures[0]
-    return min(found, key=lambda tuned: tuned.seconds + tuned.compiling / epochs)
+    stopwatch = Stopwatch(make_step(), load_batch)
+    best, sets, noise = find_best(
+        stopwatch, search_of, fit.bucket, max_buckets=max_buckets, epochs=epochs
+    )
+    shapes = stopwatch.timings()
+    return Tuned(
+        buckets=best.buckets,
+        seconds=best.cost,
+        noise=noise,
+        compiling=sum(shapes[bucket].compiling for bucket in best.buckets),
+        sets=tuple(sets),
+        shapes=shapes,
+        left_out={bucket: brief(error) for bucket, error in stopwatch.failures.items()},
+    )
 
 
 def formula(bucket: Bucket) -> tuple[float, float]:
@@ -429,15 +385,3 @@ def _too_long(lengths: np.ndarray, room: tuple[int, ...]) -> np.ndarray:
     """The numbers of examples that are longer than `room`; none, if those would be all."""
     long = (lengths.reshape(len(lengths), -1) > room).any(axis=1)
     return np.zeros(0, np.int64) if long.all() else np.flatnonzero(long)
-
-
-def _combine(choices: Mapping[str, Sequence[Any]] | None) -> tuple[dict[str, Any], ...]:
-    """All combinations of some choices, each a dict."""
-    for name, values in (choices or {}).items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise InvalidValue(
-                f"choices has {name}={values!r}; it must be a list of values to try, as in "
-                "{'remat': [False, True]}"
-            )
-    names, every = list(choices or {}), (choices or {}).values()
-    return tuple(dict(zip(names, each, strict=True)) for each in itertools.product(*every))

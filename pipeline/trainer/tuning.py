@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "tuning.json"  # in a work directory
 
-OPTIONS = tuple(name for name in list_keywords(tune) if name not in ("choices", "sharding"))
+OPTIONS = tuple(name for name in list_keywords(tune) if name != "sharding")
 
 # The fields of a config on which the seconds of a step depend, or the best buckets.
 FIELDS = (

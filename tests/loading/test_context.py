@@ -44,8 +44,6 @@ def test_every_field_of_pairs_is_laid_out_alike(pairs, order):
     columns = {length: column_order(order, length, 2) for length in (64, 32)}
     assert all(sorted(each) == [*range(length)] for length, each in columns.items())
     require_same(laid, {name: each[:, columns[each.shape[1]]] for name, each in whole.items()})
-    with pytest.raises(ValueError, match=r"the mask needs .* Of pairs, give side"):
-        pipeline.attention_mask(laid)
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):

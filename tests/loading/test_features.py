@@ -120,7 +120,7 @@ def cases(draw):
 
 
 @given(cases(), st.sampled_from(["continue", "restart"]))
-@settings(max_examples=50)
+@settings(max_examples=40)
 def test_every_segment_has_the_features_of_its_example(case, positions):
     kind, sizes, buckets, options, names = case
     corpus, values = corpus_of(kind, sizes)
@@ -235,9 +235,9 @@ def divide(batch, columns):
 
 @pytest.mark.parametrize("order", CONTEXT_ORDERS)
 def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan, order):
+    whole = Batches(corpus, plan, features=NAMES)
     sharding = batch_sharding(mesh_of(data=2, context=2))
     by_row = NamedSharding(sharding.mesh, PartitionSpec(("data",)))
-    whole = Batches(corpus, plan, features=NAMES)
     batches = Batches(corpus, plan, sharding=sharding, context_order=order, features=NAMES)
     columns = column_order(order, 16, 2)
     with pipeline.Loader(batches) as loader:
@@ -246,18 +246,13 @@ def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan,
             assert list(batch) == list(loader.specs[SQUARE])
             for name, array in batch.items():
                 per_example = name in batches.features and batches.features[name].per_example
-                placed = by_row if per_example else sharding
-                assert array.sharding.is_equivalent_to(placed, array.ndim), name
                 spec = loader.specs[SQUARE][name]
                 assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
-                assert array.sharding.is_equivalent_to(spec.sharding, array.ndim)
+                for placed in (by_row if per_example else sharding, spec.sharding):
+                    assert array.sharding.is_equivalent_to(placed, array.ndim), name
         assert step > 3
-
-
-@pytest.mark.parametrize("order", CONTEXT_ORDERS)
-def test_a_part_of_the_length_has_its_columns_and_all_segments_of_its_rows(corpus, plan, order):
+    # A part of the length has its columns, and all segments of its rows.
     third = OneProcess(batch_sharding(mesh_of(data=1, context=4)), [2])
-    whole = Batches(corpus, plan, features=NAMES)
     part = Batches(corpus, plan, sharding=third, context_order=order, features=NAMES)
     columns = column_order(order, 16, 4)[8:12]
     for step in range(len(part)):
@@ -298,24 +293,20 @@ def test_only_the_features_that_are_asked_for_are_read(corpus, plan, monkeypatch
 
 def test_features_are_no_part_of_a_state(corpus, plan):
     every, none = (Batches(corpus, plan, features=names).repeat(2) for names in (NAMES, ()))
-    state = every.origin.state(3)
-    assert none.origin.resume(state) == 3
+    assert none.origin.resume(every.origin.state(3)) == 3
     there = pickle.loads(pickle.dumps(every))
     planned, batch = there.with_plans()[plan.num_batches()]
     assert planned.epoch == 1
     require_same(batch, every[plan.num_batches()])
-    iterator = iter(every.to_iter_dataset())
-    iterator.set_state(state)
-    require_same(next(iterator), every[3])
 
 
-@pytest.mark.parametrize("convention", ["maxtext", "tunix", "huggingface"])
-def test_renamed_batches_keep_features_under_their_names(corpus, convention):
+def test_renamed_batches_keep_features_under_their_names(corpus):
     plan = Plan(corpus, [Bucket(4, 32)], packing="none", overflow="drop")
     batches, plain = (Batches(corpus, plan, features=names) for names in (NAMES, ()))
-    renamed = pipeline.rename(batches[0], convention)
-    assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
-    require_features(renamed, {name: batches[0][name] for name in NAMES})
+    for convention in ("maxtext", "tunix", "huggingface"):
+        renamed = pipeline.rename(batches[0], convention)
+        assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
+        require_features(renamed, {name: batches[0][name] for name in NAMES})
 
 
 def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):

@@ -106,14 +106,6 @@ def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
     assert found == whole[0]
 
 
-def test_each_epoch_has_all_tokens(finished, whole):
-    batches, _ = take(finished, num_epochs=2)
-    first, later = batches[: len(whole[0])], batches[len(whole[0]) :]
-    assert first == whole[0]
-    due = sum(int(tokens[:-1].sum()) for tokens in draw_documents())
-    assert [sum(total for _, total in epoch) for epoch in (first, later)] == [due, due]
-
-
 @pytest.mark.slow
 def test_workers_load_the_same(finished, monkeypatch):
     monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones
@@ -170,40 +162,6 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
         ordinary = loader.get_state()
     with pytest.raises(ValueError, match="belongs to a corpus that was planned as a whole"):
         take(finished, ordinary)
-
-
-def test_a_tail_that_was_rewritten_between_two_starts_is_refused(tmp_path):
-    documents = draw_documents()
-    write(tmp_path, documents[:200], finish=False)  # parts of 20, three to a window
-    _, states = take_sealed(tmp_path)
-    for record in sorted((tmp_path / "shards").glob("0*.json"))[-2:]:
-        record.unlink()
-    write(tmp_path, [*documents[:160], *draw_documents(seed=1)[160:]])
-    with pytest.raises(ValueError, match="the first 9 parts of the corpus are no longer what the"):
-        take(tmp_path, states[-1])
-    assert take(tmp_path, states[1])[0] == take(tmp_path)[0][1:]  # of what stayed as it was
-
-
-def test_corpora_that_grow_are_mixed_with_others(tmp_path, finished):
-    documents = draw_documents(seed=2, number=300)
-    other = Corpus.from_arrays(draw_documents(seed=3, number=50), tmp_path / "other")
-    options = {"weights": {"a": 0.6, "b": 0.38, "c": 0.02}, "num_epochs": None}
-
-    def mix(state=None, number=80):
-        grown, growing = (
-            Corpus.open(each, follow=True) for each in (finished, tmp_path / "growing")
-        )
-        corpora = pipeline.Corpora({"a": grown, "b": growing, "c": other})
-        return take(corpora, state, number, **options)
-
-    write(tmp_path / "growing", documents[:100], finish=False)
-    writer = threading.Thread(target=write, args=(tmp_path / "growing", documents, 20, 0.02))
-    writer.start()
-    live, _ = mix()
-    writer.join()
-    again, states = mix()
-    assert again == live
-    assert mix(states[30], 20) == (live[30:50], states[30:51])
 
 
 def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path, finished):

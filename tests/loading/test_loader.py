@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import copy
 import dataclasses
@@ -21,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.errors import UserError
 from pipeline.loading.collate import collate_side
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import field_specs, slice_of_process
@@ -89,23 +89,17 @@ MESHES = {
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, name):
+def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
     sharding, plan = MESHES[name], Plan(corpus, buckets)
-    whole, batches = Batches(corpus, plan), Batches(corpus, plan, sharding=sharding)
+    options = {"positions": "restart" if name == "length" else "continue"}
+    whole, every = (Batches(corpus, plan, sharding=each, **options) for each in (None, sharding))
     for step in range(3):
-        arrays = pipeline.to_global(batches[step], sharding)
+        arrays = pipeline.to_global(every[step], sharding)
         require_same(arrays, whole[step])
         assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
-
-
-@pytest.mark.parametrize("positions", ["continue", "restart"])
-@pytest.mark.parametrize("name", MESHES)
-def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, positions):
-    sharding, plan = MESHES[name], Plan(corpus, buckets)
-    whole = Batches(corpus, plan, positions=positions)
-    for devices in ([0], [3], [0, 1], [1, 2], [0, 2], [0, 3]):
+    for devices in ([0], [0, 1], [0, 2], [0, 3]):
         part = OneProcess(sharding, devices)
-        batches = Batches(corpus, plan, sharding=part, positions=positions)
+        batches = Batches(corpus, plan, sharding=part, **options)
         for step in range(3):
             built, planned = batches[step], plan.batch(step)
             (block,), shape = batches.blocks[planned.bucket], planned.bucket.shape
@@ -134,93 +128,50 @@ def batching(*buckets, **options):
     return lambda c, plan: Batches(c, Plan(c, buckets) if buckets else plan, **options)
 
 
-ONE_ROW = {"inputs": np.zeros((2, 8))}
-FOUR_ROWS = {"inputs": np.zeros((4, 8))}
+def placing(shape, **options):
+    return lambda c, plan: pipeline.to_global({"inputs": np.zeros(shape)}, ROWS, **options)
+
+
 BUDGET = {"tokens_per_batch": 1024}
 ROWS, LENGTH = MESHES["rows"], MESHES["length alone"]
 TO_END = {"weights": {"a": 1}, "ending": "stop", "num_epochs": 2, **BUDGET}
-TOO_LONG = {"transform": lambda batch: {"longer": np.zeros((16, 17))}}
-POSITIONS = r"positions is .*one of continue, restart"
-WRONG_VALUES = [
+TOO_LONG = {"transform": lambda batch: {"longer": np.zeros((16, 17))}, "buckets": CUT[:1]}
+NO_ARRAYS = (3, [1], {"a": np.ones(4)}, np.array(["a"]), np.array([None]))
+NO_ARRAYS += (np.ma.masked_array(np.ones(4), True), np.array(["2026-01-01"], "datetime64[D]"))
+WRONG = [
     (batching(process_index=0, process_count=3), "row_multiple=3"),
     (batching(Bucket(6, 64), sharding=ROWS), "row_multiple=4"),
     (batching(Bucket(8, 66), sharding=LENGTH), "length_multiple=4"),
     (batching(process_index=2, process_count=2), "from 0 to 1"),
     (batching(sharding=ROWS, process_count=2), "give one of them"),
-    *((batching(positions=each), POSITIONS) for each in ("Restart", None, True)),
     (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), "the plan is for 2"),
     (lambda c, p: Batches(c, p).repeat(2).repeat(2), "call repeat once"),
     (lambda c, p: Batches(c, p).repeat(2, reseed_each_epoch=False), "without other options"),
     (lambda c, p: Batches(c, Plan(c.lengths[:9], CUT).after(0, lengths=c)), "others join later"),
     (lambda c, p: pipeline.to_global({}, mesh_of(x=4)), "none of 'data', 'fsdp' and 'context'"),
-    (
-        lambda c, p: pipeline.to_global(ONE_ROW, ROWS),
-        r"holds multiples of \(4, 1\) of a global batch",
-    ),
-    (
-        lambda c, p: pipeline.to_global(FOUR_ROWS, ROWS, bucket=Bucket(8, 8)),
-        r"shape \(4, 8\), but this process holds \(8, 8\) of 8x8",
-    ),
-    (
-        lambda c, p: Loader(Batches(c, p, process_index=1, process_count=2)),
-        r"inputs has shape .* sharding=…\) for the same sharding",
-    ),
+    (placing((2, 8)), r"holds multiples of \(4, 1\) of a global batch"),
+    (placing((4, 8), bucket=Bucket(8, 8)), r"shape \(4, 8\), but .* holds \(8, 8\) of 8x8"),
     (loading(buckets=[Bucket(1, 64)], max_buckets=3), "max_buckets, max_length to choose them;"),
-    (loading(num_epochs=-1, **BUDGET), "num_epochs is -1; it must be"),
     (loading(num_epochs="2", **BUDGET), "num_epochs is '2'; it must be"),
     (loading(weights={"a": 1}, **BUDGET), "weights are for several corpora"),
     (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
-    (loading(prefetch=-1, **BUDGET), "prefetch is -1; it must be"),
-    *(
-        (loading(timeout_seconds=each, **BUDGET), "timeout_seconds is .*; it must be a number")
-        for each in (0, "1", float("nan"), float("inf"))
-    ),
-    (loading(seed="a", **BUDGET), "seed is 'a'; it must be"),
-    (loading(overflow=np.zeros(2), **BUDGET), "overflow is array.*; it must be one of"),
-    (loading(tokens_per_batch="1k"), "tokens_per_batch is '1k'; it must be"),
-    (
-        lambda c, p: pipeline.load(c, buckets=p.buckets, **TOO_LONG),
-        r"longer has shape \(16, 17\).* keep rows and positions",
-    ),
-]
-WRONG_TYPES = [
-    (batching(sharding=PartitionSpec("data")), r"must be a jax\.sharding\.Mesh, or"),
+    *((loading(timeout_seconds=n, **BUDGET), "timeout_seconds is") for n in (0, "1", np.nan)),
+    (lambda c, p: pipeline.load(c, **TOO_LONG), r"longer has shape .* keep rows and positions"),
     (lambda c, p: Loader(Batches(c, p).map(dict)), "takes Batches; transform batches inside"),
-    (
-        lambda c, p: pipeline.load([[1, 2, 3]], **BUDGET),
-        r"corpus is a list; .* of arrays with Corpus\.from_arrays",
-    ),
+    (lambda c, p: pipeline.load([[1, 2]], **BUDGET), "corpus is a list; .* with Corpus.from_arr"),
     (loading(token_per_batch=1024), "did you mean 'tokens_per_batch'"),
-    (loading(num_epoch=1, **BUDGET), "did you mean 'num_epochs'"),
     (loading(), "needs tokens_per_batch=, to choose buckets, or buckets="),
-    (
-        loading(transform=lambda batch: None, **BUDGET),
-        "transform returned a NoneType; it must return a dict",
-    ),
-    (loading(transform=3, **BUDGET), "transform is 3; it must be a function of a batch"),
+    (loading(transform=lambda batch: None, **BUDGET), "transform returned a NoneType; it must"),
     *(
-        (
-            loading(transform=lambda batch, field=field: {**batch, "own": field}, **BUDGET),
-            f"own is .*{said}.*, which no device can hold",
-        )
-        for field, said in (
-            (3, "int"),
-            ([1], "list"),
-            ({"a": np.ones(4)}, "dict"),
-            (np.array(["a"]), "<U1"),
-            (np.array([None]), "object"),
-            (np.ma.masked_array(np.ones(4), True), "MaskedArray"),
-            (np.array(["2026-01-01"], "datetime64[D]"), "datetime64"),
-        )
+        (loading(transform=lambda batch, own=own: {"own": own}, **BUDGET), "which no device can")
+        for own in NO_ARRAYS
     ),
 ]
-WRONG = [(ValueError, *each) for each in WRONG_VALUES]
-WRONG += [(TypeError, *each) for each in WRONG_TYPES]
 
 
-@pytest.mark.parametrize(("error", "call", "sentence"), WRONG)
-def test_what_cannot_be_loaded_gets_a_sentence(corpus, buckets, error, call, sentence):
-    with pytest.raises(error, match=sentence):
+@pytest.mark.parametrize(("call", "sentence"), WRONG)
+def test_what_cannot_be_loaded_gets_a_sentence(corpus, buckets, call, sentence):
+    with pytest.raises(UserError, match=sentence):
         call(corpus, Plan(corpus, buckets))
 
 
@@ -273,23 +224,21 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
     plans = [entry | {"corpus": corpus.identity}]
     assert json.loads(state) == {"step": 3, "plans": plans, "digest": fingerprint_of(plans)}
     assert entry == {"from": 0, "fingerprint": plan.fingerprint, "identity": plan.identity}
+    given = steps.get_state()
+    for part in ("identity", "corpus"):  # who changes a state changes no later one
+        given["plans"][0][part].clear()
+    assert json.dumps(steps.get_state()) == state
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"seed": 5}, "seed was 0 and is now 5"),
-        ({"packing": "none"}, "packing was best_fit and is now none"),
-        ({"overflow": "drop"}, "overflow was split and is now drop"),
+def test_a_state_of_another_plan_is_refused_with_what_changed(corpus, buckets):
+    state = StateKey(Plan(corpus, buckets), corpus).state(0)
+    for options, sentence in (
         ({"tiers": 4}, "tiers was 1 and is now 4"),
-        ({"buckets": [pipeline.Bucket(4, 64)]}, "buckets was 16x16+8x32+4x64 and is now 4x64"),
-    ],
-)
-def test_a_state_of_another_plan_is_refused_with_what_changed(corpus, buckets, options, sentence):
-    state = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset()).get_state()
-    other = Plan(corpus, **({"buckets": buckets} | options))
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        iter(Batches(corpus, other).to_iter_dataset()).set_state(state)
+        ({"buckets": buckets[2:]}, r"buckets was 16x16\+8x32\+4x64 and is now 4x64"),
+    ):
+        other = Plan(corpus, **{"buckets": buckets} | options)
+        with pytest.raises(ValueError, match=sentence):
+            iter(Batches(corpus, other).to_iter_dataset()).set_state(state)
 
 
 def test_load_chooses_buckets(corpus):
@@ -310,10 +259,14 @@ def test_load_chooses_buckets(corpus):
 
 @pytest.mark.parametrize("name", ["rows", "length alone"])
 def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus, buckets, name):
+    def mask(ids):
+        return ids[:, :, None] == ids[:, None, :]
+
     def transform(batch):
         renamed = pipeline.rename(batch, "maxtext")
         ids = batch["inputs_segment_ids"]
-        return renamed | {"most": ids.max(axis=1), "mask": ids[:, :, None] == ids[:, None, :]}
+        swapped = batch["inputs"].astype(">i4")  # numbers in another order of bytes
+        return renamed | {"most": ids.max(axis=1), "swapped": swapped, "mask": mask(ids)}
 
     plan = Plan(corpus, buckets)
     whole = Batches(corpus, plan, transform=transform)
@@ -323,8 +276,9 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
         assert loader.specs == loader.batches.specs
         count = Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
         for step, batch in enumerate(loader):
-            require_same(batch, whole[step])
-            assert count(0, batch) == whole[step]["most"].sum()
+            here = whole[step] | {"swapped": whole[step]["swapped"].astype(np.int32)}
+            require_same(batch, here)
+            assert count(0, batch) == here["most"].sum()
         with pytest.raises(ValueError, match="seed was 1 and is now 0"):
             loader.set_state(StateKey(Plan(corpus, buckets, seed=1), corpus).state(2))
     assert shapes_of(grain.experimental.get_element_spec(whole)) == shapes_of(loader.specs)
@@ -361,24 +315,6 @@ def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus,
             next(loader)
 
 
-def test_numbers_in_another_order_of_bytes_arrive(corpus, buckets):
-    def swap(batch):
-        return {**batch, "own": batch["inputs"].astype(">i4")}
-
-    with pipeline.load(corpus, buckets=buckets, transform=swap) as loader:
-        batch = next(loader)
-        np.testing.assert_array_equal(batch["own"], batch["inputs"])
-
-
-def test_who_changes_a_state_changes_no_later_one(corpus, buckets):
-    with pipeline.load(corpus, buckets=buckets) as loader:
-        state = loader.get_state()
-        before = json.dumps(state)
-        state["plans"][0]["identity"].clear()
-        state["plans"][0]["corpus"].clear()
-        assert json.dumps(loader.get_state()) == before
-
-
 def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets):
     """A thread that wakes after the old batches ended, and before the new step, does not hang."""
     with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
@@ -401,37 +337,6 @@ def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets
     iterator = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset())
     with pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"):
         make(iterator)
-
-
-def test_pickled_batches_are_for_workers_alone(corpus, buckets):
-    batches = pickle.loads(pickle.dumps(Batches(corpus, Plan(corpus, buckets), sharding=ROWS)))
-    with pytest.raises(ValueError, match="a pickled copy, which knows no devices"):
-        Loader(batches)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        StopIteration(),
-        SystemExit("bad"),
-        GeneratorExit(),
-        KeyboardInterrupt(),
-        asyncio.CancelledError(),
-    ],
-)
-def test_an_error_that_means_the_end_to_python_ends_no_epoch(corpus, buckets, error):
-    def fails(batch, planned):
-        if planned.digest == at.digest:
-            raise error
-        return batch
-
-    at = Plan(corpus, buckets).batch(3)
-    with pipeline.load(corpus, buckets=buckets, transform=fails, num_epochs=1) as loader:
-        for _ in range(3):
-            next(loader)
-        with pytest.raises(RuntimeError, match="the batch of step 3 was not built") as raised:
-            next(loader)
-    assert raised.value.__cause__ is error
 
 
 class Stall:
@@ -545,25 +450,21 @@ def test_arrays_of_a_transform_may_be_its_scratch(corpus, buckets):
         scratch = {}
         return transform
 
-    right = [Batches(corpus, Plan(corpus, buckets))[step] for step in range(8)]
+    plan = Plan(corpus, buckets)
+    right = [Batches(corpus, plan)[step] for step in range(8)]
     for make in (aligned, np.copy, lambda field: field):
-        batches = Batches(corpus, Plan(corpus, buckets), transform=reuse(make))
+        batches, transform = Batches(corpus, plan, transform=reuse(make)), reuse(make)
+        on_four = Batches(corpus, plan, transform=reuse(make), sharding=ROWS)
+        copies = ({name: field.copy() for name, field in batch.items()} for batch in right)
         for found in (
             [batches[step] for step in range(8)],
             [*itertools.islice(batches.to_iter_dataset(), 8)],
-            *(
-                [*itertools.islice(pipeline.load(corpus, transform=reuse(make), **options), 8)]
-                for options in ({"buckets": buckets}, {"buckets": buckets, "sharding": ROWS})
-            ),
+            [*itertools.islice(Loader(batches), 8)],
+            [*itertools.islice(Loader(on_four), 8)],
+            [pipeline.to_global(transform(batch), ROWS) for batch in copies],
         ):
             for batch, expected in zip(found, right, strict=True):
                 require_same(batch, expected)
-        transform, copies = reuse(make), []
-        for batch in right:
-            own = {name: field.copy() for name, field in batch.items()}
-            copies.append(pipeline.to_global(transform(own), ROWS))
-        for batch, expected in zip(copies, right, strict=True):
-            require_same(batch, expected)
 
 
 def test_a_loader_of_another_process_says_so(corpus, buckets, monkeypatch):
@@ -607,35 +508,30 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     require_same(next(iterator), here[3])
 
 
-NO_PLANS = [None, [], [3], [{"from": 0}], [{"from": 0, "fingerprint": 7}], object()]
+def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets):
+    key = StateKey(Plan(corpus, buckets), corpus)
+    state = key.state(3)
+    assert key.resume(state) == 3
+    plans = (None, [], [3], [{"from": 0}], [{"from": 0, "fingerprint": 7}], object())
+    changes = [{"step": each} for each in (None, True, 2.0, -1)]
+    for change in changes + [{"plans": each} for each in plans]:
+        with pytest.raises(ValueError, match=r"is not a data state|the state's step is"):
+            key.resume({**state, **change})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [*({"step": each} for each in (None, True, 2.0, -1)), *({"plans": each} for each in NO_PLANS)],
-)
-def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change):
+def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets):
     plan = Plan(corpus, buckets)
-    state = StateKey(plan, corpus).state(3)
-    assert StateKey(plan, corpus).resume(state) == 3
-    with pytest.raises(ValueError, match=r"is not a data state|the state's step is"):
-        StateKey(plan, corpus).resume({**state, **change})
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
-def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets, kind):
-    plan = Plan(corpus, buckets)
-    state = StateKey(plan, corpus).state(kind(3))
-    assert json.loads(json.dumps(state)) == state
-    state["step"] = kind(3)
-    state["plans"][0]["from"] = kind(0)
-    for iterator in (Loader(Batches(corpus, plan)), iter(Batches(corpus, plan).to_iter_dataset())):
+    for kind in (np.int64, np.uint8, np.array):
+        state = StateKey(plan, corpus).state(kind(3))
+        assert json.loads(json.dumps(state)) == state
+        state["step"] = kind(3)
+        state["plans"][0]["from"] = kind(0)
+        iterator = iter(Batches(corpus, plan).to_iter_dataset())
         iterator.set_state(state)
         assert json.loads(json.dumps(iterator.get_state()))["step"] == 3
         grain.experimental.set_next_index(iterator, kind(4))
         assert json.loads(json.dumps(iterator.get_state()))["step"] == 4
         require_same(next(iterator), Batches(corpus, plan)[4])
-        iterator.close()
 
 
 def test_a_state_says_which_corpus_it_belongs_to(corpus, examples, buckets):
@@ -689,31 +585,14 @@ def test_a_loader_says_what_it_loads(corpus, examples, buckets):
         next(loader)
 
 
-def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
-    mesh = mesh_of(context=2, fsdp=2)
-    usual = NamedSharding(mesh, PartitionSpec(("fsdp",), "context"))
-    plan = Plan(corpus, buckets)
-    batches = Batches(corpus, plan, sharding=mesh)
-    assert batches.sharding == usual
-    assert batches.specs == Batches(corpus, plan, sharding=usual).specs
-    for arrays in (pipeline.to_global(batches[0], mesh), next(Loader(batches))):
-        require_same(arrays, batches[0])
-        assert all(array.sharding == usual for array in arrays.values())
-
-
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
-def test_a_copy_of_batches_is_on_the_same_devices(corpus, buckets, make):
-    batches = Batches(corpus, Plan(corpus, buckets), sharding=ROWS)
-    assert make(batches).sharding == batches.sharding
-    require_same(make(batches)[0], batches[0])
-
-
 def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):
     batches = Batches(corpus, Plan(corpus, buckets), sharding=MESHES["length"])
-    assert copy.copy(batches).repeat(2).sharding == MESHES["length"]
+    for make in (copy.copy, copy.deepcopy):
+        assert make(batches).repeat(2).sharding == MESHES["length"]
     there = pickle.loads(pickle.dumps(batches))
     require_same(there[3], batches[3])
-    assert not hasattr(there, "sharding")
+    with pytest.raises(ValueError, match="a pickled copy, which knows no devices"):
+        Loader(there)
 
 
 def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
@@ -734,14 +613,9 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         with Loader(batches) as loader:
             assert len(loader) == len(list(loader)) == loader.step
             assert type(loader.step) is int
-
-
-def test_a_loader_without_num_epochs_never_ends_and_has_no_length(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    with pipeline.load(corpus, buckets=buckets) as loader:
+    with pipeline.load(corpus, buckets=buckets) as loader:  # without an end
         with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)
         assert loader
         loader.set_state(StateKey(plan, corpus).state(10**7))
         require_same(next(iter(loader)), Batches(corpus, plan)[10**7])
-        assert loader.step == 10**7 + 1

@@ -1,6 +1,5 @@
 """Examples of several sides: their batches are those of the definition, value by value."""
 
-import copy
 import functools
 import itertools
 import pickle
@@ -8,7 +7,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
@@ -88,7 +87,7 @@ class Drawn:
 def define(drawn, planned, align, examples=None):
     """The batch that a plan makes of drawn examples; `examples` are their numbers in the plan."""
     rows, lengths = planned.bucket.rows, dict(zip(drawn.names, planned.bucket.lengths, strict=True))
-    batch, begins, at = {}, [], {name: [0] * rows for name in drawn.names}
+    batch, used = {}, {name: [0] * rows for name in drawn.names}
     for side, length in lengths.items():
         for field in ("segment_ids", "positions"):
             batch[f"{side}_{field}"] = np.zeros((rows, length), np.int32)
@@ -100,35 +99,28 @@ def define(drawn, planned, align, examples=None):
         shape = rows, lengths[feature.of], *feature.shape
         batch[name] = np.full(shape, 0 if feature.to is None else -1, feature.dtype)
     segments = [0] * rows
-    for row, _, _, *sizes in planned.segments.tolist():
-        segments[row] += 1
-        for side, size in zip(drawn.names, sizes, strict=True):
-            at[side][row] += -at[side][row] % align.get(side, 1)
-            begins.append((segments[row], side, at[side][row]))
-            at[side][row] += size
-    begins = iter(begins)
     for row, example, start, *sizes in planned.segments.tolist():
         assert start == 0
-        placed = [next(begins) for _ in sizes]
-        begin = {side: column for _, side, column in placed}
-        if (number := example if examples is None else examples.get(example)) is None:
-            continue
-        for (segment, side, column), size in zip(placed, sizes, strict=True):
-            for k in range(size):
-                cell = row, column + k
-                batch[f"{side}_segment_ids"][cell] = segment
-                batch[f"{side}_positions"][cell] = k
-                for field, shift in drawn.task.shifts.items() if side == drawn.tokens else ():
-                    batch[field][cell] = drawn.columns["tokens"][number][k + shift]
-                if side == drawn.learns:
-                    batch["loss_weights"][cell] = 1
-                for name, feature in drawn.features.items():
-                    if feature.of == side:
-                        later = drawn.task.lookahead if side == "targets" else 0
-                        value = np.asarray(drawn.columns[name][number][k + later])
-                        if feature.to is not None:
-                            value = np.where(value < 0, -1, value + begin[feature.to])
-                        batch[name][cell] = value
+        segments[row] += 1
+        begin, number = {}, example if examples is None else examples.get(example)
+        for side, size in zip(drawn.names, sizes, strict=True):
+            begin[side] = used[side][row] + -used[side][row] % align.get(side, 1)
+            used[side][row] = begin[side] + size
+        for side, size in zip(drawn.names, sizes, strict=True) if number is not None else ():
+            here = row, slice(begin[side], begin[side] + size)
+            batch[f"{side}_segment_ids"][here] = segments[row]
+            batch[f"{side}_positions"][here] = range(size)
+            for field, shift in drawn.task.shifts.items() if side == drawn.tokens else ():
+                batch[field][here] = drawn.columns["tokens"][number][shift : shift + size]
+            if side == drawn.learns:
+                batch["loss_weights"][here] = 1
+            for name, feature in drawn.features.items():
+                later = drawn.task.lookahead if side == "targets" else 0
+                if feature.of == side:
+                    values = np.asarray(drawn.columns[name][number])[later : later + size]
+                    if feature.to is not None:
+                        values = np.where(values < 0, -1, values + begin[feature.to])
+                    batch[name][here] = values
     return batch
 
 
@@ -157,6 +149,7 @@ def buckets_of(drawn, seed):
 
 
 @given(sides, st.sampled_from([1, 4]), st.booleans())
+@settings(max_examples=30)
 def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, tiers, excludes):
     seed, task, arrays = about
     drawn = Drawn(seed, task, arrays)
@@ -195,6 +188,7 @@ def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, t
 
 
 @given(st.integers(0, 10**6), st.booleans())
+@settings(max_examples=15)
 def test_text_alone_is_mixed_with_sides(seed, weighted):
     drawn = Drawn(seed, "causal", ["patches", "images"])
     alone = Examples([np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)])
@@ -301,7 +295,7 @@ def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
     np.testing.assert_array_equal(np.asarray(gradient).sum(axis=(1, 2)), [2, 2, 2])
 
 
-def test_a_step_is_compiled_for_batches_of_sides_and_split_into_microbatches():
+def test_a_step_is_compiled_for_batches_of_sides():
     drawn = draw_pictures()
     corpus = Examples(drawn.columns, **drawn.options())
     mesh = mesh_of(data=2)
@@ -317,8 +311,6 @@ def test_a_step_is_compiled_for_batches_of_sides_and_split_into_microbatches():
             due = follow(whole["patches"].astype(np.float32), whole["patch"]).sum((1, 2))
             np.testing.assert_array_equal(found, due)
             assert whole["label"].shape == (8, 16)
-            halves = pipeline.steps.microbatches.split(batch, 2, loader.sharding)
-            assert halves["patches"].shape == (2, 4, 24, *whole["patches"].shape[2:])
 
 
 def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
@@ -333,7 +325,7 @@ def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
     )
     cached = open_corpus(tmp_path / "made", cache=tmp_path / "cache", cache_bytes=300_000)
     plan = Plan(opened, [PICTURES], max_segments=9)
-    every = [made, opened, again, cached, examples, copy.copy(examples)]
+    every = [made, opened, again, cached, examples]
     every += [pickle.loads(pickle.dumps(each)) for each in (opened, examples)]
     for corpus in every:
         np.testing.assert_array_equal(corpus.lengths, examples.lengths)
@@ -457,6 +449,9 @@ def examples_of(**features):
     return Examples(columns, features=known)
 
 
+PATCHES = {"patches": Feature("patches")}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -469,43 +464,18 @@ def examples_of(**features):
             "patch of example 0 points to position 2 of patches, which has 2; give positions",
         ),
         (
-            lambda: examples_of(word=(Feature("patches", to="inputs"), [0, 2])),
-            "word of example 0 points to position 2 of inputs, which has 2",
-        ),
-        (
-            lambda: examples_of(patch=(Feature("inputs", to="image"), [0, 0, 0])),
-            "the feature 'patch' points to the side 'image'; there are inputs, patches",
-        ),
-        (
             lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])),
             "'patches_positions', as a field of the side 'patches'",
         ),
         (lambda: Feature("input"), "of is 'input', too like 'inputs' for the name of a side"),
-        (lambda: Feature("loss_weights"), "of is 'loss_weights'; it must be one of"),
         (lambda: Feature("example", to="patches"), "to is 'patches', which makes a pointer; its"),
-        (lambda: Feature("a", to="b", dtype="int64"), "its dtype is int32, and it is of"),
         (
-            lambda: Examples({"x": [[1]]}, features={"x": Feature("inputs")}),
-            "columns are x; one of them must be 'tokens', the token ids of each example, or",
+            lambda: Examples({"x": [[1]]}, features={}),
+            "one of them must be 'tokens', the token ids",
         ),
+        (lambda: pipeline.Writer("grows", features=PATCHES), "one side, .* cannot grow yet"),
         (
-            lambda: Examples.from_groups(
-                {"tokens": [([1], [[2], [3]])], "patches": [[1]]},
-                features={"patches": Feature("patches")},
-            ),
-            "groups have one side, and 'patches' is of the side 'patches'",
-        ),
-        (
-            lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
-            "these examples have one side, and 'patches' is of the side 'patches'; Examples and .* "
-            "cannot grow yet",
-        ),
-        (
-            lambda: Examples(
-                {"tokens": [[1, 2]], "patches": [[1]]},
-                features={"patches": Feature("patches")},
-                loss="patches",
-            ),
+            lambda: Examples({"tokens": [[1]], "patches": [[1]]}, features=PATCHES, loss="patches"),
             "inputs and patches both carry the loss; one side may",
         ),
     ],

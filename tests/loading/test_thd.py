@@ -9,15 +9,6 @@ from pipeline import Batches, Bucket, Plan
 from pipeline.loading import cu_seqlens
 
 
-def test_batches_without_ids_or_room_for_their_segments_are_refused(tmp_path):
-    corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [9, 9]], tmp_path)
-    batch = Batches(corpus, Plan(corpus, [Bucket(1, 7)]))[0]
-    with pytest.raises(ValueError, match="max_segments is 2, but a row holds 3 segments; give"):
-        cu_seqlens(batch, 2)
-    with pytest.raises(ValueError, match=r"no inputs_segment_ids; .* before it is renamed"):
-        cu_seqlens(pipeline.rename(batch, "maxtext"), 3)
-
-
 def test_padding_between_aligned_segments_is_in_sequences_of_its_own(tmp_path):
     corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [4] * 9], tmp_path)
     plan = Plan(corpus, [Bucket(3, 8)], shuffle=False, align=4)
@@ -31,6 +22,8 @@ def test_padding_between_aligned_segments_is_in_sequences_of_its_own(tmp_path):
         assert np.diff(cu_seqlens(fields, 2, align=4)["cu_seqlens_q"]).tolist() == sizes
     with pytest.raises(ValueError, match="a row has padding before a segment; give the plan's"):
         cu_seqlens(batch, 2)
+    with pytest.raises(ValueError, match="max_segments is 1, but a row holds 2 segments; give"):
+        cu_seqlens(batch, 1, align=4)
 
 
 @pytest.mark.parametrize("kind", ["examples", "pairs"])

@@ -104,7 +104,8 @@ ALL_KEY_HEADS = False, {"num_kv_heads": 4}
     ("attention", "tables", "options"),
     [
         pytest.param("dense", *ROTARY, marks=pytest.mark.slow),
-        ("blocked", *TABLE),
+        ("blocked", True, {"num_layers": 1}),
+        pytest.param("blocked", *TABLE, marks=pytest.mark.slow),
         pytest.param("dense", *TABLE, marks=pytest.mark.slow),
         pytest.param("blocked", *ROTARY, marks=pytest.mark.slow),
         pytest.param("dense", *ALL_KEY_HEADS, marks=pytest.mark.slow),
@@ -135,7 +136,7 @@ def test_a_group_trains_like_its_continuations_alone(attention, tables, options)
         np.testing.assert_allclose(a / count, b / count, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["dense", "blocked"])
+@pytest.mark.parametrize("attention", ["blocked", pytest.param("dense", marks=pytest.mark.slow)])
 def test_a_continuation_changes_nothing_in_another(attention):
     step = value_and_gradient(TransformerConfig(**CONFIG, attention=attention), False)
     batch, names = row_of([PAIR, TREE, DOCUMENT])

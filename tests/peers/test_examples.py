@@ -188,23 +188,28 @@ def test_the_loss_of_pairs_in_a_row_is_that_of_their_paper_from_answers_alone():
     examples = pipeline.Examples.from_groups(columns, features=features)
     ((planned, batch),) = pipeline.pack(examples, [pipeline.Bucket(2, 64)], max_segments=4)
     assert np.ptp(np.bincount(planned.segments[:, 0], minlength=2)) > 0  # unlike rows
-    params = dpo["Model"]().init(jax.random.key(0), batch)["params"]
+    params = jax.jit(dpo["Model"]().init)(jax.random.key(0), batch)["params"]
 
-    def logprob(prompt, answer):
-        tokens = np.concatenate([prompt, answer])[None]
-        at = np.arange(tokens.shape[1] - 1)
-        alone = {"inputs": tokens[:, :-1], "inputs_positions": at[None]}
-        alone["inputs_segment_ids"] = np.ones_like(tokens[:, :-1])
-        logits = np.float64(dpo["Model"]().apply({"params": params}, alone)[0])
-        found = logits[at, tokens[0, 1:]] - np.log(np.exp(logits).sum(axis=1))
-        return found[len(prompt) - 1 :].sum()
-
-    good, bad = (
-        np.array([logprob(*each) for each in zip(prompts, side, strict=True)]) for side in answers
-    )
+    # Each answer after its prompt, in a row of its own.
+    pairs = [
+        (prompt, answer) for side in answers for prompt, answer in zip(prompts, side, strict=True)
+    ]
+    rows = np.zeros((3, len(pairs), 18), np.int32)
+    for row, (prompt, answer) in enumerate(pairs):
+        size = len(prompt) + len(answer)
+        rows[0, row, :size], rows[1, row, : size - 1] = [*prompt, *answer], 1
+        rows[2, row, :size] = range(size)
+    tokens, ids, positions = rows
+    alone = {"inputs": tokens, "inputs_segment_ids": ids, "inputs_positions": positions}
+    logits = np.float64(jax.jit(dpo["Model"]().apply)({"params": params}, alone))
+    logp = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    found = np.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    begins = [(len(prompt) - 1, len(prompt) + len(answer) - 1) for prompt, answer in pairs]
+    sums = [each[slice(*at)].sum() for each, at in zip(found, begins, strict=True)]
+    good, bad = np.reshape(sums, (2, 5))
     margins = 0.1 * ((good - reference[:, 0]) - (bad - reference[:, 1]))
     expected = [np.log(1 + np.exp(-margins)).sum(), margins.sum(), (margins > 0).sum(), 5]
-    np.testing.assert_allclose(dpo["sum_over_pairs"](params, batch), expected, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(dpo["sum_over_pairs"])(params, batch), expected, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def batches(asked):
 def follow(asked):
     """The batches of a corpus that grows: until a wait is over, and then with `more` of it."""
     mesh, sharding = layout(asked)
-    options = {"follow": True, "window": 60, "wait_seconds": asked.get("wait_seconds", 1.0)}
+    options = {"follow": True, "window": 60, "wait_seconds": asked.get("wait_seconds", 0.4)}
     options |= {"sharding": sharding, "num_epochs": 1} | asked.get("fitting", {})
     if "fitting" not in asked:
         options["buckets"] = [pipeline.Bucket(8, 64)]

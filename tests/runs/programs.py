@@ -1,9 +1,8 @@
 """The training program in processes of its own, as a user starts it; on one host or several."""
 
-import sys
 import time
 
-from tests.processes import TIME_LIMIT, Group, call, environment, free_port
+from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.runs.runs import lines
 
 CONFIG = "--config=tests/runs/tiny_config.py:buckets"
@@ -18,19 +17,11 @@ def variables(text, programs="programs"):
     }
 
 
-def run(text, workdir):
-    """Runs the program to its end, in a Python of its own: exit code and output."""
-    command = [sys.executable, "train.py", CONFIG, f"--workdir={workdir}"]
-    done = call(*command, **variables(text))
-    return done.returncode, done.stdout + done.stderr
-
-
 def uninterrupted(text, once):
     """The work directory of a whole run, with its output in a file."""
 
     def make(workdir):
-        code, output = run(text, workdir)
-        assert code == 0, output
+        (output,) = start(text, workdir).end_with(0)
         (workdir / "output").write_text(output)
 
     return once("uninterrupted", make)

@@ -1,18 +1,14 @@
-"""The training program on corpora that grow: on several hosts, and in object storage."""
+"""The training program on corpora that grow, on several hosts."""
 
 import re
 import shutil
-import threading
-import time
 
 import numpy as np
 import pytest
 
 from pipeline import Writer, tokenizers
-from pipeline.fs import as_path
-from tests.fs import object_servers
 from tests.runs.programs import start_hosts
-from tests.runs.runs import audited, run, steps, tiny
+from tests.runs.runs import audited, steps
 
 WRITTEN = "corpus/sources/written"
 
@@ -58,31 +54,3 @@ def test_a_mixture_grows_on_two_hosts_then_one_then_two(text, tmp_path):
     assert [line["step"] for line in ours] == list(range(60))
     assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
     np.testing.assert_allclose(*([line["loss"] for line in each] for each in (ours, theirs)), 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("counter")
-def test_a_mixture_grows_in_a_bucket(text, tmp_path, monkeypatch):
-    with object_servers.s3(tmp_path) as port:
-        for name, value in object_servers.s3_environment(port).items():
-            monkeypatch.setenv(name, value)
-        workdirs = [as_path(f"s3://{object_servers.BUCKET}/{name}") for name in ("live", "later")]
-        live, later = (workdir / WRITTEN for workdir in workdirs)
-
-        def write_on():
-            for number in range(60, 381, 20):
-                time.sleep(0.2)
-                write(live, number, finish=number == 380)
-
-        write(live, 40)
-        write(later, 380, finish=True)
-        writer = threading.Thread(target=write_on)
-        writer.start()
-        run(tiny(text, "followed_config", steps=25, checkpoint_every=10), workdirs[0])
-        for workdir in workdirs:
-            run(tiny(text, "followed_config", steps=60, checkpoint_every=10), workdir)
-            audited(workdir)
-        writer.join()
-        ours, theirs = map(steps, workdirs)
-        assert [line["step"] for line in ours] == list(range(60))
-        assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]

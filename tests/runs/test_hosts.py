@@ -142,9 +142,9 @@ def add_waits(folder, jobs):
     for name, (more, less, options) in WAITS.items():
         for late in (0, 1) if name in LATE else (0,):
             own = {str(n): {"corpus": str(folder / f"{name} {late} {n}")} for n in (0, 1)}
-            # Process 0 decides. If it sees all, process 1 sees the same after two seconds.
+            # Process 0 decides. If it sees all, process 1 sees the same after a second.
             numbers = (less, more) if late == 0 else (250, less)
-            own["1"]["grows_after"] = 2 if late == 1 else None
+            own["1"]["grows_after"] = 1 if late == 1 else None
             for n, number in enumerate(numbers):
                 if number:
                     write(own[str(n)]["corpus"], number, finish=number == 250 and n != late)

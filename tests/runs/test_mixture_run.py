@@ -6,7 +6,6 @@ import re
 import pytest
 
 from pipeline.cli.commands import main
-from pipeline.text.sources import Concatenated, Records
 from tests.processes import ROOT
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
@@ -65,10 +64,3 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}
     assert main(["why", str(tmp_path), "--step", "17"]) == 0
     assert " another " in capsys.readouterr().out
-
-
-def test_sources_together_are_read_as_one():
-    both = Concatenated([Records(["a", "b"]), Records(["c"])])
-    assert [record["text"] for record in both] == ["a", "b", "c"]
-    (block,) = both.read(both.shards()[1])
-    assert both.where(block, 0) == "record 0"

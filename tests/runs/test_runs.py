@@ -269,16 +269,12 @@ def test_a_config_that_is_read_back_has_the_values_and_types_of_its_fields(text,
     assert read_config(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("os:system", "evil:source", "stranger.evil:f", "tests:f", "a b", "none.such:f", 5, [1]),
-        *("__main__:f", "pycparser:check_output"),
-        *("pipeline.report.dataset:json", "configs.python_data:zlib"),
-    ],
-)
+STRANGE = ["os:system", "evil:source", "stranger.evil:f", "tests:f", "a b", "none.such:f", 5, [1]]
+STRANGE += ["__main__:f", "pycparser:check_output", "configs.python_data:zlib"]
+
+
 def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
-    text, tmp_path, monkeypatch, capsys, source
+    text, tmp_path, monkeypatch, capsys
 ):
     workdir = tmp_path / "stranger"
     workdir.mkdir()
@@ -293,13 +289,14 @@ def test_a_work_directory_names_no_code_but_configs_and_installed_packages(
         save_config(epath.Path(workdir), config, hidden_types(config))
         return parse(f"--workdir={workdir}")
 
-    with pytest.raises(SystemExit, match="2"):
-        parse_stored(source)
-    sentence = f"train.source of the run in {workdir} is {source!r}, which is defined neither in"
-    assert sentence in capsys.readouterr().err
+    for source in STRANGE:
+        with pytest.raises(SystemExit, match="2"):
+            parse_stored(source)
+        sentence = f"train.source of the run in {workdir} is {source!r}, which is defined neither"
+        assert sentence in capsys.readouterr().err
     # The command line is the user's own.
-    own = parse("--config=tests/runs/tiny_config.py", f"--config.train.source={source}")[0]
-    assert own.train.source == str(source)
+    own = parse("--config=tests/runs/tiny_config.py", "--config.train.source=evil:source")[0]
+    assert own.train.source == "evil:source"
     for known in ("pipeline.text.sources:Records", "configs.python_data:Functions"):
         assert parse_stored(known)[0].train.source == known
     (workdir / "configs.py").write_text("raise AssertionError\n")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pages import SNIPPETS
 from tests.processes import ROOT, call
-from tests.runs.programs import CONFIG, SLOW, run, start, uninterrupted, variables, wait_for_step
+from tests.runs.programs import CONFIG, SLOW, start, uninterrupted, variables, wait_for_step
 from tests.runs.runs import lines, loss_files, segment_losses, steps, summary
 
 
@@ -75,11 +75,11 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     assert len(saved) > 7
     assert saved == lines(whole)[: len(saved)]
     if number == signal.SIGINT:  # the test of kills above has the other start
-        code, output = run(text, tmp_path)
-        assert code == 0, output
+        start(text, tmp_path).end_with(0)
         assert lines(tmp_path) == lines(whole)
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path):
     group = start(text, tmp_path)
     while group.processes[0].is_alive() and not (tmp_path / "run_config.json").exists():

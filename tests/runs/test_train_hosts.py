@@ -30,6 +30,7 @@ def assert_same_run(workdir, alone):
     assert_same_losses(workdir, alone)
 
 
+@pytest.mark.slow
 def test_losses_of_two_processes_are_those_of_one(alone, text, tmp_path):
     run_hosts(text, tmp_path, 2)
     assert_same_run(tmp_path, alone)
@@ -82,9 +83,9 @@ def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, 
 
 
 def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
-    for group in [start_hosts(text, tmp_path, 2, own={index: ["--wait=3"]}) for index in (0, 1)]:
+    for group in [start_hosts(text, tmp_path, 2, own={index: ["--wait=1"]}) for index in (0, 1)]:
         (output,) = group.end_with(2, limit=60)
-        assert "not all processes of the run joined within 3 s" in output
+        assert "not all processes of the run joined within 1 s" in output
         assert "Check failure" not in output
 
 

@@ -47,10 +47,9 @@ def make_table(loader, spec=()):
     return jax.device_put(jnp.zeros((VOCABULARY, VOCABULARY)), placed)
 
 
-def train(loader, batch, microbatches=1, spec=(), **options):
-    table = make_table(loader, spec)
+def train(loader, batch, microbatches=2, spec=(), **options):
     init, step = make_train_step(loss, optax.adam(0.1), sharding=loader.sharding, **options)
-    state = init(table)
+    state = init(make_table(loader, spec))
     compiled = Compiled(step, state, loader.specs, microbatches=microbatches)
     for _ in range(2):
         state, values = compiled(state, batch)
@@ -72,52 +71,47 @@ def accumulated(loader, batch):
     return change
 
 
-def on_table(step):
-    def run(loader, batch):
-        return jax.jit(step)(make_table(loader), batch)
+def of_fields(loader, batch):
+    """The functions of batches, in one program."""
 
-    return run
+    @jax.jit
+    def compute(table, batch):
+        losses = lookup(table, batch)
+        return {
+            "an evaluation": make_eval_step(loss, sharding=loader.sharding)(
+                table, batch, microbatches=2
+            ),
+            "scores": make_score_step(loss)(table, batch),
+            "sums of segments": sum_segments(losses, batch, (8, 8)),
+            "means of segments": segment_mean(losses[..., None], batch, most=8),
+            "last values of segments": segment_last(losses, batch, most=8),
+            "a mask": pipeline.attention_mask(batch),
+            "a mask that is not causal": pipeline.attention_mask(batch, causal=False),
+            "starts of segments": segment_starts(batch),
+            "targets further ahead": targets_ahead(batch, 2),
+            "cu_seqlens": cu_seqlens(batch, 8),
+            "aligned cu_seqlens": cu_seqlens(batch, 8, align=4),
+        }
+
+    return compute(make_table(loader), batch), cu_seqlens(batch, 8)["cu_seqlens_kv"]
+
+
+@jax.jit
+def of_groups(batch):
+    sums = sum_continuations(batch["loss_weights"], batch, most=16)
+    return pipeline.attention_mask(batch), sums, batch["reward"]
 
 
 FUNCTIONS = {
-    "a step": train,
-    "two microbatches": lambda *given: train(*given, microbatches=2),
-    "losses of segments": lambda *given: train(*given, microbatches=2, most_segments=8),
-    "a loss scale": lambda *given: train(*given, microbatches=2, loss_scale=4.0),
-    "accumulated steps": lambda *given: train(*given, accumulated=2),
+    "a step": lambda *given: train(*given, microbatches=1),
+    "losses of segments": lambda *given: train(*given, most_segments=8),
+    "a loss scale and accumulated steps": lambda *given: train(
+        *given, loss_scale=4.0, accumulated=2
+    ),
+    "sharded parameters": lambda *given: train(*given, spec=("data",)),
     "accumulate": accumulated,
-    "an evaluation": lambda loader, batch: on_table(
-        lambda table, batch: make_eval_step(loss, sharding=loader.sharding)(
-            table, batch, microbatches=2
-        )
-    )(loader, batch),
-    "scores": on_table(make_score_step(loss)),
-    "sums of segments": on_table(
-        lambda table, batch: sum_segments(lookup(table, batch), batch, (8, 8))
-    ),
-    "attention_mask": on_table(lambda table, batch: pipeline.attention_mask(batch)),
-    "a mask that is not causal": on_table(
-        lambda table, batch: pipeline.attention_mask(batch, causal=False)
-    ),
-    "starts of segments": on_table(lambda table, batch: segment_starts(batch)),
-    "targets further ahead": on_table(lambda table, batch: targets_ahead(batch, 2)),
-    "means of segments": on_table(
-        lambda table, batch: segment_mean(lookup(table, batch)[..., None], batch, most=8)
-    ),
-    "last values of segments": on_table(
-        lambda table, batch: segment_last(lookup(table, batch), batch, most=8)
-    ),
-    "cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8)["cu_seqlens_q"]),
-    "aligned cu_seqlens": on_table(lambda table, batch: cu_seqlens(batch, 8, align=4)),
-    "cu_seqlens without a mesh": lambda loader, batch: cu_seqlens(batch, 8)["cu_seqlens_kv"],
-}
-FUNCTIONS |= {"sharded parameters": lambda *given: train(*given, microbatches=2, spec=("data",))}
-ON_GROUPS = {
-    "a mask of groups": on_table(lambda table, batch: pipeline.attention_mask(batch)),
-    "sums of continuations": on_table(
-        lambda table, batch: sum_continuations(batch["loss_weights"], batch, most=16)
-    ),
-    "features of continuations": lambda loader, batch: batch["reward"],
+    "functions of fields": of_fields,
+    "functions of groups": lambda loader, batch: of_groups(batch),
 }
 rng = np.random.default_rng(0)
 EXAMPLES = Examples([rng.integers(1, VOCABULARY, size) for size in rng.integers(4, 30, 60)])
@@ -128,17 +122,14 @@ GROUPS = Examples.from_groups(
 
 
 @pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("name", [*FUNCTIONS, *ON_GROUPS])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_explicit_axes_give_what_auto_axes_give(name, axes):
-    corpus, function = (
-        (EXAMPLES, FUNCTIONS[name]) if name in FUNCTIONS else (GROUPS, ON_GROUPS[name])
-    )
-    sizes, found = AXES[axes], []
+    corpus, sizes, found = GROUPS if "groups" in name else EXAMPLES, AXES[axes], []
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=(kind,) * len(sizes))
         with (
             jax.set_mesh(mesh),
             pipeline.load(corpus, sharding=mesh, buckets=[Bucket(8, 32)]) as it,
         ):
-            found.append(jax.tree.map(np.asarray, function(it, next(it))))
+            found.append(jax.tree.map(np.asarray, FUNCTIONS[name](it, next(it))))
     jax.tree.map(lambda *both: np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6), *found)

@@ -134,11 +134,9 @@ def test_long_examples_take_longer_in_rows_of_any_shape(monkeypatch):
         plan = Plan(corpus, buckets, **rows)
         return sum(map(cost, pipeline.Batches(corpus, plan).to_iter_dataset()))
 
-    assert tuned.checked[0] == Plan(corpus, tuned.buckets, **rows).num_batches()
-    assert tuned.seconds == pytest.approx(epoch(tuned.buckets))
     *shorter, longest = sorted(tuned.shapes, key=lambda each: each.order)
     others = [epoch([each, longest]) for each in shorter]
-    assert tuned.seconds <= min(others) * 1.01
+    assert tuned.seconds < epoch(tuned.buckets) <= min(others) * 1.01
 
 
 # ---- With real steps.
@@ -171,39 +169,7 @@ def test_the_result_is_a_table(tuned):
     assert f"{tuned.buckets[-1]}" in text
     assert "MiB" in text  # the memory of a jitted step
     assert tuned.seconds > 0
-    assert tuned.checked[0] > 0
     assert [len(each.buckets) for each in tuned.sets] == [1, 2][: len(tuned.sets)]
-
-
-def test_steps_of_all_combinations_of_choices_are_tried():
-    made = []
-
-    def make_step(**choice):
-        made.append(choice)
-        times = {"slow": 60, "fast": 1}[choice["way"]]
-        return jax.jit(lambda batch: sum(scores(batch) * n for n in range(times)))
-
-    choices = {"way": ["slow", "fast"], "again": [1]}
-    tuned = pipeline.tune(make_step, examples(), **OPTIONS, choices=choices)
-    assert made == [{"way": "slow", "again": 1}, {"way": "fast", "again": 1}]
-    assert tuned.choice == made[1]
-    assert " with way=fast, again=1: " in str(tuned)
-
-
-def test_a_choice_without_which_no_shape_runs_may_win():
-    def make_step(saves_memory):
-        def step(batch):
-            if not saves_memory:
-                raise MemoryError("RESOURCE_EXHAUSTED")
-            return scores(batch)
-
-        return step
-
-    choices = {"saves_memory": [False, True]}
-    tuned = pipeline.tune(make_step, examples(), **OPTIONS, choices=choices)
-    assert tuned.choice == {"saves_memory": True}
-    with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
-        pipeline.tune(make_step, examples(), **OPTIONS, choices={"saves_memory": [False]})
 
 
 def test_a_step_that_fails_for_a_shape_is_named():
@@ -223,7 +189,6 @@ def test_a_corpus_of_one_example_has_one_shape_which_its_devices_divide():
     options = OPTIONS | {"length_multiple": 33, "row_multiple": 3, "max_length": 30}
     tuned = pipeline.tune(lambda: scores, one, **options, sharding=mesh_of(data=2, context=2))
     assert tuned.buckets == (Bucket(12, 66),)
-    assert tuned.checked[0] == 1
 
 
 def test_lengths_are_tried_finer_than_the_formula_has_them():
@@ -244,10 +209,8 @@ def test_pairs_and_unpacked_rows_are_tuned_too(tmp_path, translations):
     def step(batch):
         return jnp.einsum("bi,bt->bit", batch["inputs"], batch["targets"]).sum()
 
-    for packing in ("best_fit", "none"):
-        options = OPTIONS | {"length_multiple": None, "packing": packing}
-        tuned = pipeline.tune(lambda: step, pairs, **options)
-        plan = Plan(pairs, tuned.buckets, packing=packing, overflow="error")
-        assert plan.num_batches() == sum(plan.batches_per_bucket.values())
-        assert isinstance(tuned.buckets[-1], Bucket)
-        assert len(tuned.shapes) <= MOST
+    options = OPTIONS | {"length_multiple": None, "packing": "none"}
+    tuned = pipeline.tune(lambda: step, pairs, **options)
+    plan = Plan(pairs, tuned.buckets, packing="none", overflow="error")
+    assert plan.num_batches() == sum(plan.batches_per_bucket.values())
+    assert len(tuned.shapes) <= MOST

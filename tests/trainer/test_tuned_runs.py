@@ -19,7 +19,6 @@ MEASURED = "shapes, each to within"  # said by each measurement
 @pytest.fixture(autouse=True)
 def few_rounds(counter, monkeypatch):
     monkeypatch.setattr(tuning, "ROUNDS", 2)
-    monkeypatch.setattr(tuning, "CHECKED", 3)
 
 
 @pytest.fixture
