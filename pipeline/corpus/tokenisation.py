@@ -234,7 +234,7 @@ class _OfBlock:
         add_notes(self.notes, {about: (1, 0, where)})
 
     def _place(self, number: int) -> str:
-        return self._job.records.where(self._block, number)
+        return self._block.where(number)
 
     @functools.cached_property
     def _of_spans(self) -> dict[str, Feature]:
