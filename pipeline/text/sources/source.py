@@ -86,10 +86,10 @@ class Block:
         file, at = self.places[number]
         return ({"file": file} if file else {}) | ({self.unit: at} if self.unit else {})
 
-    def where(self, number: int) -> str:
-        """The place of a record, for messages; the lines of a text before it are counted now."""
+    def where(self, number: int, *, count: bool = True) -> str:
+        """The place of a record, for messages; the lines before it are counted now, if wanted."""
         file, at = self.places[number]
-        if self.unit == "byte":
+        if self.unit == "byte" and count:
             return f"{file}, line {count_lines(as_path(file), at) + 1:,} (byte {at:,})"
         return ", ".join(filter(None, [file, self.unit and f"{self.unit} {at:,}"]))
 
