@@ -174,7 +174,7 @@ class _OfBlock:
         if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if self._job.on_error == "raise":
-            raise with_place(error, self._place(number))
+            raise with_place(error, self._block.where(number))
         self.failed[number] = error
 
     def encode(self, compare: bool) -> Ragged:
@@ -205,7 +205,8 @@ class _OfBlock:
         loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
         silent = job.task.find_silent(chunk.counts, loss)
         if len(silent):
-            add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
+            place = self._block.where(int(silent[0]), count=False)
+            add_notes(self.notes, {SILENT: (len(silent), 0, place)})
         ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
         return dataclasses.replace(chunk, columns={**chunk.columns, TOKENS: ids})
 
@@ -230,11 +231,9 @@ class _OfBlock:
 
     def _note(self, about: str, example: str, number: int) -> None:
         """Counts a record in the notes, with its place if it is the first."""
-        where = ": ".join(filter(None, [self._place(number), example]))
+        place = self._block.where(number, count=False)  # or each record would cost a reading
+        where = ": ".join(filter(None, [place, example]))
         add_notes(self.notes, {about: (1, 0, where)})
-
-    def _place(self, number: int) -> str:
-        return self._job.records.where(self._block, number)
 
     @functools.cached_property
     def _of_spans(self) -> dict[str, Feature]:
@@ -342,7 +341,7 @@ class _OfBlock:
                 InvalidValue(
                     f"{example}; give another tokenizer, or train on this text without strict"
                 ),
-                self._place(number),
+                self._block.where(number),
             )
         self._note(about, example, number)
 

@@ -96,7 +96,7 @@ class Jinja:
                 f"there is no chat_template.jinja or tokenizer_config.json with a chat_template "
                 f"beside {tokenizer.path}; put one there, or give template="
             )
-        self._marks = tokenizer.marks
+        self._marks = sorted(tokenizer.marks, key=len, reverse=True)
         self._messages, self._tools, self._last_only = messages, tools, last_only
         described = [self._template, self._special, self._marks, messages, tools, last_only]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

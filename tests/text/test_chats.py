@@ -8,7 +8,7 @@ import pytest
 from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.chats import WEIGHTS_OF_TURNS, read_turns
-from pipeline.text.sources import Records
+from pipeline.text.sources import JsonLines, Records, source
 from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
 
@@ -174,3 +174,13 @@ def test_options_that_are_none_are_refused():
     ):
         with pytest.raises(ValueError, match=sentence):
             Chat(**options)
+
+
+def test_records_with_notes_cost_no_further_reading(tmp_path, monkeypatch, caplog):
+    turns = [{"role": "assistant", "content": "Hi", "reasoning": "why"}]
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 3)
+    monkeypatch.setattr(source, "count_lines", None)  # each call reads up to the record
+    chats = JsonLines(tmp_path / "a.jsonl")
+    prepare(chats, Bytes(), tmp_path / "c", template=Chat(), progress=False)
+    assert "3 of 3 records have turns with 'reasoning'" in caplog.text
+    assert f"the first: {tmp_path}/a.jsonl, byte 0: turn 0 of its messages" in caplog.text

@@ -185,7 +185,7 @@ def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(paralle
     records = [{"inputs": de, "targets": en} for de, en in zip(*sides, strict=True)]
     assert list(source) == list(pickle.loads(pickle.dumps(source))) == records
     block = next(source.read(source.shards()[0]))
-    assert source.where(block, 77) == f"{paths[0][1]}, line 8 (byte 37)"
+    assert block.where(77) == f"{paths[0][1]}, line 8 (byte 37)"
     assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
     kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
     assert (len(list(kept)), len(list(skipped))) == (100, 85)
@@ -390,7 +390,7 @@ def test_a_slice_names_records_as_its_source_does(tmp_path):
     half = Slice(Concatenated([TextFiles(path)]), 0.5, 1.0)
     (block,) = half.read(half.shards()[0])
     number = int(block.records[7]["text"])
-    assert half.where(block, 7).startswith(f"{path}, line {number + 1} (byte ")
+    assert block.where(7).startswith(f"{path}, line {number + 1} (byte ")
     assert half.files == [path]
     others = (Slice(TextFiles(path), *share).fingerprint for share in ((0.0, 0.5), (0.0, 1.0)))
     assert len({half.fingerprint, *others}) == 3
@@ -421,7 +421,7 @@ def test_a_tfds_source_has_the_records_of_its_split_and_is_told_apart_by_content
     others = {Tfds("questions", split, data_dir).fingerprint for split in ("train", "train[50%:]")}
     assert len({source.fingerprint, *others}) == 3
     block = next(source.read(source.shards()[0]))
-    assert source.where(block, 7) == "record 7"
+    assert block.where(7) == "record 7"
 
 
 def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):

@@ -29,6 +29,8 @@ LIMIT, RATIO = 1 << 30, 1000
 # A text, and so a line, has at most this many bytes.
 LONGEST = 1 << 30
 
+# Bytes that are read at once to count lines.
+COUNTED = 1 << 24
 
 # The name of a format, and a function from a packed file to what is in it: a file, or chunks.
 Packing: TypeAlias = tuple[str, Callable[[IO[bytes]], Any]]
@@ -171,6 +173,15 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
         if found:
             raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")
         yield stream
+
+
+def count_lines(path: epath.Path, size: int) -> int:
+    """The number of line ends in the first `size` bytes of the content of a file."""
+    lines = 0
+    with open_text(path) as content:
+        while size and (data := content.read(min(size, COUNTED))):
+            lines, size = lines + data.count(b"\n"), size - len(data)
+    return lines
 
 
 class _Unpacked(io.RawIOBase):

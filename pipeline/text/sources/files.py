@@ -71,19 +71,19 @@ class FileSource(Sharded, Handles):
                 )
         return f"{self.prefix}-{self._known[1]}"
 
-    def _is_whole(self, path: epath.Path) -> bool:
+    def _is_whole(self, file: int) -> bool:
         """Whether a file belongs to the shard in which it begins, as it is read from its start."""
-        return is_packed(path)
+        return is_packed(self.files[file])
 
     def shards(self) -> list[Shard]:
         """See `Sharded`; the sizes of the files decide them, and whether large ones are packed."""
         sizes = [size for size, _ in read_stamps(self.files)]
         step, at = shard_bytes(sum(sizes)), 0
         spans: dict[int, list[tuple[int, int, int]]] = {}
-        for file, (path, size) in enumerate(zip(self.files, sizes, strict=True)):
+        for file, size in enumerate(sizes):
             first = at // step
             last = (at + max(size, 1) - 1) // step
-            last = first if last > first and self._is_whole(path) else last
+            last = first if last > first and self._is_whole(file) else last
             for shard in range(first, last + 1):
                 begin = max(shard * step - at, 0)
                 end = size if shard == last else (shard + 1) * step - at

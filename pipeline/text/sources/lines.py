@@ -8,14 +8,10 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
-from pipeline.text.sources.content import LONGEST, is_packed, open_text
-from pipeline.text.sources.source import Block, Blocks, Shard, shard_bytes
+from pipeline.text.sources.content import COUNTED, LONGEST, is_packed, open_text
+from pipeline.text.sources.source import Piece, Shard
 from pipeline.text.values import read_json
-
-# Bytes that are read at once to count lines.
-COUNTED = 1 << 24
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -30,30 +26,22 @@ class LineSource(files.FileSource):
 
     _parse: Callable[[str], dict[str, Any]]
 
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        span, at = start or (0, None)
-        blocks = Blocks(shard, "byte")
-        for number in range(span, len(shard.spans)):
-            file, begin, end = shard.spans[number]
-            path = self.files[file]
-            with open_text(path) as content:
-                end = end if content.seekable() else math.inf
-                if at is None:
-                    at = _skip_line(content, begin, end)
-                else:
-                    _skip(content, at)
-                while data := _read_some(content, blocks, path, at, end):
-                    self._add(blocks, path, data, at)
-                    at += len(data)
-                    more = at < end
-                    if not blocks.room and (more or number < len(shard.spans) - 1):
-                        yield blocks.take([number, at] if more else [number + 1, None])
-            at = None
-        yield blocks.take(None)
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        file, begin, end = span
+        name = os.fspath(self.files[file])
+        with open_text(self.files[file]) as content:
+            end = end if content.seekable() else math.inf
+            at = _skip_line(content, begin, end) if start is None else _skip(content, start)
+            for data in _read_lines(content, at, end, size):
+                if isinstance(data, InvalidValue):
+                    yield Piece(name, [data], [at], 0, None)
+                    return
+                records, places = self._split(data, at)
+                at += len(data)
+                yield Piece(name, records, places, len(data), at if at < end else None)
 
-    def _add(self, blocks: Blocks, path: epath.Path, data: bytes, at: int) -> None:
-        """Adds the records of some lines, the first of which begins at byte `at` of a file."""
+    def _split(self, data: bytes, at: int) -> tuple[list[Any], list[int]]:
+        """The records of some lines that begin at byte `at` of a file, and where each begins."""
         records, places = list[Any](), list[int]()
         for line in data.removesuffix(b"\n").split(b"\n"):
             if line.strip() not in (b"", BYTE_ORDER_MARK):
@@ -63,7 +51,7 @@ class LineSource(files.FileSource):
                 records.append({"text": ""})
                 places.append(at)
             at += len(line) + 1
-        blocks.add(os.fspath(path), records, places, len(data))
+        return records, places
 
     def _record(self, content: bytes, at: int) -> Any:
         """The record that begins at byte `at` of a file, or the error of one that is wrong."""
@@ -81,44 +69,37 @@ class LineSource(files.FileSource):
         except InvalidValue as error:
             return error
 
-    def where(self, block: Block, number: int) -> str:
-        """The file, line and byte of a record; the lines before it are counted now."""
-        file, at = block.places[number]
-        with open_text(as_path(file)) as content:
-            line, left = 1, at
-            while left and (data := content.read(min(left, COUNTED))):
-                line, left = line + data.count(b"\n"), left - len(data)
-        return f"{file}, line {line:,} (byte {at:,})"
 
+def _read_lines(
+    content: IO[bytes], at: int, end: float, size: int
+) -> Iterator[bytes | InvalidValue]:
+    """The lines that begin from byte `at` on and before `end`, about `size` bytes at once.
 
-def _read_some(content: IO[bytes], blocks: Blocks, path: epath.Path, at: int, end: float) -> bytes:
-    """The lines of a file that begin from byte `at` on, and before `end`, to complete the block.
-
-    If the file cannot be read there, the block gets that error in place of all further records.
+    If a file cannot be read to its end, the error comes in place of all further lines.
     """
-    count = int(min(blocks.room, end - at))
-    try:
-        data = content.read(count) if count > 0 else b""
-        if not data or data.endswith(b"\n"):
-            return data
-        rest = content.readline(LONGEST)
-        if len(rest) < LONGEST:
-            return data + rest
-        seen = f"it has a line of more than {len(rest):,} bytes; divide it"
-    except InvalidValue as error:
-        seen = str(error)
-    wrong = InvalidValue(f"the rest of the file cannot be read: {seen}")
-    blocks.add(os.fspath(path), [wrong], [at], 0)
-    return b""
+    while at < end:
+        try:
+            data = content.read(int(min(size, end - at)))
+            if data and not data.endswith(b"\n"):
+                rest = content.readline(LONGEST)
+                if len(rest) == LONGEST:
+                    raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
+                data += rest
+        except InvalidValue as error:
+            yield InvalidValue(f"the rest of the file cannot be read: {error}")
+            return
+        if not data:
+            return
+        yield data
+        at += len(data)
 
 
-def _skip(content: IO[bytes], at: int) -> None:
-    """Goes to byte `at` of a file."""
-    if content.seekable():
-        content.seek(at)
-    else:
-        while at and (data := content.read(min(at, COUNTED))):
-            at -= len(data)
+def _skip(content: IO[bytes], at: int) -> int:
+    """Goes to byte `at` of a file; returns it."""
+    left = 0 if content.seekable() else at
+    while left and (data := content.read(min(left, COUNTED))):
+        left -= len(data)
+    return content.seek(at) if content.seekable() else at
 
 
 def _skip_line(content: IO[bytes], begin: int, end: float) -> int:
@@ -150,39 +131,26 @@ class TextFiles(LineSource):
         self.sample_by, self.keep_blank = sample_by, keep_blank
         self.format = f"text, a record per {sample_by},"
         self.prefix = f"text-{sample_by}" + "-or-blank" * keep_blank
+        self.unit = "byte" if sample_by == "line" else ""
 
-    def _is_whole(self, path: epath.Path) -> bool:
-        return self.sample_by == "file" or super()._is_whole(path)
+    def _is_whole(self, file: int) -> bool:
+        return self.sample_by == "file" or super()._is_whole(file)
 
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
         if self.sample_by == "line":
-            yield from super().read(shard, start)
+            yield from super()._read_span(span, start, size)
             return
-        blocks = Blocks(shard, "byte")
-        for number in range(start or 0, len(shard.spans)):
-            path = self.files[shard.spans[number][0]]
-            record, size = self._read_whole(path)
-            blocks.add(os.fspath(path), [record], [0], size)
-            if not blocks.room and number < len(shard.spans) - 1:
-                yield blocks.take(number + 1)
-        yield blocks.take(None)
-
-    def _read_whole(self, path: epath.Path) -> tuple[Any, int]:
-        """The record of a file, or its error, and the size of its text."""
+        path = self.files[span[0]]
+        data = b""
         try:
             with open_text(path) as content:
                 data = content.read(LONGEST)
                 if content.read(1):
                     raise InvalidValue(f"it holds a text of more than {LONGEST:,} bytes; divide it")
+            record = self._record(data, 0)
         except InvalidValue as error:
-            return error, 0
-        return self._record(data, 0), len(data)
-
-    def where(self, block: Block, number: int) -> str:
-        """See `Sharded`."""
-        by_file = self.sample_by == "file"
-        return block.places[number][0] if by_file else super().where(block, number)
+            record = error
+        yield Piece(os.fspath(path), [record], [0], len(data), None)
 
     def _parse(self, text: str) -> dict[str, Any]:
         if "\0" in text:
@@ -254,99 +222,80 @@ class ParallelText(files.FileSource):
         """See `Source`."""
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
+    def _is_whole(self, file: int) -> bool:
+        return any(is_packed(side.files[file]) for side in self.sides)
+
     def shards(self) -> list[Shard]:
         """See `Sharded`.
 
         A span is the number of a pair of files, the bytes of the inputs at which its records begin,
         the byte of the targets to read from, and the lines there to skip.
         """
-        pairs = list(zip(*(side.files for side in self.sides), strict=True))
-        sizes = [size for size, _ in files.read_stamps(self.files)]
-        step, at = shard_bytes(sum(sizes)), 0
-        spans: dict[int, list[tuple[int, ...]]] = {}
-        for pair, (paths, size) in enumerate(zip(pairs, sizes, strict=True)):
-            first, of_inputs, of_targets = at // step, list[int](), list[int]()
-            last = first
-            if not (whole := any(map(is_packed, paths))):
-                (of_inputs, _), (of_targets, _) = self._count(pair)
-                last = (at + max(size, 1) - 1) // step
-            for shard in range(first, last + 1):
-                begin = max(shard * step - at, 0)
-                end = size if shard == last else (shard + 1) * step - at
-                target = (0, 0) if whole else _find_line(paths[0], of_inputs, begin, of_targets)
-                spans.setdefault(shard, []).append((pair, begin, end, *target))
-            at += size
-        return [
-            Shard(each, sum(end - begin for _, begin, end, *_ in each)) for each in spans.values()
-        ]
+        shards, counts = super().shards(), dict[int, list[list[int]]]()
+        for shard in shards:
+            for number, (pair, begin, end) in enumerate(shard.spans):
+                target = 0, 0
+                if begin:
+                    if pair not in counts:
+                        counts[pair] = self._count(pair)
+                    target = _find_line(self.files[pair], begin, *counts[pair])
+                shard.spans[number] = pair, begin, end, *target
+        return shards
 
-    def _count(self, pair: int) -> list[tuple[list[int], int]]:
+    def _count(self, pair: int) -> list[list[int]]:
         """For each file of a pair, the result of `_count_lines`; refuses unequal numbers."""
         paths = [side.files[pair] for side in self.sides]
-        counts = list(map(_count_lines, paths))
-        (_, of_inputs), (_, of_targets) = counts
+        (ends, of_inputs), (others, of_targets) = map(_count_lines, paths)
         if of_inputs != of_targets:
             raise InvalidValue(
                 f"{os.fspath(paths[0])} has {of_inputs:,} lines and {os.fspath(paths[1])} has "
                 f"{of_targets:,}, counting blank ones; give parallel texts with equally many lines"
             )
-        return counts
+        return [ends, others]
 
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        span, *at = start or (0,)
-        blocks, (inputs, targets) = Blocks(shard, "byte"), self.sides
-        for number in range(span, len(shard.spans)):
-            pair, begin, end, byte, lines = shard.spans[number]
-            path, other = inputs.files[pair], targets.files[pair]
-            with open_text(path) as content, open_text(other) as beside:
-                end = end if content.seekable() else math.inf
-                if at:
-                    _skip(content, at[0])
-                    _skip(beside, at[1])
-                else:
-                    at = [_skip_line(content, begin, end), byte]
-                    _skip(beside, byte)
-                    at[1] += sum(len(beside.readline()) for _ in range(lines))
-                while data := _read_some(content, blocks, path, at[0], end):
-                    due = data.count(b"\n") + (not data.endswith(b"\n"))
-                    others = [beside.readline() for _ in range(due)]
-                    if not others[-1]:
-                        self._count(pair)  # which refuses them
-                    self._add(blocks, pair, data.split(b"\n")[:due], others, *at)
-                    at = [at[0] + len(data), at[1] + sum(map(len, others))]
-                    more = at[0] < end
-                    if not blocks.room and (more or number < len(shard.spans) - 1):
-                        yield blocks.take([number, *at] if more else [number + 1])
-                if end == math.inf and beside.read(1):
-                    self._count(pair)
-            at = []
-        yield blocks.take(None)
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        pair, begin, end, byte, lines = span
+        paths = [side.files[pair] for side in self.sides]
+        with open_text(paths[0]) as content, open_text(paths[1]) as beside:
+            end = end if content.seekable() else math.inf
+            if start is None:
+                at, other = _skip_line(content, begin, end), _skip(beside, byte)
+                other += sum(len(beside.readline()) for _ in range(lines))
+            else:
+                at, other = map(_skip, (content, beside), start)
+            for data in _read_lines(content, at, end, size):
+                if isinstance(data, InvalidValue):
+                    yield Piece(os.fspath(paths[0]), [data], [at], 0, None)
+                    return
+                rows = data.count(b"\n") + (not data.endswith(b"\n"))
+                others = [beside.readline() for _ in range(rows)]
+                if not others[-1]:
+                    self._count(pair)  # which refuses them
+                records, places = self._pair(pair, data, at, b"".join(others), other)
+                at, other = at + len(data), other + sum(map(len, others))
+                following = [at, other] if at < end else None
+                yield Piece(os.fspath(paths[0]), records, places, len(data), following)
+            if not content.read(1) and beside.read(1):
+                self._count(pair)
 
-    def _add(
-        self, blocks: Blocks, pair: int, one: list[bytes], other: list[bytes], at: int, beside: int
-    ) -> None:
-        """Adds the records of lines, which begin at the bytes `at` and `beside` of their files."""
-        records, places, size = list[Any](), list[int](), 0
-        for lines in zip(one, other, strict=True):
-            sides = []
-            for side, line, byte in zip(self.sides, lines, (at, beside), strict=True):
-                text = line.rstrip(b"\r\n") if line.strip() else b""
-                record = side._record(text, byte)
-                if isinstance(record, Exception):
-                    record = InvalidValue(f"in {os.fspath(side.files[pair])}, {record}")
-                sides.append(record)
-            wrong = [side for side in sides if isinstance(side, Exception)]
-            texts = () if wrong else (side["text"] for side in sides)
-            records.append(wrong[0] if wrong else dict(zip(self.fields, texts, strict=True)))
-            places.append(at)
-            size += sum(map(len, lines)) + 1
-            at, beside = at + len(lines[0]) + 1, beside + len(lines[1])
-        blocks.add(os.fspath(self.files[pair]), records, places, size)
-
-    def where(self, block: Block, number: int) -> str:
-        """See `Sharded`."""
-        return self.sides[0].where(block, number)
+    def _pair(
+        self, pair: int, data: bytes, at: int, others: bytes, other: int
+    ) -> tuple[list[Any], list[int]]:
+        """The records of lines, which begin at the bytes `at` and `other` of their files."""
+        (inputs, places), (targets, _) = (
+            side._split(lines, byte)
+            for side, lines, byte in zip(self.sides, (data, others), (at, other), strict=True)
+        )
+        records = list[Any]()
+        for sides in zip(inputs, targets, strict=True):
+            wrong = [n for n, each in enumerate(sides) if isinstance(each, Exception)]
+            if wrong:
+                path = os.fspath(self.sides[wrong[0]].files[pair])
+                records.append(InvalidValue(f"in {path}, {sides[wrong[0]]}"))
+            else:
+                texts = (side["text"] for side in sides)
+                records.append(dict(zip(self.fields, texts, strict=True)))
+        return records, places
 
     def __str__(self) -> str:
         return " beside ".join(map(str, self.sides))
@@ -363,15 +312,13 @@ def _count_lines(path: epath.Path) -> tuple[list[int], int]:
 
 
 def _find_line(
-    path: epath.Path, ends: list[int], begin: int, of_other: list[int]
+    path: epath.Path, begin: int, ends: list[int], of_other: list[int]
 ) -> tuple[int, int]:
     """Where in another file the first line is that begins at byte `begin` of a file, or later.
 
     `ends` and `of_other` are the line ends before each `COUNTED` bytes of both. The result is a
     byte of the other file, and the number of line ends to skip from there.
     """
-    if not begin:
-        return 0, 0
     block = (begin - 1) // COUNTED
     with path.open("rb") as content:
         content.seek(block * COUNTED)

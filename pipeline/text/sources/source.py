@@ -13,11 +13,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.fs.atomic import as_path
+from pipeline.text.sources.content import count_lines
 from pipeline.text.values import as_text
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
@@ -70,7 +72,7 @@ class Block:
     Attributes:
         records: a dict for each record, or the error of one that cannot be read.
         places: the file of each record ("" if it has none), and its first byte, or its number.
-        unit: what counts within a file: "byte", "row" or "record".
+        unit: what counts within a file: "byte", "row", "record", or "" if a file is a record.
         next: where the shard continues after them, any JSON; None at its end.
     """
 
@@ -82,42 +84,24 @@ class Block:
     def place(self, number: int) -> dict[str, Any]:
         """The place of a record, as JSON."""
         file, at = self.places[number]
-        return {"file": file, self.unit: at} if file else {self.unit: at}
+        return ({"file": file} if file else {}) | ({self.unit: at} if self.unit else {})
 
-    def where(self, number: int) -> str:
-        """The place of a record, for messages."""
+    def where(self, number: int, *, count: bool = True) -> str:
+        """The place of a record, for messages; the lines before it are counted now, if wanted."""
         file, at = self.places[number]
-        return f"{file}, {self.unit} {at:,}" if file else f"{self.unit} {at:,}"
+        if self.unit == "byte" and count:
+            return f"{file}, line {count_lines(as_path(file), at) + 1:,} (byte {at:,})"
+        return ", ".join(filter(None, [file, self.unit and f"{self.unit} {at:,}"]))
 
 
-class Blocks:
-    """Puts records together into blocks of a shard; `unit` is that of their places."""
+class Piece(NamedTuple):
+    """Consecutive records of a span: their file, places, size, and where the span continues."""
 
-    def __init__(self, shard: Shard, unit: str):
-        self._least, self._unit = shard.block, unit
-        self._clear()
-
-    def _clear(self) -> None:
-        self.records: list[Any] = []
-        self._places: list[tuple[str, int]] = []
-        self._size = 0
-
-    @property
-    def room(self) -> int:
-        """The bytes that the block lacks; 0: it is complete."""
-        return max(self._least - self._size, 0)
-
-    def add(self, file: str, records: Sequence[Any], at: Sequence[int], size: int) -> None:
-        """Adds records of one file."""
-        self.records += records
-        self._places += zip(itertools.repeat(file), at, strict=False)
-        self._size += size
-
-    def take(self, following: Any) -> Block:
-        """The block, after which the shard continues at `following`; begins the next one."""
-        block = Block(self.records, self._places, self._unit, following)
-        self._clear()
-        return block
+    file: str
+    records: Sequence[Any]
+    at: Sequence[int]
+    bytes: int
+    next: Any  # JSON; None at the end of the span
 
 
 class Sharded(abc.ABC):
@@ -125,9 +109,11 @@ class Sharded(abc.ABC):
 
     Attributes:
         files: the files that it reads, if it does.
+        unit: see `Block`.
     """
 
     files: Sequence[Any] = ()  # of paths
+    unit = "byte"
 
     @property
     @abc.abstractmethod
@@ -138,24 +124,37 @@ class Sharded(abc.ABC):
     def shards(self) -> list[Shard]:
         """All records, each in one shard, in order."""
 
-    @abc.abstractmethod
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        """The records of a span, about `size` bytes at once, from the `next` of a piece on."""
+        raise NotImplementedError
+
     def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
         """The records of a shard in order, from its beginning, or from the `next` of a block.
 
         The blocks from a `next` on are the same whether or not the ones before it are read. The
         last one has the `next` None.
         """
-
-    def where(self, block: Block, number: int) -> str:
-        """The place of a record of a block, for messages."""
-        return block.where(number)
+        first, at = start or (0, None)
+        block, size = Block([], [], self.unit, None), 0
+        for number in range(first, len(shard.spans)):
+            for piece in self._read_span(shard.spans[number], at, shard.block):
+                block.records.extend(piece.records)
+                block.places.extend(zip(itertools.repeat(piece.file), piece.at, strict=False))
+                size += piece.bytes
+                ended = piece.next is None
+                if size >= shard.block and not (ended and number == len(shard.spans) - 1):
+                    following = [number + 1, None] if ended else [number, piece.next]
+                    yield dataclasses.replace(block, next=following)
+                    block, size = Block([], [], self.unit, None), 0
+            at = None
+        yield block
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         """All records in order; the error of one that cannot be read is raised."""
         for block in itertools.chain.from_iterable(map(self.read, self.shards())):
             for number, record in enumerate(block.records):
                 if isinstance(record, Exception):
-                    raise with_place(record, self.where(block, number))
+                    raise with_place(record, block.where(number))
                 yield record
 
 
@@ -182,6 +181,8 @@ def shard_bytes(total: int) -> int:
 class Numbered(Sharded):
     """A source that reads records by number, and is cut into shards of consecutive numbers."""
 
+    unit = "record"
+
     @abc.abstractmethod
     def _counts(self) -> list[tuple[str, int]]:
         """The name of each file, or "", and the number of its records."""
@@ -202,6 +203,7 @@ class Numbered(Sharded):
             sampled += _size(record)
         mean = max(sampled / max(len(samples), 1), 1)
         step = max(int(shard_bytes(int(mean * total)) / mean), 1)
+        at_once = min(max(int(BLOCK / mean), 1), REQUEST)
         shards = []
         for at in range(0, total, step):
             spans, stop = [], min(at + step, total)
@@ -209,28 +211,17 @@ class Numbered(Sharded):
                 if (first := int(ends[file])) >= stop:
                     break
                 begin, end = max(at - first, 0), min(stop - first, counts[file][1])
-                spans += [(file, counts[file][0], begin, end)] if begin < end else []
+                spans += [(file, counts[file][0], begin, end, at_once)] if begin < end else []
             shards.append(Shard(spans, int(mean * (stop - at))))
         return shards
 
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        span, at = start or (0, None)
-        blocks = Blocks(shard, "record")
-        more = 1  # at first few, as records may be huge
-        for number in range(span, len(shard.spans)):
-            file, name, begin, end = shard.spans[number]
-            at = begin if at is None else at
-            while at < end:
-                numbers = range(at, min(at + more, end))
-                records = self._try(file, numbers)
-                blocks.add(name, records, numbers, sum(map(_size, records)))
-                at, more = numbers.stop, min(2 * more, REQUEST)
-                if not blocks.room and (at < end or number < len(shard.spans) - 1):
-                    yield blocks.take([number, at] if at < end else [number + 1, None])
-                    more = 1
-            at = None
-        yield blocks.take(None)
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        file, name, begin, end, count = span
+        for at in range(begin if start is None else start, end, count):
+            numbers = range(at, min(at + count, end))
+            records = self._try(file, numbers)
+            following = numbers.stop if numbers.stop < end else None
+            yield Piece(name, records, numbers, sum(map(_size, records)), following)
 
     def _try(self, file: int, numbers: Sequence[int]) -> list[Any]:
         """Some records, or for each that cannot be read its error."""
@@ -326,14 +317,6 @@ class Concatenated(Sharded):
         number, inner = shard.spans
         return self.sources[number].read(inner, start)
 
-    def where(self, block: Block, number: int) -> str:
-        """See `Sharded`."""
-        file, _ = block.places[number]
-        for source in self.sources:
-            if file in map(os.fspath, source.files):
-                return source.where(block, number)
-        return super().where(block, number)
-
     def __str__(self) -> str:
         return " and ".join(map(str, self.sources))
 
@@ -393,10 +376,6 @@ class Slice(Sharded):
         place = f"{'/'.join(file.split('/')[self._depth :])}\n{at}"
         digest = hashlib.blake2b(place.encode(errors="surrogateescape"), digest_size=6).digest()
         return int.from_bytes(digest) / 2**48
-
-    def where(self, block: Block, number: int) -> str:
-        """See `Sharded`."""
-        return self.source.where(block, number)
 
     def __str__(self) -> str:
         return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"

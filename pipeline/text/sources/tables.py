@@ -14,7 +14,7 @@ from etils import epath
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import is_local
 from pipeline.text.sources import files
-from pipeline.text.sources.source import Block, Blocks, Shard
+from pipeline.text.sources.source import Piece
 from pipeline.text.values import decode_bytes
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
@@ -47,6 +47,7 @@ class Tables(files.FileSource):
 
     _open: Callable[[epath.Path], _File]
 
+    unit = "row"
     handles = ("_latest",)
     _latest: tuple[Any, Any] = None, None  # the file that was opened last, and in which thread
 
@@ -57,7 +58,7 @@ class Tables(files.FileSource):
         if self.columns is not None:
             self.prefix += f"-{'+'.join(self.columns)}"
 
-    def _is_whole(self, path: epath.Path) -> bool:
+    def _is_whole(self, file: int) -> bool:
         return False
 
     def _open_file(self, path: epath.Path) -> _File:
@@ -86,35 +87,30 @@ class Tables(files.FileSource):
                 yield f"{os.fspath(path)}, from row {before} on,", table
                 before += rows
 
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        span, first, row = start or (0, 0, 0)
-        blocks = Blocks(shard, "row")
-        for number in range(span, len(shard.spans)):
-            file, begin, end = shard.spans[number]
-            path, last = self.files[file], number == len(shard.spans) - 1
-            size = path.stat().length
-            found = self._open_file(path)
-            rows, names = [rows for rows, _ in found.groups], self.columns or found.names
-            mine = [n for n in range(len(rows)) if begin <= size * n // len(rows) < end]
-            for unit in mine:
-                if unit < first or not rows[unit]:
-                    continue
-                mean = max(found.groups[unit][1] / rows[unit], ROW)
-                step, before = max(int(shard.block / mean), 1), sum(rows[:unit])
-                while row < rows[unit]:
-                    count = min(step, rows[unit] - row)
-                    batch = _Batch(self, path, (unit, row, count))
-                    records = [_Record(batch, names, at) for at in range(count)]
-                    at = range(before + row, before + row + count)
-                    blocks.add(os.fspath(path), records, at, int(mean * count))
-                    row += count
-                    following = [number, unit, row] if row < rows[unit] else [number, unit + 1, 0]
-                    if not blocks.room and not (last and following[1] > mine[-1]):
-                        yield blocks.take(following)
-                row = 0
-            first = row = 0
-        yield blocks.take(None)
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        file, begin, end = span
+        path, total = self.files[file], self.files[file].stat().length
+        found = self._open_file(path)
+        counts, names = [rows for rows, _ in found.groups], self.columns or found.names
+        first, row = start or (0, 0)
+        places = ((n, total * n // len(counts)) for n in range(first, len(counts)))
+        groups = [n for n, at in places if counts[n] and begin <= at < end]
+        for group in groups:
+            mean = max(found.groups[group][1] / counts[group], ROW)
+            step, before = max(int(size / mean), 1), sum(counts[:group])
+            for at in range(row, counts[group], step):
+                stop = min(at + step, counts[group])
+                batch = _Batch(self, path, (group, at, stop - at))
+                records = [_Record(batch, names, number) for number in range(stop - at)]
+                following = [group, stop] if stop < counts[group] else [group + 1, 0]
+                yield Piece(
+                    os.fspath(path),
+                    records,
+                    range(before + at, before + stop),
+                    int(mean * (stop - at)),
+                    following if following[0] <= groups[-1] else None,
+                )
+            row = 0
 
     def names(self) -> set[str]:
         """The names of the columns that any of the files has."""

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import MEANT, Markup, join, parts_of
+from pipeline.text.tokenizers.markup import MEANT, parts_of
 
 
 class UnknownMark(InvalidValue):
@@ -33,9 +33,9 @@ class FileTokenizer:
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
     and calls `_set_marks`; `_find`, the id of a token by name; and `_encode`, which returns the ids
-    of each text. Texts are of a kind: "alone", a whole example; "first", its beginning; "inside",
-    before which nothing is added; or "parse", likewise, in which marks become tokens. Only of texts
-    that are alone spaces may be removed.
+    of each text, in which no mark is parsed. Texts are of a kind: "alone", a whole example;
+    "first", its beginning; or "inside", before which nothing is added. Only of texts that are alone
+    spaces may be removed.
     """
 
     kind: str
@@ -46,8 +46,8 @@ class FileTokenizer:
     _setup: Callable[..., None]
     _find: Callable[[str], int | None]
     _encode: Callable[[list[str], str], list[list[int]]]
-    marks: tuple[str, ...] = ()  # the spellings of marks that `_encode` can parse, longest first
-    _marks: re.Pattern[str] | None = None
+    # The spellings of the marks that markup has, and whether they remove spaces on either side.
+    marks: Mapping[str, tuple[bool, bool]]
 
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
@@ -63,9 +63,9 @@ class FileTokenizer:
         self._content, self._name, self._options = state
         self._setup(**self._options)
 
-    def _set_marks(self, marks: Sequence[str]) -> None:
-        self.marks = tuple(sorted(marks, key=len, reverse=True))
-        self._marks = re.compile("|".join(map(re.escape, self.marks))) if marks else None
+    def _set_marks(self, marks: Mapping[str, tuple[bool, bool]]) -> None:
+        self.marks, longest = marks, sorted(marks, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
 
     @property
     def path(self) -> str:
@@ -89,40 +89,41 @@ class FileTokenizer:
     def encode_spans(
         self, texts: Sequence[str], inside: Sequence[bool]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer`. A text is divided before its first mark, and where markup ends."""
+        """See `Tokenizer`. A text is divided at its marks."""
         followed = [*inside[1:], False][: len(texts)]
         runs = [
             self._divide(text, within, not more)
             for text, within, more in zip(texts, inside, followed, strict=True)
         ]
         encoded = {}
-        for kind in ("alone", "first", "inside", "parse"):
+        for kind in ("alone", "first", "inside", "mark"):
             chosen = [text for each in runs for text, its_kind in each if its_kind == kind]
-            encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
-        marks = self.begin_id, self.end_id
-        begin, end = ([] if mark is None else [[mark]] for mark in marks)
+            if kind == "mark":
+                encoded[kind] = iter([[self._find(mark)] for mark in chosen])
+            else:
+                encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
+        begin, end = ([] if mark is None else [[mark]] for mark in (self.begin_id, self.end_id))
         ids = [[*begin, *(next(encoded[kind]) for _, kind in each), *end] for each in runs]
         counts = np.array([sum(map(len, each)) for each in ids], np.int64)
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
         return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
     def _divide(self, text: str, within: bool, last: bool) -> list[tuple[str, str]]:
-        """Runs of a text, each with its kind, as for `_encode`."""
-        kinds = ["inside" if within else "alone" if last else "first"]
-        if self._marks is None or not isinstance(text, Markup):
-            return [(text, kinds[0])]
-        pieces: list[tuple[str, bool]] = []
-        for part, own in text.parts:
-            mark = self._marks.search(part) if own else None
-            at = mark.start() if mark else len(part)
-            pieces += [(part[:at], False), (part[at:], True)]
-        runs = join(*pieces).parts
-        kinds = ["first" if kinds[0] == "alone" and len(runs) > 1 else kinds[0]]
-        kinds += ["inside"] * (len(runs) - 1)
-        return [
-            (part, "parse" if parse else kind)
-            for (part, parse), kind in zip(runs, kinds, strict=False)
-        ] or [("", "inside")]
+        """Runs of a text, each with its kind: as for `_encode`, or "mark"."""
+        runs = [""]
+        for part, own in parts_of(text):
+            for number, piece in enumerate(self._pattern.split(part) if own else [part]):
+                if number % 2:
+                    runs += [piece, ""]
+                else:
+                    runs[-1] += piece
+        for at in range(1, len(runs), 2):
+            before, after = self.marks[runs[at]]
+            runs[at - 1] = runs[at - 1].rstrip() if before else runs[at - 1]
+            runs[at + 1] = runs[at + 1].lstrip() if after else runs[at + 1]
+        first = "inside" if within else "alone" if last and len(runs) == 1 else "first"
+        kinds = [first, *["mark", "inside"] * (len(runs) // 2)]
+        return [(run, kind) for run, kind in zip(runs, kinds, strict=True) if run]
 
     def spell(self, ids: Any) -> str:
         """The text of the ids of an example, without its begin and end marks, but with others."""
@@ -132,14 +133,14 @@ class FileTokenizer:
 
     def find_unparsed(self, text: str) -> tuple[str, bool] | None:
         """A mark in a text that stays text, and whether it is a template's own; None: none is."""
-        if (marks := self._marks) is None:
+        if not self.marks:
             return None
         for part, own in parts_of(text):
             for mark in MEANT.finditer(part) if own else ():
-                if not marks.fullmatch(mark[0]):
+                if mark[0] not in self.marks:
                     seen = f"the template has {mark[0]!r}, which is no special token of"
                     return f"{seen} {self._name}", True
-            if not own and (found := marks.search(part)):
+            if not own and (found := self._pattern.search(part)):
                 return (
                     f"it has {found[0]!r}, a special token of {self._name}; to make it a token, "
                     "give a template that returns it as templates.Markup"
@@ -160,7 +161,7 @@ class FileTokenizer:
             parts.append(f"begin{self.begin_id}")
         if self.end_id is not None:
             parts.append(f"end{self.end_id}")
-        return "-".join([*parts, *["markup"] * (self._marks is not None)])
+        return "-".join([*parts, *["markup"] * bool(self.marks)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file, unless it is there."""

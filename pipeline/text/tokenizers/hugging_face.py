@@ -59,29 +59,22 @@ class HuggingFace(FileTokenizer):
         special = [token.content for token in added.values() if token.special]
         named = [token.content for token in added.values() if is_mark(token.content)]
         others = [content for content in named if content not in special]
-        self._set_marks([*special, *others] if parse_special else others)
+        marks = {*special, *others} if parse_special else {*others}
+        sides = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
+        self._set_marks({mark: sides[mark] for mark in sorted(marks)})
         described = json.loads(self._tokenizer.to_str())
         if described["model"].get("dropout"):
             raise InvalidValue(
                 f"{self._name} has dropout={described['model']['dropout']:g}, so a text has other "
                 "tokens each time; set it to null in that file"
             )
-        inner = json.dumps(_without_prefix(described))
-        parser = self._open(inner.encode()) if self._marks else None
         if others:  # so that these marks become text, too
             for token in described["added_tokens"]:
                 token["special"] |= token["content"] in others
             self._tokenizer = self._open(json.dumps(described).encode())
-            inner = json.dumps(_without_prefix(described))
-        same = json.loads(inner) == described
-        self._kinds = {
-            "alone": self._tokenizer,
-            "first": self._tokenizer,
-            "inside": self._tokenizer if same else self._open(inner.encode()),
-            "parse": parser,
-        }
-        if parser is not None:
-            parser.encode_special_tokens = not parse_special
+        inner = _without_prefix(described)
+        same = inner == described
+        self._inside = self._tokenizer if same else self._open(json.dumps(inner).encode())
         # Some models have special tokens in their own vocabulary, and find them in text.
         unknown = described["model"].get("unk_token"), described["model"].get("unk_id")
         ids: set[Any] = {self._find(content) for content in [*special, *others]}
@@ -125,14 +118,15 @@ class HuggingFace(FileTokenizer):
 
     def _encode(self, texts: list[str], kind: str) -> list[list[int]]:
         try:
-            encodings = self._kinds[kind].encode_batch_fast(texts, add_special_tokens=False)
+            tokenizer = self._inside if kind == "inside" else self._tokenizer
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more specific
             raise InvalidValue(
                 f"{self._name} cannot encode {texts[0]!r:.60}: {error}; correct the record, or "
                 "train a tokenizer on this text"
             ) from error
         ids = [each.ids for each in encodings]
-        for text, each in zip([] if kind == "parse" else texts, ids, strict=False):
+        for text, each in zip(texts, ids, strict=True):
             if found := self._control.intersection(each):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import json
 import logging
 import os
@@ -63,18 +64,14 @@ class SentencePiece(FileTokenizer):
         super().__init__(model, begin=begin, end=end)
 
     def _setup(self, *, begin: bool | str, end: bool | str) -> None:
-        # The library finds user-defined symbols in any text. If some of them are marks, only
-        # the model for "parse" must find them.
         _load(self._content, self._name)  # or it is refused
-        marks, unused, parsed = _read_marks(self._content)
-        self._set_marks(marks)
-        self._processor, self._speller = _load(unused, self._name), _load(parsed, self._name)
-        inside = KEEP_SPACES + NO_DUMMY_PREFIX
+        self._names, model = _read_marks(self._content)
+        self._set_marks(dict.fromkeys(self._names.values(), (False, False)))
+        self._processor = _load(model, self._name)
         self._kinds = {
             "alone": self._processor,
-            "first": _load(unused + KEEP_SPACES, self._name),
-            "inside": _load(unused + inside, self._name),
-            "parse": _load(parsed + inside, self._name),
+            "first": _load(model + KEEP_SPACES, self._name),
+            "inside": _load(model + KEEP_SPACES + NO_DUMMY_PREFIX, self._name),
         }
         if "".join(self._processor.encode("a", out_type=str)).endswith(SPACE):
             # It puts a space after a text: not where a first span ends.
@@ -97,7 +94,7 @@ class SentencePiece(FileTokenizer):
         # One thread, since many texts are encoded by many processes.
         processor, inside = (
             functools.partial(self._kinds[each].encode, out_type=int, num_threads=1)
-            for each in (kind, "parse" if kind == "parse" else "inside")
+            for each in (kind, "inside")
         )
         ids = processor(texts)
         for number, text in enumerate(texts if self._space else []):
@@ -114,7 +111,13 @@ class SentencePiece(FileTokenizer):
 
     def spell(self, ids: Any) -> str:
         """See `FileTokenizer`."""
-        return self._speller.decode(self._strip(ids))
+        texts: list[str] = []
+        for mark, group in itertools.groupby(self._strip(ids), self._names.get):
+            run = list(group)
+            # The first text alone may begin with a space that the model has put there.
+            decode = self._kinds["inside" if texts else "alone"].decode
+            texts += [decode(run)] if mark is None else [mark] * len(run)
+        return "".join(texts)
 
 
 def train_sentencepiece(
@@ -184,20 +187,17 @@ def train_sentencepiece(
     return SentencePiece(path, begin=begin, end=end)
 
 
-def _read_marks(model: bytes) -> tuple[list[str], bytes, bytes]:
-    """The marks of a model: control symbols, and user-defined ones that look like marks.
+def _read_marks(model: bytes) -> tuple[dict[int, str], bytes]:
+    """The marks of a model by id; and the model without the ones that it finds in any text.
 
-    And the model with those marks that it would find in any text unused; and with all marks as
-    symbols that it finds.
+    Marks are control symbols, and user-defined ones that look like marks.
     """
-    marks, unused = [], _message_of_models().FromString(model)
-    parsed = _message_of_models().FromString(model)
-    for piece, its in zip(unused.pieces, parsed.pieces, strict=True):
+    found, marks = _message_of_models().FromString(model), {}
+    for number, piece in enumerate(found.pieces):
         if piece.type in (CONTROL, USER_DEFINED) and is_mark(piece.piece.replace(SPACE, " ")):
-            marks.append(piece.piece)
+            marks[number] = piece.piece
             piece.type = UNUSED if piece.type == USER_DEFINED else CONTROL
-            its.type = USER_DEFINED
-    return marks, unused.SerializeToString(), parsed.SerializeToString()
+    return marks, found.SerializeToString()
 
 
 @functools.cache
