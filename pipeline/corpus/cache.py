@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -71,6 +71,18 @@ def default_directory() -> pathlib.Path:
     return directory
 
 
+def cached_file(key: Any, name: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
+    """The file `name` of a key, any JSON, in the user's caches; `write` makes it, once."""
+    folder = default_directory() / "files" / fingerprint_of(key)[:12]
+    path = make_directory(folder) / name
+    if not path.exists():
+        with open_locked(folder / LOCK):
+            if not path.exists():
+                with atomic_write(path, shared=True) as file:
+                    write(file)
+    return path
+
+
 def local_copy(path: epath.Path) -> epath.Path:
     """A local file with the content of `path`: an object is copied into the user's caches, once.
 
@@ -81,14 +93,10 @@ def local_copy(path: epath.Path) -> epath.Path:
     (stamp,) = read_stamps([path])
     if not any(stamp):
         raise Missing(f"there is no object {os.fspath(path)}; check the path")
-    folder = default_directory() / "files" / fingerprint_of([os.fspath(path), *stamp])[:12]
-    copy, temporary = folder / path.name, folder / FETCHING.format(path.name)
-    make_directory(folder)
-    with open_locked(folder / LOCK):
-        if not copy.exists():
-            objects.download(path, temporary, size=stamp[0])
-            temporary.replace(copy)
-    return epath.Path(copy)
+    key = os.fspath(path), *stamp
+    return cached_file(
+        key, path.name, lambda file: file.writelines(objects.read_pieces(path, stamp[0]))
+    )
 
 
 class PartCache(Handles, PartStore):

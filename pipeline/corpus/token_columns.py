@@ -85,7 +85,7 @@ def read_columns(
     weights: str | Sequence[str] | None = None,
     features: Mapping[str, Feature] | None = None,
 ) -> TokenFiles:
-    """The rows of files; for the options, see `in_place.ColumnOptions`."""
+    """The rows of files; for the options, see `in_place.InPlace`."""
     copies, wanted = [local_copy(path) for path in paths], check_features(features)
     masks = column_masks.choose(kind(copies).names() - {column}, labels, weights, wanted)
     source = kind(copies, columns=[column, *wanted, *masks])

@@ -243,7 +243,7 @@ def _ends_before(place: str) -> StorageError:
 def get(path: epath.PathLike) -> bytes:
     """The bytes of an object; of one version, also if it is replaced meanwhile and is small."""
     content = _get(path, most=PIECE)[0]
-    return content if isinstance(content, bytes) else b"".join(_pieces(path, content))
+    return content if isinstance(content, bytes) else b"".join(read_pieces(path, content))
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
@@ -254,12 +254,12 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
     length: int = head(path)["size"] if size is None else size
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
         whole.truncate(length)
-        for piece in _pieces(path, length):
+        for piece in read_pieces(path, length):
             whole.write(piece)
     return length
 
 
-def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
+def read_pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     """The bytes of an object, or of any other file, in order."""
     begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.

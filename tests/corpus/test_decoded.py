@@ -7,6 +7,7 @@ import pytest
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, decoded
+from pipeline.corpus import cache as store
 from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_levanter, write_mds
 
@@ -17,8 +18,8 @@ ROWS = [RNG.integers(1, 99, size) for size in (*RNG.integers(1, 20, 9), 300)]
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """The directory of decoded files."""
-    monkeypatch.setattr(decoded, "default_directory", lambda: tmp_path / "cache")
-    return tmp_path / "cache" / "decoded"
+    monkeypatch.setattr(store, "default_directory", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "files"
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "snappy", "gzip", "brotli"])
@@ -37,7 +38,7 @@ def test_samples_of_mds_are_read(encoding, dtype, compression, tmp_path, cache):
     write_mds(tmp_path / "mds", samples, encodings, compression)
     corpus = InPlace.mds(tmp_path / "mds", task=INPUTS)
     assert documents_of(corpus) == [each.tolist() for each in ROWS]
-    (stored,) = cache.iterdir()
+    (stored,) = cache.glob("*/*.arrow")
     before = stored.stat().st_mtime_ns
     assert InPlace.mds(tmp_path / "mds", task=INPUTS).identity == corpus.identity
     assert stored.stat().st_mtime_ns == before
@@ -66,7 +67,7 @@ def test_damaged_mds_is_refused(tmp_path, cache):
         shard.write_bytes(content)
         with pytest.raises(ValueError, match=r"shard\.00001\.mds\.zstd is damaged"):
             InPlace.mds(folder)
-    assert not [*cache.iterdir()]
+    assert not [*cache.glob("*/*.arrow")]
     shard.write_bytes(good)
     with pytest.raises(ValueError, match="input_ids"):
         InPlace.mds(folder, "input_ids")
@@ -93,7 +94,7 @@ def test_rows_of_levanter_are_read(tmp_path, monkeypatch, cache):
     assert documents_of(plain) == [each.tolist() for each in ROWS]
     corpus = InPlace.levanter(tmp_path / "levanter", weights="assistant_masks")
     assert weights_of(corpus) == [each[1:].tolist() for each in masks]
-    assert len([*cache.iterdir()]) == 1
+    assert len([*cache.glob("*/*.arrow")]) == 1
 
 
 def test_a_cache_of_levanter_that_is_not_whole_is_refused(tmp_path, cache):
@@ -119,7 +120,7 @@ def test_a_cache_of_levanter_that_is_not_whole_is_refused(tmp_path, cache):
     lost.unlink()  # it would read as zeros
     with pytest.raises(ValueError, match="is damaged"):
         InPlace.levanter(folder)
-    assert not [*cache.iterdir()]
+    assert not [*cache.glob("*/*.arrow")]
     lost.write_bytes(content)
     assert len(InPlace.levanter(folder)) == 10
 

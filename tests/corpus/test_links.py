@@ -241,7 +241,7 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
             for left, right in zip(corpus, opened[name], strict=True):
                 assert all(np.array_equal(left[each], right[each]) for each in left)
             require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)
-        monkeypatch.setattr(pipeline.fs.objects, "download", None)  # all files have been copied
+        monkeypatch.setattr(pipeline.fs.objects, "read_pieces", None)  # all files have been copied
         before = InPlace.megatron(f"{root}/mega", vocab_size=99)
         monkeypatch.undo()
         for name, value in object_servers.s3_environment(port).items():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import InPlace
-from pipeline.corpus import INPUTS, token_files
+from pipeline.corpus import INPUTS, cache, token_files
 from pipeline.corpus.gather import address_of, take_numbers
 from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
@@ -63,8 +63,8 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
         (good[:17] + b"\x07" + good[18:], "dtype 7"),
         (good + b"\0\1\0", "has other modes than text"),
         (good[:34] + struct.pack("<i", 3) + good[38:], "do not lie end to end"),
-        (good[:first] + struct.pack("<q", 1) + good[first + 8 :], "do not ascend"),
-        (good[: first + 8] + struct.pack("<q", 4) + good[first + 16 :], "do not ascend"),
+        (good[:first] + struct.pack("<q", 1) + good[first + 8 :], "into 3 sequences"),
+        (good[: first + 8] + struct.pack("<q", 4) + good[first + 16 :], "into 3 sequences"),
     ):
         index.write_bytes(content)
         with pytest.raises(ValueError, match=sentence):
@@ -73,7 +73,9 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
     assert InPlace.megatron(prefix).fingerprint != corpus.fingerprint
     for content in (tokens[:-4], tokens + tokens[:4]):
         data.write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.bin is damaged.*tokens of int32, and its .idx"):
+        with pytest.raises(
+            ValueError, match=r"a.idx is damaged.*does not hold offsets into \d tokens"
+        ):
             InPlace.megatron(prefix)
     data.unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.bin"):
@@ -198,13 +200,13 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
 
 def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "BLOCK", 8)
-    monkeypatch.setattr(token_files, "default_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(cache, "default_directory", lambda: tmp_path / "cache")
     ids = np.random.default_rng(0).integers(0, 4, 50)
     ids.astype(np.uint16).tofile(tmp_path / "a.bin")
     options = {"dtype": "uint16", "end": 3, "task": INPUTS}
     corpus = InPlace.flat(tmp_path / "a.bin", **options)
     assert documents_of(corpus) == split_at(ids.tolist(), 3, ends=True)
-    (stored,) = (tmp_path / "cache" / "borders").iterdir()
+    (stored,) = (tmp_path / "cache").glob("files/*/*.npy")
     np.save(stored, np.array([9, 29]))
     assert InPlace.flat(tmp_path / "a.bin", **options).lengths.tolist() == [10, 20, 20]
     (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
@@ -235,9 +237,9 @@ def test_damaged_files_of_datatrove_are_refused(tmp_path):
         ("", b"\1\0\2\0", "4 bytes for 5 tokens by their .index"),
         (".loss", b"\1", "weights have 1 bytes for 5 tokens"),
         (".index", b"\1", "its 1 bytes are not 0 and some int64"),
-        (".index", np.array([7, 5]).tobytes(), "do not ascend to its tokens"),
+        (".index", np.array([7, 5]).tobytes(), "does not hold offsets into 5 tokens"),
         (".index", np.array([3]).tobytes(), "10 bytes for 3 tokens by their"),
-        (".metadata", b"gpt2|2\n4\n4 T", "do not ascend to its tokens"),
+        (".metadata", b"gpt2|2\n4\n4 T", "does not tell the 5 tokens"),
     ):
         file = tmp_path / f"a.ds{end}"
         good = file.read_bytes()
