@@ -71,14 +71,14 @@ def default_directory() -> pathlib.Path:
     return directory
 
 
-def cached_file(key: Any, name: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
+def write_once(key: Any, name: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
     """The file `name` of a key, any JSON, in the user's caches; `write` makes it, once."""
     folder = default_directory() / "files" / fingerprint_of(key)[:12]
     path = make_directory(folder) / name
     if not path.exists():
         with open_locked(folder / LOCK):
             if not path.exists():
-                with atomic_write(path, shared=True) as file:
+                with atomic_write(path) as file:
                     write(file)
     return path
 
@@ -94,7 +94,7 @@ def local_copy(path: epath.Path) -> epath.Path:
     if not any(stamp):
         raise Missing(f"there is no object {os.fspath(path)}; check the path")
     key = os.fspath(path), *stamp
-    return cached_file(
+    return write_once(
         key, path.name, lambda file: file.writelines(objects.read_pieces(path, stamp[0]))
     )
 
@@ -155,7 +155,7 @@ class PartCache(Handles, PartStore):
         path, source = epath.Path(self.directory / name), self.source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
-        with source.open("rb") as there, atomic_write(path, shared=True) as file:
+        with source.open("rb") as there, atomic_write(path) as file:
             shutil.copyfileobj(there, file, 1 << 26)
         try:
             return read(path)
@@ -279,7 +279,7 @@ class PartCache(Handles, PartStore):
 
         None: all are there or are being fetched, or there is no room for that part yet.
         """
-        with self._exclusively():
+        with open_locked(self.directory / LOCK):
             here, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
                 with contextlib.suppress(BlockingIOError):
@@ -297,16 +297,12 @@ class PartCache(Handles, PartStore):
                 return None
             temporary, size = self._fetching(name), int(self._sizes[number])
             file = open_locked(temporary)
-            try:
-                if hasattr(os, "posix_fallocate"):  # not on macOS
-                    os.posix_fallocate(file.fileno(), 0, size)
-            except OSError:
-                temporary.unlink()
-                raise
+            file.truncate(size)
         with file:
             objects.download(self.source / name, temporary, size=size)
             os.fsync(file.fileno())
-            with self._exclusively():  # so that no other process sees both names, or neither
+            # So that no other process sees both names, or neither.
+            with open_locked(self.directory / LOCK):
                 temporary.replace(self.directory / name)
                 self._seen.add(name)
                 part = self._open_local(number)  # before another process can evict it
@@ -318,10 +314,6 @@ class PartCache(Handles, PartStore):
         if self._seen - here:
             self.evictions += 1
         self._seen = here
-
-    def _exclusively(self) -> IO[bytes]:
-        """The lock of the directory, released when it is closed, or with the process."""
-        return open_locked(self.directory / LOCK)
 
     def _fetching(self, name: str) -> pathlib.Path:
         """The path of a part while it is being fetched."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.cache import cached_file, local_copy
+from pipeline.corpus.cache import local_copy, write_once
 from pipeline.corpus.gather import gather
 from pipeline.corpus.parts import read_content
 from pipeline.corpus.token_columns import read_columns
@@ -62,7 +62,7 @@ def _decode(
             raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
         writer.close()
 
-    return [cached_file([files.digest(found), *options], "decoded.arrow", write)]
+    return [write_once([files.digest(found), *options], "decoded.arrow", write)]
 
 
 def mds(

@@ -193,23 +193,21 @@ class Log(Handles):
         Raises:
             FileNotFoundError: nothing is sealed yet.
         """
-        return self._finished() or dataclasses.replace(self._declared(), parts=[self._first_part()])
+        if (manifest := self._finished()) is not None:
+            return manifest
+        declared = self._declared()
+        with self._lock:
+            if not self._known:
+                self._scan()
+            if not self._known:
+                raise Missing(self._nothing)
+            return dataclasses.replace(declared, parts=[self._known[0].part])
 
     @property
     def begin(self) -> str:
         """A digest of the first part, which may be deleted by now."""
         kept = Begin.read(self.directory) if self._finished() is None else Begin()
         return kept.of or self.about().parts[0].sha256[:12]
-
-    def _first_part(self) -> Part:
-        """The first part that is kept."""
-        key = 0, self.first()
-        while (record := read_record(self.directory, *key)) is not None:
-            if parts := parts_of(record_path(self.directory, *key), record):
-                return parts[0]
-            key = key[0] + 1, 0
-        self._scan()  # which refuses a record that is missing
-        raise Missing(self._nothing)
 
     def _declared(self) -> Manifest:
         if (manifest := Manifest.find(self.directory)) is None:
@@ -599,21 +597,17 @@ def write_record(
     origin: str | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Creates the record of parts that are on disk.
+    """Creates the record of parts that are on disk; a `FileExistsError` says that it is there.
 
     Args:
         directory: that of the corpus.
         shard: the number of the shard.
         number: that of the first of the parts in it.
         parts: one, or several of a writer; none if the shard has no examples.
-        next: where the shard continues, any JSON, of a writer a list of its cursor; None at its
-            end.
+        next: where the shard continues, any JSON, of a writer a list of its cursor; None: its end.
         failed: the number of records that failed, which a file beside the record lists.
         origin: a digest of what decides the parts; None of a writer.
         notes: see `tokenisation.Notes`.
-
-    Raises:
-        FileExistsError: it is there.
     """
     given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
     given |= {"notes": dict(notes)} if notes else {}

@@ -112,26 +112,6 @@ class Manifest:
         return self.lengths_digest is not None
 
     @property
-    def examples(self) -> int:
-        """The number of examples."""
-        return int(self.table.numbers("examples").sum())
-
-    @property
-    def bytes(self) -> int:
-        """The size of all parts."""
-        return int(self.table.numbers("bytes").sum())
-
-    @property
-    def learnt(self) -> int:
-        """Positions that carry loss."""
-        return int(self.table.numbers("learnt").sum())
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text that is learnt; None if no text is known."""
-        return self.table.text_bytes
-
-    @property
     def weighted(self) -> bool:
         """Whether tokens have weights."""
         return bool(self.table.numbers("weighted")[0])
@@ -210,7 +190,7 @@ class Manifest:
         if self.parts:
             content = self.table.write()
             digest = hashlib.sha256(content).hexdigest()
-            with atomic_write(path.parent / PARTS, shared=True) as file:
+            with atomic_write(path.parent / PARTS) as file:
                 file.write(content)
         write_entries(path, self.as_json | {"parts": digest})
 
@@ -244,8 +224,7 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
     """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
     content = {"schema_version": SCHEMA_VERSION, **entries}
     content |= {"digest": json_digest(content)}
-    # Shared, so that no seal lists all records for what a killed process left.
-    with atomic_write(path, once=once, shared=True) as file:
+    with atomic_write(path, once=once) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -322,7 +301,7 @@ def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
         raise damage(path, f"it is not an array: {error}") from error
-    due = (manifest.examples,)
+    due = (manifest.table.total("examples"),)
     if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
         seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
         raise damage(path, f"{seen}, not {due} and uint32")

@@ -1,6 +1,6 @@
 """Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,14 +188,6 @@ class Reader(Handles):
         """The values of some features of whole examples: `[n, *shape]`."""
         ones = np.ones_like(examples)
         return self._read(Pieces(examples, 0 * ones, ones, ones), names)
-
-    def count_tokens(self) -> Iterator[np.ndarray]:
-        """The number of tokens of each example, part by part: int64."""
-        for number in range(len(self._first)):
-            (opened,) = self._stores[0].open([number])
-            begins = opened.segments[find_lead(self.features) or TOKENS].begins
-            assert begins is not None, "tokens and arrays have a table of places"
-            yield np.diff(begins)
 
     def _read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
         part = self._first.searchsorted(pieces.examples, "right") - 1

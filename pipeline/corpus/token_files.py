@@ -10,7 +10,7 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.cache import cached_file, local_copy
+from pipeline.corpus.cache import local_copy, write_once
 from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path
@@ -312,7 +312,7 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
     if len(values) <= BLOCK:
         return search()
     key = [files.digest([path]), f"{values.dtype}", len(values), mark]
-    return np.load(cached_file(key, "places.npy", lambda file: np.save(file, search())))
+    return np.load(write_once(key, "places.npy", lambda file: np.save(file, search())))
 
 
 def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:

@@ -19,7 +19,6 @@ import datetime
 import fnmatch
 import functools
 import io
-import math
 import os
 import random
 import re
@@ -241,9 +240,18 @@ def _ends_before(place: str) -> StorageError:
 
 
 def get(path: epath.PathLike) -> bytes:
-    """The bytes of an object; of one version, also if it is replaced meanwhile and is small."""
-    content = _get(path, most=PIECE)[0]
-    return content if isinstance(content, bytes) else b"".join(read_pieces(path, content))
+    """The bytes of an object."""
+    return get_version(path)[0]
+
+
+def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
+    """The bytes of an object, and their version."""
+
+    def read(store: Any, key: str) -> tuple[bytes, Version]:
+        result = store.get(key)
+        return bytes(result.bytes()), _version(result.meta)
+
+    return _request(path, read)
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
@@ -324,24 +332,6 @@ def _find(path: epath.PathLike) -> Mapping[str, Any] | None:
 def _list(path: epath.PathLike) -> Any:
     """The objects and the folders of a folder."""
     return _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
-
-
-def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
-    """The bytes of a small object, and their version."""
-    content, version = _get(path)
-    assert isinstance(content, bytes)
-    return content, version
-
-
-def _get(path: epath.PathLike, most: float = math.inf) -> tuple[bytes | int, Version]:
-    """The bytes of an object, or its size if it has more than `most`; and its version."""
-
-    def read(store: Any, key: str) -> tuple[bytes | int, Version]:
-        result = store.get(key)
-        size: int = result.meta["size"]
-        return bytes(result.bytes()) if size <= most else size, _version(result.meta)
-
-    return _request(path, read)
 
 
 def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
@@ -439,7 +429,7 @@ def was_written(path: epath.PathLike) -> Exists:
 
 
 class ObjectPath(PosixGPath):
-    """A path of object storage with the methods of `etils.epath.Path`, except those that rename.
+    """A path of object storage with the methods of `etils.epath.Path` but `rename` and `rmtree`.
 
     Object storage has no directories: one exists while there are objects whose keys begin with its
     name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
@@ -515,13 +505,6 @@ class ObjectPath(PosixGPath):
         del mode, parents
         if not exist_ok and self.exists():
             raise Exists(f"{self} exists")
-
-    def rmtree(self, missing_ok: bool = False) -> None:
-        """Deletes all objects in it."""
-        found = keys(self)
-        if not found and not missing_ok:
-            raise Missing(f"there is nothing in {self}")
-        delete(found)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""

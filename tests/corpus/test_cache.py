@@ -272,8 +272,6 @@ def test_what_only_a_person_can_remove_is_said_once(
 
 
 def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
-    for name in ("posix_fallocate", "fdatasync"):  # which macOS has not
-        monkeypatch.delattr(os, name)
     monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
     download, failed = objects.download, []
 

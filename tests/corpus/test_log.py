@@ -12,7 +12,6 @@ from pipeline.corpus import log as log_module
 from pipeline.corpus import writer as writer_module
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import is_finished, write_entries
-from pipeline.fs import atomic
 from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}
@@ -357,7 +356,6 @@ def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
         writer.append([1] * 5)
         writer.seal()
         monkeypatch.setattr(log_module, "list_records", None)
-        monkeypatch.setattr(atomic, "remove_leftovers", None)
         for _ in range(3):
             writer.append([1] * 5)
             writer.seal()

@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, cache, token_files
-from pipeline.corpus.gather import address_of, take_numbers
 from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
 
 END = 50256
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
-def test_numbers_at_any_address_are_read(dtype):
-    memory = np.random.default_rng(0).integers(0, 256, 400, np.uint8)
-    places = np.array([0, 8, 3, 17, 100, 201])
-    due = [memory[at : at + np.dtype(dtype).itemsize].view(dtype)[0] for at in places]
-    assert take_numbers(address_of(memory) + places, np.dtype(dtype)).tolist() == due
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -212,22 +203,6 @@ def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
     (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
     again = InPlace.flat(tmp_path / "a.bin", **options)
     assert documents_of(again) == split_at((ids + 1).tolist(), 3, ends=True)
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_documents_and_masks_of_datatrove_are_read(dtype, tmp_path):
-    documents, masks = [[1, 2, 3], [], [4, 5]], [[1, 0, 1], [], [1, 0]]
-    write_datatrove(tmp_path / "a.ds", documents, masks, dtype)
-    write_datatrove(tmp_path / "b.ds", [[]], [[]], dtype)
-    write_datatrove(tmp_path / "c.ds", [[6, 7]], [[0, 1]], dtype)
-    with pytest.raises(
-        ValueError, match=r"a\.ds\.loss says on which tokens to train; give weights="
-    ):
-        InPlace.datatrove(tmp_path)
-    plain = InPlace.datatrove(tmp_path, weights=(), task=INPUTS)
-    assert documents_of(plain) == [*documents, [], [6, 7]]
-    assert weights_of(InPlace.datatrove(tmp_path, weights="loss")) == [[0, 1], [], [0], [], [1]]
-    assert documents_of(InPlace.datatrove(tmp_path / "c.ds", weights=(), task=INPUTS)) == [[6, 7]]
 
 
 def test_damaged_files_of_datatrove_are_refused(tmp_path):
