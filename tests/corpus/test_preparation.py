@@ -240,16 +240,6 @@ def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
     assert (place / ".notes.1.tmp").read_bytes() == b"mine"
 
 
-def test_parts_without_what_they_belong_to_are_not_taken_for_done(source, tmp_path):
-    """As when somebody deletes the manifest: no digest of theirs is known any more."""
-    prepare(source, Bytes(), tmp_path, progress=False)
-    (tmp_path / "corpus.json").unlink()
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match="is not of a corpus that was begun here"):
-        prepare(source, Bytes(), tmp_path, progress=False)
-    assert contents(tmp_path) == before
-
-
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
     (tmp_path / ".lock").write_text("what somebody wrote")
     with directory_lock(tmp_path, "testing"):

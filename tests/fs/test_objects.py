@@ -680,9 +680,7 @@ def test_a_write_is_not_sent_again_once_the_lock_is_lost(server, place, monkeypa
     (place / ".lock").unlink()
 
 
-NO_LOCKS = [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"]
-for wrong in ({"pid": "7"}, {"pid": None}, {"pid": 10**30}, {"owner": [1]}):
-    NO_LOCKS.append(json.dumps(OTHER | wrong).encode())
+NO_LOCKS = [b"", b"7", b'{"owner": "x"}', json.dumps(OTHER | {"pid": 10**30}).encode()]
 
 
 @pytest.mark.parametrize("content", NO_LOCKS)
