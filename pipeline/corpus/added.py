@@ -56,11 +56,7 @@ def add_features(
 ) -> None:
     """Writes features beside their corpus; those that are there already must be the same.
 
-    Args:
-        corpus: the parts of its tokens.
-        counts: the number of tokens of each example, part by part.
-        columns: the values, by name, an entry for each example.
-        features: the features, by the same names.
+    `counts` are the tokens of each example, part by part; columns have an entry for each example.
     """
     known = check_features(features)
     if not known or {*columns} != {*known}:

@@ -37,12 +37,9 @@ LEDGER = "shard_ledger.json"
 def _decode(
     found: Sequence[epath.Path], options: Sequence[Any], read: Callable[[], Iterator[Columns]]
 ) -> list[epath.Path]:
-    """The Arrow file with the columns that `read` gives, a record batch for each of its items.
+    """The Arrow file with the columns that `read` makes of files, a record batch for each item.
 
-    Args:
-        found: the files that are decoded; the Arrow file is found by their digest.
-        options: what else decides the columns.
-        read: decodes the files.
+    It is found by the digest of the files, and by the options that decide the columns.
     """
 
     def write(file: IO[bytes]) -> None:

@@ -311,11 +311,9 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self._finished() is not None  # before the poll
+            finished = self.finished  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
-            if self._ended and self.first():  # parts were deleted, so there will be no manifest
-                return None
         raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
@@ -597,17 +595,11 @@ def write_record(
     origin: str | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Creates the record of parts that are on disk; a `FileExistsError` says that it is there.
+    """Creates the record of parts that are on disk; raises a `FileExistsError` if it is there.
 
-    Args:
-        directory: that of the corpus.
-        shard: the number of the shard.
-        number: that of the first of the parts in it.
-        parts: one, or several of a writer; none if the shard has no examples.
-        next: where the shard continues, any JSON, of a writer a list of its cursor; None: its end.
-        failed: the number of records that failed, which a file beside the record lists.
-        origin: a digest of what decides the parts; None of a writer.
-        notes: see `tokenisation.Notes`.
+    A writer has one shard, and several parts in a record; its `next` is a list of its cursor, and
+    its `origin` None, for a digest of what decides the parts. At the end of a shard, `next` is
+    None. `failed` counts the records that failed, which a file beside this one lists.
     """
     given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
     given |= {"notes": dict(notes)} if notes else {}

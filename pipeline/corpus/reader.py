@@ -22,15 +22,7 @@ INT64 = np.dtype(np.int64)
 
 
 class Pieces(NamedTuple):
-    """Pieces of examples to read, each of at least one position: int64 [pieces].
-
-    Attributes:
-        examples: the example of each.
-        starts: the first position, within the example.
-        lengths: the positions.
-        reach: the places that it takes in the result.
-        epoch: an int, or one for each piece; see `Readable.read`.
-    """
+    """Pieces of examples, each of at least one position: int64 [pieces]; see `Readable.read`."""
 
     examples: np.ndarray
     starts: np.ndarray
@@ -87,18 +79,13 @@ class InMemory(PartStore):
 
 
 class _Table:
-    """Where the columns of the parts are that are open.
-
-    Attributes:
-        has: whether each part is open: bool [parts].
-        columns: by name, for each part: the address of its values, and that of the table of places
-            (`Segments.begins`), as int64 [parts].
-        opened: what must live as long as this table is read, by part.
-    """
+    """Where the columns of the parts are that are open."""
 
     def __init__(self, parts: int, features: Mapping[str, Feature]):
-        self.has, self._features = np.zeros(parts, bool), features
+        self.has, self._features = np.zeros(parts, bool), features  # whether each part is open
+        # Of each column and part, the address of its values, and of the table `Segments.begins`.
         self.columns = {name: np.zeros((2, parts), np.int64) for name in features}
+        # What must live as long as this table is read, by part.
         self.opened: dict[int, Sequence[PartFile | InMemory]] = {}
 
     def add(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:

@@ -333,12 +333,8 @@ def _divide(
 ) -> TokenFiles:
     """The examples in arrays that lie end to end; those in several arrays are copied.
 
-    Args:
-        found: the files that were read.
-        arrays: their tokens.
-        masks: as many files with a byte for each token, or none.
-        borders: of each array, or once of all, where examples begin, and their sizes.
-        layout: as in `TokenFiles`.
+    `masks` are as many files with a byte for each token, or none. `borders` are where examples
+    begin, and their sizes, of each array, or once of all.
     """
     columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
     if paths:

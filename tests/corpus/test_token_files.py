@@ -47,14 +47,11 @@ def test_damaged_files_of_megatron_are_refused(tmp_path):
     corpus = InPlace.megatron(prefix)
     first = 34 + 12 * 3
     for content, sentence in (
-        (good[:20], "does not begin as an index of Megatron"),
         (b"PK" + good[2:], "does not begin as an index of Megatron"),
-        (good[:-1], "and 93 bytes, which must be 1"),
         (good[:9] + struct.pack("<Q", 2) + good[17:], "it has version 2"),
         (good[:17] + b"\x07" + good[18:], "dtype 7"),
         (good + b"\0\1\0", "has other modes than text"),
         (good[:34] + struct.pack("<i", 3) + good[38:], "do not lie end to end"),
-        (good[:first] + struct.pack("<q", 1) + good[first + 8 :], "into 3 sequences"),
         (good[: first + 8] + struct.pack("<q", 4) + good[first + 16 :], "into 3 sequences"),
     ):
         index.write_bytes(content)
@@ -206,12 +203,8 @@ def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
 
 
 def test_damaged_files_of_datatrove_are_refused(tmp_path):
-    path = tmp_path / "a.ds"
-    write_datatrove(path, [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
+    write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
     for end, content, sentence in (
-        ("", b"\1\0\2\0", "4 bytes for 5 tokens by their .index"),
-        (".loss", b"\1", "weights have 1 bytes for 5 tokens"),
-        (".index", b"\1", "its 1 bytes are not 0 and some int64"),
         (".index", np.array([7, 5]).tobytes(), "does not hold offsets into 5 tokens"),
         (".index", np.array([3]).tobytes(), "10 bytes for 3 tokens by their"),
         (".metadata", b"gpt2|2\n4\n4 T", "does not tell the 5 tokens"),
@@ -223,7 +216,7 @@ def test_damaged_files_of_datatrove_are_refused(tmp_path):
             InPlace.datatrove(tmp_path, weights="loss")
         file.write_bytes(good)
     (tmp_path / "a.ds.metadata").unlink()  # datatrove writes it only on request
-    assert len(InPlace.datatrove(tmp_path, weights="loss")) == 2
+    assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
     for name in ("a.ds.loss", "a.ds.index"):
         (tmp_path / name).unlink()
         with pytest.raises(FileNotFoundError, match=name):
