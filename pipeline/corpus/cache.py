@@ -16,7 +16,6 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 import threading
 import time
 from collections import defaultdict
@@ -342,24 +341,12 @@ class PartCache(Handles, PartStore):
         return True
 
     def _scan(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The file sizes of complete parts, and of those that are being fetched, by name.
-
-        Refuses anything else that has the name of a part or of the lock: no fetch could succeed.
-        """
+        """The file sizes of complete parts, and of those that are being fetched, by name."""
         whole: dict[str, int] = {}
         reserved: dict[str, int] = {}
         for entry in os.scandir(self.directory):
-            named = NAMES.fullmatch(entry.name)
-            if not named and entry.name != LOCK:
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                about = entry.stat(follow_symlinks=False)
-                if not stat.S_ISREG(about.st_mode):
-                    raise InvalidValue(
-                        f"{entry.path} is not a regular file, but has the name of a part of the "
-                        "corpus or of the lock; remove it, or give another cache"
-                    )
-                if named:
+            if named := NAMES.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
                     files = whole if named[1] else reserved
-                    files[named[1] or named[2]] = about.st_size
+                    files[named[1] or named[2]] = entry.stat(follow_symlinks=False).st_size
         return whole, reserved

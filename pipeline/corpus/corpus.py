@@ -229,19 +229,19 @@ class Corpus(Handles, SingleCorpus):
         if added:
             of_added = "+".join(sorted(each.manifest.digest for each in added))
             self.identity = {**self.identity, "features": of_added}
-        self.num_learnt, self.text_bytes = map(manifest.table.total, ("learnt", "text_bytes"))
+        self.num_learnt, self.text_bytes = map(manifest.parts.total, ("learnt", "text_bytes"))
         self.lengths_digest = manifest.lengths_digest
         self._options["features"] = self.added
-        stores: Sequence[PartStore] = [LocalParts(at, each.table) for at, each in folders]
+        stores: Sequence[PartStore] = [LocalParts(at, each.parts) for at, each in folders]
         if self._cache is None:
             lengths = read_lengths(place / LENGTHS, manifest)
         else:
-            sizes = [each.table.total("bytes") for _, each in folders]
+            sizes = [each.parts.total("bytes") for _, each in folders]
             stores = self._caches = [
                 # Each gets its share of the space, by its bytes.
                 PartCache(
                     at,
-                    each.table,
+                    each.parts,
                     self._cache / each.digest,
                     cache_bytes and cache_bytes * size // sum(sizes),
                 )
@@ -250,7 +250,7 @@ class Corpus(Handles, SingleCorpus):
             room = sum(each.max_bytes for each in self._caches)
             self._options |= {"cache": os.fspath(self._cache), "cache_bytes": room}
             lengths = self._caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest))
-        files, columns = manifest.table.numbers("examples"), {**manifest.of_tokens, **self.features}
+        files, columns = manifest.parts.numbers("examples"), {**manifest.of_tokens, **self.features}
         self._section = Section(self, lengths, files, columns, stores)
 
     @classmethod
@@ -578,7 +578,7 @@ class Corpus(Handles, SingleCorpus):
             return make()
 
     def _find_silent(self) -> np.ndarray:
-        if not self._manifest.table.numbers("silent").any():
+        if not self._manifest.parts.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
 
@@ -612,7 +612,7 @@ class Corpus(Handles, SingleCorpus):
         for name, value in expected.items():
             if (said := getattr(self._manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
-        files = {*self._manifest.table.strings("file")}
+        files = {*self._manifest.parts.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
@@ -664,7 +664,7 @@ class _Made:
         corpus = Corpus(self._directory)
         require_same_origin(self._directory, corpus.origin, ARRAYS)
         corpus.require_task(self._task)
-        there = corpus._manifest.table.strings("sha256")
+        there = corpus._manifest.parts.strings("sha256")
         if self._digests != there or self._vocab_size != corpus.vocab_size:
             raise InvalidValue(
                 f"{os.fspath(self._directory)} holds a corpus of other examples ({len(corpus):,} "

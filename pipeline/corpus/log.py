@@ -400,7 +400,7 @@ class Log(Handles):
     def _read_on(self) -> None:
         """Reads what was sealed after the known entries."""
         if (manifest := self._finished()) is not None:
-            self._add(manifest.table[self._end[0] :])
+            self._add(manifest.parts[self._end[0] :])
             return
         while not self._ended and (record := read_record(self.directory, *self._key)) is not None:
             self._follow(record)

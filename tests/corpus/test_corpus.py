@@ -155,7 +155,7 @@ def test_a_manifest_of_many_parts_is_small_and_makes_no_objects_of_them(tmp_path
     assert size < 200 * len(names)
     monkeypatch.setattr(parts, "Part", None)
     read = manifest.Manifest.read(as_path(tmp_path) / "corpus.json")
-    totals = [read.table.total(name) for name in ("examples", "bytes", "text_bytes")]
+    totals = [read.parts.total(name) for name in ("examples", "bytes", "text_bytes")]
     assert (totals, read.weighted) == ([180_000, 19_980_000, None], False)
 
 
