@@ -101,15 +101,6 @@ class Part:
     text_bytes: int | None = None
     lengths_digest: str = ""
 
-    def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in SIZES}
-        sizes |= {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
-        for name, number in sizes.items():
-            if type(number) is not int or number < 0:
-                raise InvalidValue(
-                    f"{name} in {self.file} is {number!r}; it must be an integer from 0 up"
-                )
-
 
 # The types of the fields of `Part` in a table; all but the bytes of text are known of every part.
 TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), int | None: pa.int64()}
