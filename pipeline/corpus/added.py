@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import Manifest, damage
-from pipeline.corpus.parts import write_features
+from pipeline.corpus.parts import write_part
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
 from pipeline.text.features import Feature, check_features, zip_columns
@@ -56,11 +56,7 @@ def add_features(
 ) -> None:
     """Writes features beside their corpus; those that are there already must be the same.
 
-    Args:
-        corpus: the parts of its tokens.
-        counts: the number of tokens of each example, part by part.
-        columns: the values, by name, an entry for each example.
-        features: the features, by the same names.
+    `counts` are the tokens of each example, part by part; columns have an entry for each example.
     """
     known = check_features(features)
     if not known or {*columns} != {*known}:
@@ -75,7 +71,7 @@ def add_features(
         made = _make_parts(counts, columns, known)
         for number, (part, examples) in enumerate(zip(corpus.manifest.parts, made, strict=True)):
             if there is None:
-                parts.append(write_features(place / part.file, examples).part)
+                parts.append(write_part(place / part.file, examples).part)
             elif examples.digest != there[number].sha256:
                 raise InvalidValue(
                     f"{os.fspath(place)} holds other values of {', '.join(known)}; add them "

@@ -16,13 +16,12 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -71,6 +70,18 @@ def default_directory() -> pathlib.Path:
     return directory
 
 
+def write_once(key: Any, name: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
+    """The file `name` of a key, any JSON, in the user's caches; `write` makes it, once."""
+    folder = default_directory() / "files" / fingerprint_of(key)[:12]
+    path = make_directory(folder) / name
+    if not path.exists():
+        with open_locked(folder / LOCK):
+            if not path.exists():
+                with atomic_write(path) as file:
+                    write(file)
+    return path
+
+
 def local_copy(path: epath.Path) -> epath.Path:
     """A local file with the content of `path`: an object is copied into the user's caches, once.
 
@@ -81,14 +92,10 @@ def local_copy(path: epath.Path) -> epath.Path:
     (stamp,) = read_stamps([path])
     if not any(stamp):
         raise Missing(f"there is no object {os.fspath(path)}; check the path")
-    folder = default_directory() / "files" / fingerprint_of([os.fspath(path), *stamp])[:12]
-    copy, temporary = folder / path.name, folder / FETCHING.format(path.name)
-    make_directory(folder)
-    with open_locked(folder / LOCK):
-        if not copy.exists():
-            objects.download(path, temporary, size=stamp[0])
-            temporary.replace(copy)
-    return epath.Path(copy)
+    key = os.fspath(path), *stamp
+    return write_once(
+        key, path.name, lambda file: file.writelines(objects.read_pieces(path, stamp[0]))
+    )
 
 
 class PartCache(Handles, PartStore):
@@ -147,7 +154,7 @@ class PartCache(Handles, PartStore):
         path, source = epath.Path(self.directory / name), self.source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
-        with source.open("rb") as there, atomic_write(path, shared=True) as file:
+        with source.open("rb") as there, atomic_write(path) as file:
             shutil.copyfileobj(there, file, 1 << 26)
         try:
             return read(path)
@@ -271,7 +278,7 @@ class PartCache(Handles, PartStore):
 
         None: all are there or are being fetched, or there is no room for that part yet.
         """
-        with self._exclusively():
+        with open_locked(self.directory / LOCK):
             here, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
                 with contextlib.suppress(BlockingIOError):
@@ -289,16 +296,12 @@ class PartCache(Handles, PartStore):
                 return None
             temporary, size = self._fetching(name), int(self._sizes[number])
             file = open_locked(temporary)
-            try:
-                if hasattr(os, "posix_fallocate"):  # not on macOS
-                    os.posix_fallocate(file.fileno(), 0, size)
-            except OSError:
-                temporary.unlink()
-                raise
+            file.truncate(size)
         with file:
             objects.download(self.source / name, temporary, size=size)
             os.fsync(file.fileno())
-            with self._exclusively():  # so that no other process sees both names, or neither
+            # So that no other process sees both names, or neither.
+            with open_locked(self.directory / LOCK):
                 temporary.replace(self.directory / name)
                 self._seen.add(name)
                 part = self._open_local(number)  # before another process can evict it
@@ -310,10 +313,6 @@ class PartCache(Handles, PartStore):
         if self._seen - here:
             self.evictions += 1
         self._seen = here
-
-    def _exclusively(self) -> IO[bytes]:
-        """The lock of the directory, released when it is closed, or with the process."""
-        return open_locked(self.directory / LOCK)
 
     def _fetching(self, name: str) -> pathlib.Path:
         """The path of a part while it is being fetched."""
@@ -342,24 +341,12 @@ class PartCache(Handles, PartStore):
         return True
 
     def _scan(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The file sizes of complete parts, and of those that are being fetched, by name.
-
-        Refuses anything else that has the name of a part or of the lock: no fetch could succeed.
-        """
+        """The file sizes of complete parts, and of those that are being fetched, by name."""
         whole: dict[str, int] = {}
         reserved: dict[str, int] = {}
         for entry in os.scandir(self.directory):
-            named = NAMES.fullmatch(entry.name)
-            if not named and entry.name != LOCK:
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                about = entry.stat(follow_symlinks=False)
-                if not stat.S_ISREG(about.st_mode):
-                    raise InvalidValue(
-                        f"{entry.path} is not a regular file, but has the name of a part of the "
-                        "corpus or of the lock; remove it, or give another cache"
-                    )
-                if named:
+            if named := NAMES.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
                     files = whole if named[1] else reserved
-                    files[named[1] or named[2]] = about.st_size
+                    files[named[1] or named[2]] = entry.stat(follow_symlinks=False).st_size
         return whole, reserved

@@ -106,11 +106,6 @@ class Section(Readable):
         numbers = self.first + np.arange(len(self.lengths))
         return np.where(is_held_out(numbers, self._hold_out), np.uint32(0), self.lengths)
 
-    @functools.cached_property
-    def num_tokens(self) -> int:
-        """Positions of the examples that are not left out."""
-        return int(self.planned.sum(dtype=np.int64))
-
     def lengths_of(self, number: int) -> np.ndarray | None:
         """The lengths of the part with this number in the corpus; None if it is not here."""
         place = number - self.entries[0].number
@@ -234,28 +229,28 @@ class Corpus(Handles, SingleCorpus):
         if added:
             of_added = "+".join(sorted(each.manifest.digest for each in added))
             self.identity = {**self.identity, "features": of_added}
-        self.num_learnt, self.text_bytes = manifest.learnt, manifest.text_bytes
+        self.num_learnt, self.text_bytes = map(manifest.parts.total, ("learnt", "text_bytes"))
         self.lengths_digest = manifest.lengths_digest
         self._options["features"] = self.added
-        stores: Sequence[PartStore] = [LocalParts(at, each.table) for at, each in folders]
+        stores: Sequence[PartStore] = [LocalParts(at, each.parts) for at, each in folders]
         if self._cache is None:
             lengths = read_lengths(place / LENGTHS, manifest)
         else:
-            total = sum(each.bytes for _, each in folders)
+            sizes = [each.parts.total("bytes") for _, each in folders]
             stores = self._caches = [
                 # Each gets its share of the space, by its bytes.
                 PartCache(
                     at,
-                    each.table,
+                    each.parts,
                     self._cache / each.digest,
-                    cache_bytes and cache_bytes * each.bytes // total,
+                    cache_bytes and cache_bytes * size // sum(sizes),
                 )
-                for at, each in folders
+                for (at, each), size in zip(folders, sizes, strict=True)
             ]
             room = sum(each.max_bytes for each in self._caches)
             self._options |= {"cache": os.fspath(self._cache), "cache_bytes": room}
             lengths = self._caches[0].read_copy(LENGTHS, lambda path: read_lengths(path, manifest))
-        files, columns = manifest.table.numbers("examples"), {**manifest.of_tokens, **self.features}
+        files, columns = manifest.parts.numbers("examples"), {**manifest.of_tokens, **self.features}
         self._section = Section(self, lengths, files, columns, stores)
 
     @classmethod
@@ -406,7 +401,7 @@ class Corpus(Handles, SingleCorpus):
     @property
     def num_tokens(self) -> int:  # pyright: ignore
         """Positions of the examples, of one that grows sealed so far."""
-        return self._opened().num_tokens
+        return int(self._opened().planned.sum(dtype=np.int64))
 
     @property
     def files(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
@@ -464,7 +459,7 @@ class Corpus(Handles, SingleCorpus):
         for name in self.task.check(features):
             if name in self.features:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
-        counts = self._opened().reader.count_tokens()
+        counts = self.log.read_counts(self._manifest.parts, self.task)
         add_features(Added(self.directory, self._manifest), counts, columns, features)
         names = [*self.added, *features]
         return Corpus(self.directory, **{**self._options, "features": names})
@@ -488,20 +483,16 @@ class Corpus(Handles, SingleCorpus):
         """A corpus of tokenised examples, written into `directory`.
 
         Args:
-            columns: 1-D integer arrays (or lists) of token ids, marks included; may be a generator.
-                A causal example of `n` ids has length `n - 1`. Or a dict of such columns: "tokens",
-                optionally "weights" (of the loss, a number from 0 up for each token; without them
-                1 everywhere, which takes no space), and each of `features` by its name. With
-                features of sides, "tokens" may be missing, and `Sides` are returned.
+            columns: as for `Examples`, as are the next four; columns may be generators. Without
+                weights, all tokens weigh 1, which takes no space.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
             features: the schemas of the other columns, by name.
             vocab_size: if given, ids must be below it.
-            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-            loss: the side of arrays that carries the loss, if one does; see `Sides`.
+            task: decides the fields and the lengths.
+            loss: the side of arrays that carries the loss, if one does.
 
         Raises:
-            ValueError: an example is not a 1-D array of ids, there is none, a column does not match
-                its feature or the tokens, or `directory` holds other data.
+            ValueError: as for `Examples`; or `directory` holds other data.
         """
         sides, directory = task.divide(columns, features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
@@ -587,7 +578,7 @@ class Corpus(Handles, SingleCorpus):
             return make()
 
     def _find_silent(self) -> np.ndarray:
-        if not self._manifest.table.numbers("silent").any():
+        if not self._manifest.parts.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
 
@@ -621,7 +612,7 @@ class Corpus(Handles, SingleCorpus):
         for name, value in expected.items():
             if (said := getattr(self._manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
-        files = {*self._manifest.table.strings("file")}
+        files = {*self._manifest.parts.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
@@ -673,7 +664,7 @@ class _Made:
         corpus = Corpus(self._directory)
         require_same_origin(self._directory, corpus.origin, ARRAYS)
         corpus.require_task(self._task)
-        there = corpus._manifest.table.strings("sha256")
+        there = corpus._manifest.parts.strings("sha256")
         if self._digests != there or self._vocab_size != corpus.vocab_size:
             raise InvalidValue(
                 f"{os.fspath(self._directory)} holds a corpus of other examples ({len(corpus):,} "

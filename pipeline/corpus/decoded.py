@@ -6,20 +6,19 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.cache import default_directory, local_copy
+from pipeline.corpus.cache import local_copy, write_once
 from pipeline.corpus.gather import gather
 from pipeline.corpus.parts import read_content
 from pipeline.corpus.token_columns import read_columns
 from pipeline.corpus.token_files import TokenFiles, damaged
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
-from pipeline.planning.identity import fingerprint_of
+from pipeline.fs.atomic import as_path, is_local
 from pipeline.text.sources import ArrowFiles, files
 
 logger = logging.getLogger(__name__)
@@ -38,33 +37,29 @@ LEDGER = "shard_ledger.json"
 def _decode(
     found: Sequence[epath.Path], options: Sequence[Any], read: Callable[[], Iterator[Columns]]
 ) -> list[epath.Path]:
-    """The Arrow file with the columns that `read` gives, a record batch for each of its items.
+    """The Arrow file with the columns that `read` makes of files, a record batch for each item.
 
-    Args:
-        found: the files that are decoded; the Arrow file is found by their digest.
-        options: what else decides the columns.
-        read: decodes the files.
+    It is found by the digest of the files, and by the options that decide the columns.
     """
-    name = f"{files.digest(found)}-{fingerprint_of(options)[:12]}.arrow"
-    path = make_directory(epath.Path(default_directory()) / "decoded") / name
-    if not path.exists():
-        logger.info("%s and others are decoded once, into %s", os.fspath(found[0]), path)
-        with atomic_write(path, shared=True) as file:
-            writer = None
-            for columns in read():
-                lists = {
-                    name: pa.LargeListArray.from_arrays(
-                        pa.array(np.cumsum(np.append(0, counts)), pa.int64()), pa.array(values)
-                    )
-                    for name, (values, counts) in columns.items()
-                }
-                batch = pa.RecordBatch.from_pydict(lists)
-                writer = writer or pa.ipc.new_stream(file, batch.schema)
-                writer.write_batch(batch)
-            if writer is None:
-                raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
-            writer.close()
-    return [path]
+
+    def write(file: IO[bytes]) -> None:
+        logger.info("%s and others are decoded once, into the user's caches", os.fspath(found[0]))
+        writer = None
+        for columns in read():
+            lists = {
+                name: pa.LargeListArray.from_arrays(
+                    pa.array(np.cumsum(np.append(0, counts)), pa.int64()), pa.array(values)
+                )
+                for name, (values, counts) in columns.items()
+            }
+            batch = pa.RecordBatch.from_pydict(lists)
+            writer = writer or pa.ipc.new_stream(file, batch.schema)
+            writer.write_batch(batch)
+        if writer is None:
+            raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
+        writer.close()
+
+    return [write_once([files.digest(found), *options], "decoded.arrow", write)]
 
 
 def mds(

@@ -1,9 +1,8 @@
 """Groups: examples of a prefix and its continuations, which share the prefix in a row.
 
-Preference data and samples of reinforcement learning have one prompt and several continuations. A
-group puts its prompt into a row once. It is one example, never split; its length is the number of
-its columns, which `pipeline.corpus.trees` describes. Its nodes are stored as examples of an
-ordinary corpus, each with the number of nodes back to its parent.
+A group is one example, never split; its length is the number of its columns (see `corpus.trees`).
+Its nodes are stored as examples of an ordinary corpus, each with the number of nodes back to its
+parent.
 """
 
 import itertools

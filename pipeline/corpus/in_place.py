@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from etils import epath
@@ -38,69 +38,62 @@ READERS: dict[str, Callable[..., TokenFiles]] = {
 
 
 class Options(TypedDict, total=False):
-    """The options of every kind of `InPlace`.
-
-    task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
-    vocab_size: ids are below this; default: that of the tokenizer, or unknown.
-    tokenizer: made the ids. It decodes them, and lets the corpus join others of the same tokenizer.
-    marks: the ids to read before and after each example, if the files lack them, or None, such as
-        (1, None); the tokens are not copied. A last mark has the weight 1.
-    """
+    """The options of `InPlace`, for type checkers; `InPlace` describes them."""
 
     task: Task
     vocab_size: int | None
     tokenizer: Tokenizer | None
     marks: tuple[int | None, int | None]
-
-
-class ColumnOptions(Options, total=False):
-    """The options of kinds of `InPlace` whose files have columns.
-
-    features: columns to read as features, by name; for tokens, lists with a value for each.
-    labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
-    weights: columns with a weight for each token, such as "completion_mask", whose product counts;
-        `sources_len` has the number of tokens without a loss at the start. (): train on all tokens,
-        though the files have such columns. In a column `attention_mask`, 0 is padding, which is
-        dropped; a column `seq_lengths` divides rows into the sequences that are packed into them.
-    """
-
+    split: str | None
     features: Mapping[str, Feature] | None
     labels: str | None
-    weights: str | Sequence[str] | None
-
-
-class FlatOptions(Options, total=False):
-    """The options of `InPlace.flat`.
-
-    dtype: of the ids, such as "uint16"; None: by the header of llm.c's files.
-    end: the id that ends each document (nanoGPT: 50256); (): each file is one document.
-    begin: the id that begins each document, instead of `end` (llm.c: by the header). A file
-        `NAME.csv.gz` beside `NAME.npy`, with lines `start,end,…`, decides before both.
-    skip: the bytes before the ids of each file.
-    weights: names or globs of files with a byte for each token, 1 to train on it; (): train on all
-        tokens, though there are files `labels_mask…` beside `token_ids…`.
-    """
-
+    weights: files.Paths | tuple[()] | None
     dtype: Any
     end: int | tuple[()] | None
     begin: int | None
     skip: int
-    weights: files.Paths | None
+
+
+# The options of all formats; the arguments of their readers are the others.
+COMMON = "task", "vocab_size", "tokenizer", "marks"
 
 
 class InPlace(SingleCorpus):
     """Tokens that another program stored, read in place; made by a class method for their format.
 
-    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`.
+    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`. Files are mapped; those of
+    Parquet, MDS and Levanter cannot be, and are decoded. Memory holds where each example begins
+    (8 bytes) and its length (4). Ids must be from 0 and below `vocab_size` and 2**31, which is
+    checked as they are read; `verify` reads everything. Files in object storage are first copied
+    into the directory of the user's caches.
 
-    Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
-    below `vocab_size` and 2**31, which is checked as they are read; `verify` reads everything.
-    Files in object storage are first copied into the directory of the user's caches.
+    Args:
+        format: the name of a class method.
+        paths: names or globs of files, local or in a bucket, or what the method says.
+        task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
+        vocab_size: ids are below this; default: that of the tokenizer, or unknown.
+        tokenizer: made the ids. It decodes them, and lets the corpus join others of it.
+        marks: the ids to read before and after each example, if the files lack them, or None, such
+            as (1, None); the tokens are not copied. A last mark has the weight 1.
+        features: of files with columns (`arrow`, `parquet`, `mds`, `levanter`), as are the next
+            two: columns to read as features, by name; for tokens, lists with a value for each.
+        labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
+        weights: columns with a weight for each token, such as "completion_mask", whose product
+            counts; `sources_len` has the number of tokens without a loss at the start. In a column
+            `attention_mask`, 0 is padding, which is dropped; a column `seq_lengths` divides rows
+            into the sequences that are packed into them. Of `flat`, files with a byte for each
+            token, 1 to train on it; of `datatrove`, "loss". (): train on all tokens, though there
+            are such columns or files.
+        split, dtype, end, begin, skip: see the methods.
 
     Attributes:
         format, paths, options: as given; without options that are None.
         marks: the ids before and after each example, or ().
         directory: the directory that stands for it, if it was opened by a link.
+
+    Raises:
+        ValueError: files are damaged, or do not fit each other or the options.
+        TypeError: the format has no such option.
     """
 
     directory: epath.Path
@@ -111,11 +104,11 @@ class InPlace(SingleCorpus):
             (paths,) = paths
         self.format, self.paths = format, paths
         self.options = {name: value for name, value in options.items() if value is not None}
-        known = _list_options(format)
+        known = _list_options(READERS[format])
         for name in self.options:
             if name not in known:
                 raise InvalidType(f"{format}() has no option {suggest_option(name, known)}")
-        own = {n: value for n, value in self.options.items() if n not in Options.__annotations__}
+        own = {n: value for n, value in self.options.items() if n not in COMMON}
         found = READERS[format](paths, **own)
         if not found.groups:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
@@ -171,32 +164,22 @@ class InPlace(SingleCorpus):
 
     @classmethod
     def arrow(
-        cls,
-        paths: files.Paths,
-        column: str = "input_ids",
-        *,
-        split: str | None = None,
-        **options: Unpack[ColumnOptions],
+        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[Options]
     ) -> "InPlace":
-        """Lists of ids in Arrow IPC or Feather files, mapped into memory.
+        """Lists of ids, the entries of a column of Arrow IPC or Feather files.
 
-        Args:
-            paths: names or globs, as for `sources.ArrowFiles`; or the folder of a Hugging Face data
-                set that was saved to disk, whose `state.json` names its files.
-            column: the column of ids, whose entries are lists of integers.
-            split: the split to read, if the data set has some.
-            **options: see `ColumnOptions`.
+        Or of the folder of a Hugging Face data set that was saved to disk, whose `state.json` names
+        its files; `split` is the split to read, if it has some.
         """
-        return cls("arrow", paths, column=column, split=split, **options)
+        return cls("arrow", paths, column=column, **options)
 
     @classmethod
     def parquet(
-        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[ColumnOptions]
+        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[Options]
     ) -> "InPlace":
         """Lists of ids in Parquet files, all decoded into memory: 4 bytes for an int32.
 
-        Parquet has no random access; prepare what does not fit into memory, or convert it to
-        Arrow. Arguments are those of `arrow`.
+        Parquet has no random access; prepare what does not fit into memory, or convert it to Arrow.
         """
         return cls("parquet", paths, column=column, **options)
 
@@ -204,93 +187,60 @@ class InPlace(SingleCorpus):
     def npy(
         cls, tokens: epath.PathLike, offsets: epath.PathLike, **options: Unpack[Options]
     ) -> "InPlace":
-        """A flat `.npy` array of ids, mapped, with the offsets of examples in another.
+        """A flat `.npy` array of ids [tokens], with offsets [examples + 1] in another.
 
-        Args:
-            tokens: a file with an integer array [tokens].
-            offsets: a file with integers [examples + 1], from 0 to the number of tokens: example
-                `i` is `tokens[offsets[i]:offsets[i + 1]]`.
-            **options: see `Options`.
+        Offsets are integers from 0 to the number of tokens: example `i` is
+        `tokens[offsets[i]:offsets[i + 1]]`.
         """
         return cls("npy", [tokens, offsets], **options)
 
     @classmethod
     def megatron(cls, prefixes: files.Paths, **options: Unpack[Options]) -> "InPlace":
-        """The documents of Megatron's indexed data sets, mapped.
+        """The documents of Megatron's indexed data sets.
 
-        Args:
-            prefixes: one or several, or globs: `data/my_text_document` stands for the files
-                `data/my_text_document.bin` and `.idx`. Several sequences of a document (of
-                `…_sentence`) are one example.
-            **options: see `Options`.
+        The prefix `data/my_text_document` stands for the files `data/my_text_document.bin` and
+        `.idx`. Several sequences of a document (of `…_sentence`) are one example.
         """
         return cls("megatron", prefixes, **options)
 
     @classmethod
-    def flat(cls, paths: files.Paths, **options: Unpack[FlatOptions]) -> "InPlace":
-        """The documents of files that hold ids alone, as nanoGPT, llm.c and OLMo write; mapped.
+    def flat(cls, paths: files.Paths, **options: Unpack[Options]) -> "InPlace":
+        """The documents of files that hold ids alone, as nanoGPT, llm.c and OLMo write.
 
-        A document that goes on in the next file is one example, which is copied.
-
-        Args:
-            paths: names or globs; the order of the files is that of the tokens.
-            **options: see `FlatOptions`.
+        The order of the files is that of the tokens. A document that goes on in the next file is
+        one example, which is copied. A file `NAME.csv.gz` beside `NAME.npy`, with lines
+        `start,end,…`, says where documents are. Else `end` is the id that ends each (nanoGPT:
+        50256), or `begin` the id that begins each (llm.c: by the header); with `end=()`, each file
+        is one. `dtype` is that of the ids, such as "uint16" (llm.c: by the header), and `skip` the
+        bytes before the ids of each file.
         """
         return cls("flat", paths, **options)
 
     @classmethod
-    def datatrove(
-        cls,
-        paths: files.Paths,
-        *,
-        weights: str | tuple[()] | None = None,
-        **options: Unpack[Options],
-    ) -> "InPlace":
-        """The documents of datatrove's `.ds` files, with the `.ds.index` of each, mapped.
+    def datatrove(cls, paths: files.Paths, **options: Unpack[Options]) -> "InPlace":
+        """The documents of datatrove's `.ds` files, or of a folder of them, by their `.ds.index`.
 
-        Args:
-            paths: a folder of such files, or their names or globs.
-            weights: "loss" to train on the tokens that `.ds.loss` says; (): on all, though there
-                are such files.
-            **options: see `Options`.
+        With `weights="loss"`, `.ds.loss` says on which tokens to train.
         """
-        return cls("datatrove", paths, weights=weights, **options)
+        return cls("datatrove", paths, **options)
 
     @classmethod
     def mds(
-        cls,
-        folder: epath.PathLike,
-        column: str = "tokens",
-        *,
-        end: int | None = None,
-        dtype: Any = "int64",
-        **options: Unpack[ColumnOptions],
+        cls, folder: epath.PathLike, column: str = "tokens", **options: Unpack[Options]
     ) -> "InPlace":
-        """The samples of a folder of MosaicML's Streaming (MDS), decoded once into the cache.
+        """The samples of a split of MosaicML's Streaming (MDS), decoded once into the cache.
 
-        The Arrow file that holds them, in the directory of the user's caches, is then mapped.
-
-        Args:
-            folder: the folder of a split, with `index.json`.
-            column: the column of ids: of arrays, or of bytes.
-            end: the id that ends each document, if samples are windows over several; None: a sample
-                is an example.
-            dtype: of ids that are stored as bytes (int64, as LLM Foundry has them).
-            **options: see `ColumnOptions`.
+        The folder has `index.json`; the column of ids holds arrays, or bytes of a `dtype` (int64,
+        as LLM Foundry has them). `end` is the id that ends each document, if samples are windows
+        over several; else a sample is an example.
         """
-        return cls("mds", folder, column=column, end=end, dtype=dtype, **options)
+        return cls("mds", folder, column=column, **options)
 
     @classmethod
     def levanter(
-        cls, folder: epath.PathLike, column: str = "input_ids", **options: Unpack[ColumnOptions]
+        cls, folder: epath.PathLike, column: str = "input_ids", **options: Unpack[Options]
     ) -> "InPlace":
-        """The rows of a finished cache of Levanter's, decoded once into the cache, as for `mds`.
-
-        Args:
-            folder: the folder of a split, with `shard_ledger.json`.
-            column: the column of ids.
-            **options: see `ColumnOptions`.
-        """
+        """The rows of a finished cache of Levanter's, with `shard_ledger.json`; see `mds`."""
         return cls("levanter", folder, column=column, **options)
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
@@ -364,11 +314,12 @@ class InPlace(SingleCorpus):
         return f"InPlace.{self.format}({self.paths!r})"
 
 
-def _list_options(format: str) -> set[str]:
-    """The names of the options of a format."""
-    _, *others, last = inspect.signature(getattr(InPlace, format)).parameters.values()
-    named = {each.name for each in others} if format != "npy" else set()
-    return named | {*get_args(last.annotation)[0].__annotations__}
+def _list_options(read: Callable[..., TokenFiles]) -> set[str]:
+    """The names of the options of a format, by its reader."""
+    own = {*list(inspect.signature(read).parameters)[1:]}
+    if "columns" in own:
+        own |= {*inspect.signature(token_columns.read_columns).parameters} - {"kind", "paths"}
+    return {*COMMON, *own} - {"columns"}
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:

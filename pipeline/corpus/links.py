@@ -44,7 +44,7 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
             "another directory, or delete this one"
         )
     content["tokenizer"] = None if corpus.tokenizer is None else corpus.tokenizer.save(place)
-    with atomic_write(place / LINK, shared=True) as file:
+    with atomic_write(place / LINK) as file:
         file.write(json.dumps(content, indent=1).encode())
     return open_link(place)
 

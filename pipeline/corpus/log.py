@@ -193,23 +193,21 @@ class Log(Handles):
         Raises:
             FileNotFoundError: nothing is sealed yet.
         """
-        return self._finished() or dataclasses.replace(self._declared(), parts=[self._first_part()])
+        if (manifest := self._finished()) is not None:
+            return manifest
+        declared = self._declared()
+        with self._lock:
+            if not self._known:
+                self._scan()
+            if not self._known:
+                raise Missing(self._nothing)
+            return dataclasses.replace(declared, parts=[self._known[0].part])
 
     @property
     def begin(self) -> str:
         """A digest of the first part, which may be deleted by now."""
         kept = Begin.read(self.directory) if self._finished() is None else Begin()
         return kept.of or self.about().parts[0].sha256[:12]
-
-    def _first_part(self) -> Part:
-        """The first part that is kept."""
-        key = 0, self.first()
-        while (record := read_record(self.directory, *key)) is not None:
-            if parts := parts_of(record_path(self.directory, *key), record):
-                return parts[0]
-            key = key[0] + 1, 0
-        self._scan()  # which refuses a record that is missing
-        raise Missing(self._nothing)
 
     def _declared(self) -> Manifest:
         if (manifest := Manifest.find(self.directory)) is None:
@@ -313,11 +311,9 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self._finished() is not None  # before the poll
+            finished = self.finished  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
-            if self._ended and self.first():  # parts were deleted, so there will be no manifest
-                return None
         raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
@@ -404,7 +400,7 @@ class Log(Handles):
     def _read_on(self) -> None:
         """Reads what was sealed after the known entries."""
         if (manifest := self._finished()) is not None:
-            self._add(manifest.table[self._end[0] :])
+            self._add(manifest.parts[self._end[0] :])
             return
         while not self._ended and (record := read_record(self.directory, *self._key)) is not None:
             self._follow(record)
@@ -599,21 +595,11 @@ def write_record(
     origin: str | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Creates the record of parts that are on disk.
+    """Creates the record of parts that are on disk; raises a `FileExistsError` if it is there.
 
-    Args:
-        directory: that of the corpus.
-        shard: the number of the shard.
-        number: that of the first of the parts in it.
-        parts: one, or several of a writer; none if the shard has no examples.
-        next: where the shard continues, any JSON, of a writer a list of its cursor; None at its
-            end.
-        failed: the number of records that failed, which a file beside the record lists.
-        origin: a digest of what decides the parts; None of a writer.
-        notes: see `tokenisation.Notes`.
-
-    Raises:
-        FileExistsError: it is there.
+    A writer has one shard, and several parts in a record; its `next` is a list of its cursor, and
+    its `origin` None, for a digest of what decides the parts. At the end of a shard, `next` is
+    None. `failed` counts the records that failed, which a file beside this one lists.
     """
     given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
     given |= {"notes": dict(notes)} if notes else {}

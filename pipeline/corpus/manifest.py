@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -66,7 +65,7 @@ class Manifest:
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
         features: the features of the examples, by name.
-        parts: its files, in order; none while it grows.
+        parts: the `PartTable` of its files, given as that or as a list; none while it grows.
         lengths_digest, lengths_bytes: the digest of the lengths, and the size of their file; None
             if there is no such file, as while it grows.
     """
@@ -78,7 +77,7 @@ class Manifest:
     tokenizer: dict[str, Any] | None = None
     source: str | None = None
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
-    parts: Sequence[Part] = ()
+    parts: Any = ()
     lengths_digest: str | None = None
     lengths_bytes: int | None = None
 
@@ -87,8 +86,10 @@ class Manifest:
             raise InvalidValue(f"its task is {self.task!r}; it must be one of {', '.join(TASKS)}")
         if not isinstance(self.origin, dict):
             raise InvalidValue(f"its origin is {self.origin!r}, not a dict")
+        if not isinstance(self.parts, PartTable):
+            object.__setattr__(self, "parts", PartTable(self.parts))
         before = (-1, -1)
-        for file in self.table.strings("file"):
+        for file in self.parts.strings("file"):
             name = PART_NAME.fullmatch(file)
             if not name or (place := (int(name[1]), int(name[2]))) <= before:
                 raise InvalidValue(f"a part is {file!r}, which is no part, or out of order")
@@ -98,13 +99,8 @@ class Manifest:
             for name, each in self.features.items()
         }
         object.__setattr__(self, "features", check_features(features))
-        if len(np.unique(self.table.numbers("weighted"))) > 1:
+        if len(np.unique(self.parts.numbers("weighted"))) > 1:
             raise InvalidValue("some of its parts have weights and others have none")
-
-    @functools.cached_property
-    def table(self) -> PartTable:
-        """The parts, as a table."""
-        return self.parts if isinstance(self.parts, PartTable) else PartTable(self.parts)
 
     @property
     def finished(self) -> bool:
@@ -112,29 +108,9 @@ class Manifest:
         return self.lengths_digest is not None
 
     @property
-    def examples(self) -> int:
-        """The number of examples."""
-        return int(self.table.numbers("examples").sum())
-
-    @property
-    def bytes(self) -> int:
-        """The size of all parts."""
-        return int(self.table.numbers("bytes").sum())
-
-    @property
-    def learnt(self) -> int:
-        """Positions that carry loss."""
-        return int(self.table.numbers("learnt").sum())
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text that is learnt; None if no text is known."""
-        return self.table.text_bytes
-
-    @property
     def weighted(self) -> bool:
         """Whether tokens have weights."""
-        return bool(self.table.numbers("weighted")[0])
+        return bool(self.parts.numbers("weighted")[0])
 
     @property
     def of_tokens(self) -> dict[str, Feature]:
@@ -145,13 +121,13 @@ class Manifest:
     @property
     def digest(self) -> str:
         """A short hash of all that the parts hold: tokens, ends of examples, weights, features."""
-        return hashlib.sha256("".join(self.table.strings("sha256")).encode()).hexdigest()[:12]
+        return hashlib.sha256("".join(self.parts.strings("sha256")).encode()).hexdigest()[:12]
 
     @classmethod
     def read(cls, path: epath.Path) -> "Manifest":
         """The manifest in a file, with the table of parts beside it, if there is one yet."""
         entries, table = read_entries(path, path.read_bytes(), damage), path.parent / PARTS
-        parts: Sequence[Part] = ()
+        parts = PartTable(())
         try:
             if (digest := entries.pop("parts")) is not None:
                 content = read_content(table)
@@ -165,13 +141,6 @@ class Manifest:
             return cls(**entries, parts=parts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damage(path, str(error)) from error
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """The entries but for the parts, as JSON."""
-        entries = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        entries["features"] = {name: each.as_json for name, each in self.features.items()}
-        return {name: entry for name, entry in entries.items() if name != "parts"}
 
     @classmethod
     def find(cls, directory: epath.Path) -> "Manifest | None":
@@ -199,20 +168,21 @@ class Manifest:
                 "tokenizer to finish it, or continue its pipeline.Writer; what is done can be read "
                 "with follow=True"
             )
-        files, sizes = manifest.table.strings("file"), manifest.table.numbers("bytes").tolist()
+        files, sizes = manifest.parts.strings("file"), manifest.parts.numbers("bytes").tolist()
         due = {LENGTHS: manifest.lengths_bytes or 0, **dict(zip(files, sizes, strict=True))}
         require_sizes(directory, due, damage)
         return manifest
 
     def write(self, path: epath.Path) -> None:
         """Writes the table of parts, if they are known, and then the manifest."""
-        digest = None
+        entries, digest = dict(vars(self)), None
         if self.parts:
-            content = self.table.write()
+            content = self.parts.write()
             digest = hashlib.sha256(content).hexdigest()
-            with atomic_write(path.parent / PARTS, shared=True) as file:
+            with atomic_write(path.parent / PARTS) as file:
                 file.write(content)
-        write_entries(path, self.as_json | {"parts": digest})
+        features = {name: each.as_json for name, each in self.features.items()}
+        write_entries(path, {**entries, "features": features, "parts": digest})
 
 
 def is_finished(directory: epath.Path) -> bool:
@@ -244,8 +214,7 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
     """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
     content = {"schema_version": SCHEMA_VERSION, **entries}
     content |= {"digest": json_digest(content)}
-    # Shared, so that no seal lists all records for what a killed process left.
-    with atomic_write(path, once=once, shared=True) as file:
+    with atomic_write(path, once=once) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -322,7 +291,7 @@ def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
         raise damage(path, f"it is not an array: {error}") from error
-    due = (manifest.examples,)
+    due = (manifest.parts.total("examples"),)
     if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
         seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
         raise damage(path, f"{seen}, not {due} and uint32")

@@ -101,15 +101,6 @@ class Part:
     text_bytes: int | None = None
     lengths_digest: str = ""
 
-    def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in SIZES}
-        sizes |= {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
-        for name, number in sizes.items():
-            if type(number) is not int or number < 0:
-                raise InvalidValue(
-                    f"{name} in {self.file} is {number!r}; it must be an integer from 0 up"
-                )
-
 
 # The types of the fields of `Part` in a table; all but the bytes of text are known of every part.
 TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), int | None: pa.int64()}
@@ -157,10 +148,9 @@ class PartTable(Sequence[Part]):
         """A field of all parts, one of `SIZES` or `weighted`: int64 or bool [parts]."""
         return self._table[name].to_numpy()
 
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text of all parts that is learnt; None if no text is known."""
-        known = self._table["text_bytes"].drop_null()
+    def total(self, name: str) -> Any:
+        """The sum of a field of numbers; None if that of no part is known, as of bytes of text."""
+        known = self._table[name].drop_null()
         return int(known.to_numpy().sum()) if len(known) else None
 
     def strings(self, name: str) -> list[str]:
@@ -329,38 +319,26 @@ def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Arr
 def write_part(
     path: epath.Path,
     examples: Ragged,
-    origin: Mapping[str, Any],
-    task: Task,
     *,
+    task: Task | None = None,
+    origin: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     once: bool = False,
 ) -> PartFile:
     """Writes a part atomically; see `atomic_write` for `once`.
 
-    All ids are below `vocab_size`, if that is known.
+    Features that were added have no task. All ids are below `vocab_size`, if that is known.
     """
-    return write_features(
-        path,
-        examples,
-        vocab_size=vocab_size,
-        once=once,
-        origin=dict(origin),
-        text_bytes=None if examples.text_bytes is None else int(examples.text_bytes.sum()),
-        learnt=task.count_learnt(examples.counts, examples.weights),
-        silent=len(task.find_silent(examples.counts, examples.weights, examples.columns)),
-        lengths_digest=lengths_module.digest(task.lengths(examples.counts)),
-    )
-
-
-def write_features(
-    path: epath.Path,
-    examples: Ragged,
-    *,
-    vocab_size: int | None = None,
-    once: bool = False,
-    **metadata: Any,
-) -> PartFile:
-    """Writes the columns of a part atomically, with `metadata` in its header."""
+    metadata: dict[str, Any] = {}
+    if task is not None:
+        of_examples = examples.counts, examples.weights
+        metadata = {
+            "origin": dict(origin or {}),
+            "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
+            "learnt": task.count_learnt(*of_examples),
+            "silent": len(task.find_silent(*of_examples, examples.columns)),
+            "lengths_digest": lengths_module.digest(task.lengths(examples.counts)),
+        }
     columns, features = _write_columns(examples, vocab_size), examples.features
     features.pop(WEIGHTS, None)
     metadata |= {
@@ -376,7 +354,7 @@ def write_features(
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
     memory = None if is_local(path) else pa.BufferOutputStream()
-    with atomic_write(path, shared=True, once=once) as file:
+    with atomic_write(path, once=once) as file:
         with pa.ipc.new_file(memory or file, schema, options=WRITE) as writer:
             writer.write_batch(batch)
         if memory is not None:

@@ -322,7 +322,7 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
         logger.warning("%s", line)
     if failures:
         path = work.directory / SKIPPED
-        with atomic_write(path, shared=True) as file:
+        with atomic_write(path) as file:
             # A name that is not UTF-8 is spelled as JSON can, with escapes.
             file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in failures)
         text = "%s of %s records failed and have no tokens; %s lists them: %s"

@@ -1,6 +1,6 @@
 """Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,15 +22,7 @@ INT64 = np.dtype(np.int64)
 
 
 class Pieces(NamedTuple):
-    """Pieces of examples to read, each of at least one position: int64 [pieces].
-
-    Attributes:
-        examples: the example of each.
-        starts: the first position, within the example.
-        lengths: the positions.
-        reach: the places that it takes in the result.
-        epoch: an int, or one for each piece; see `Readable.read`.
-    """
+    """Pieces of examples, each of at least one position: int64 [pieces]; see `Readable.read`."""
 
     examples: np.ndarray
     starts: np.ndarray
@@ -87,18 +79,13 @@ class InMemory(PartStore):
 
 
 class _Table:
-    """Where the columns of the parts are that are open.
-
-    Attributes:
-        has: whether each part is open: bool [parts].
-        columns: by name, for each part: the address of its values, and that of the table of places
-            (`Segments.begins`), as int64 [parts].
-        opened: what must live as long as this table is read, by part.
-    """
+    """Where the columns of the parts are that are open."""
 
     def __init__(self, parts: int, features: Mapping[str, Feature]):
-        self.has, self._features = np.zeros(parts, bool), features
+        self.has, self._features = np.zeros(parts, bool), features  # whether each part is open
+        # Of each column and part, the address of its values, and of the table `Segments.begins`.
         self.columns = {name: np.zeros((2, parts), np.int64) for name in features}
+        # What must live as long as this table is read, by part.
         self.opened: dict[int, Sequence[PartFile | InMemory]] = {}
 
     def add(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:
@@ -188,14 +175,6 @@ class Reader(Handles):
         """The values of some features of whole examples: `[n, *shape]`."""
         ones = np.ones_like(examples)
         return self._read(Pieces(examples, 0 * ones, ones, ones), names)
-
-    def count_tokens(self) -> Iterator[np.ndarray]:
-        """The number of tokens of each example, part by part: int64."""
-        for number in range(len(self._first)):
-            (opened,) = self._stores[0].open([number])
-            begins = opened.segments[find_lead(self.features) or TOKENS].begins
-            assert begins is not None, "tokens and arrays have a table of places"
-            yield np.diff(begins)
 
     def _read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
         part = self._first.searchsorted(pieces.examples, "right") - 1

@@ -10,10 +10,10 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.cache import default_directory, local_copy
+from pipeline.corpus.cache import local_copy, write_once
 from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fs.atomic import as_path, atomic_write, make_directory
+from pipeline.fs.atomic import as_path
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
 from pipeline.text.sources.content import open_text
@@ -63,14 +63,21 @@ def npy(paths: files.Paths) -> TokenFiles:
     if len(found) != 2:
         raise InvalidValue(f"{paths} are {len(found)} files; give that of tokens, and of offsets")
     tokens, edges = (_load(path) for path in found)
-    counts = np.diff(edges.astype(np.int64))
-    if len(edges) < 2 or counts.min() < 0 or (edges[0], edges[-1]) != (0, len(tokens)):
-        raise InvalidValue(
-            f"{os.fspath(found[1])} does not hold offsets into {len(tokens):,} tokens; write one "
-            "more than there are examples, ascending, from 0 to that number, as "
-            "np.append(0, np.cumsum(lengths))"
+    return _divide(found, [tokens], (), [_between(found[1], edges, len(tokens))])
+
+
+def _between(
+    path: epath.Path, edges: np.ndarray, count: int, what: str = "tokens"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of the things between edges begins, and its size; refuses edges out of order."""
+    edges = edges.astype(np.int64)
+    if not len(edges) or (edges[0], edges[-1]) != (0, count) or (np.diff(edges) < 0).any():
+        raise damaged(
+            path,
+            f"it does not hold offsets into {count:,} {what}: one more than there are examples, "
+            "ascending from 0 to that number, as np.append(0, np.cumsum(lengths))",
         )
-    return _divide(found, [tokens], (), [(edges[:-1].astype(np.int64), counts)])
+    return edges[:-1], np.diff(edges)
 
 
 def _load(path: epath.Path) -> np.ndarray:
@@ -93,13 +100,8 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
     data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
-        values = _read(path, dtype)
-        if len(values) != edges[-1]:
-            raise damaged(
-                path, f"it has {len(values):,} tokens of {dtype}, and its .idx {edges[-1]:,}"
-            )
-        arrays.append(values)
-        borders.append((edges[:-1], np.diff(edges)))
+        arrays.append(_read(path, dtype))
+        borders.append(_between(index, edges, len(arrays[-1])))
     return _divide([*indices, *data], arrays, (), borders)
 
 
@@ -128,10 +130,10 @@ def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
     dtype = np.dtype(MEGATRON[code])
     edges = np.cumsum(np.append(0, np.frombuffer(content, "<i4", sequences, 34)))
     begins = np.frombuffer(content, "<i8", sequences, 34 + 4 * sequences)
+    if (begins != dtype.itemsize * edges[:-1]).any():
+        raise damaged(path, "its sequences do not lie end to end")
     first = np.frombuffer(content, "<i8", documents, 34 + 12 * sequences)
-    whole = documents and first[0] == 0 and first[-1] == sequences and (np.diff(first) >= 0).all()
-    if not whole or (np.diff(edges) < 0).any() or (begins != dtype.itemsize * edges[:-1]).any():
-        raise damaged(path, "its sequences do not lie end to end, or its documents do not ascend")
+    _between(path, first, sequences, "sequences")
     return dtype, edges[first]
 
 
@@ -154,13 +156,12 @@ def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> 
         raise damaged(
             found[0], f"it and those after it have {seen} by their .index, not 2 or 4 each"
         )
-    for path, each, total in zip(about, ends, totals, strict=True):
-        told = path.read_text().splitlines()[1:2] if path.exists() else [f"{total}"]
-        if (np.diff(each, prepend=0) < 0).any() or told != [f"{total}"]:
-            raise damaged(path, "its documents, by the .index, do not ascend to its tokens")
+    for path, total in zip(about, totals, strict=True):
+        if path.exists() and path.read_text().splitlines()[1:2] != [f"{total}"]:
+            raise damaged(path, f"it does not tell the {total:,} tokens of its .index")
     arrays = [_read(path, np.dtype(fitting[0])) for path in found]
-    counts = [np.diff(each, prepend=0) for each in ends]
-    borders = [(each - n, n) for each, n in zip(ends, counts, strict=True)]
+    edges = [np.append(0, each) for each in ends]
+    borders = [_between(*each) for each in zip(indices, edges, totals, strict=True)]
     return _divide([*found, *indices], arrays, losses if weights else (), borders)
 
 
@@ -302,18 +303,16 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
     """Where an id is in the tokens of a file; of a long one, the user's caches keep the places."""
     if mark > np.iinfo(values.dtype).max:
         raise InvalidValue(f"the id {mark} cannot be in {os.fspath(path)}, of {values.dtype}")
-    name = f"{files.digest([path])}-{values.dtype}-{len(values)}-{mark}.npy"
-    place = epath.Path(default_directory()) / "borders" / name
-    if len(values) > BLOCK and place.exists():
-        return np.load(os.fspath(place))
-    blocks = range(0, len(values), BLOCK)
-    some = [at + np.flatnonzero(values[at : at + BLOCK] == mark) for at in blocks]
-    found = np.concatenate([np.zeros(0, np.int64), *some])
-    if len(values) > BLOCK:
-        make_directory(place.parent)
-        with atomic_write(place, shared=True) as file:
-            np.save(file, found)
-    return found
+
+    def search() -> np.ndarray:
+        blocks = range(0, len(values), BLOCK)
+        some = [at + np.flatnonzero(values[at : at + BLOCK] == mark) for at in blocks]
+        return np.concatenate([np.zeros(0, np.int64), *some])
+
+    if len(values) <= BLOCK:
+        return search()
+    key = [files.digest([path]), f"{values.dtype}", len(values), mark]
+    return np.load(write_once(key, "places.npy", lambda file: np.save(file, search())))
 
 
 def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
@@ -334,12 +333,8 @@ def _divide(
 ) -> TokenFiles:
     """The examples in arrays that lie end to end; those in several arrays are copied.
 
-    Args:
-        found: the files that were read.
-        arrays: their tokens.
-        masks: as many files with a byte for each token, or none.
-        borders: of each array, or once of all, where examples begin, and their sizes.
-        layout: as in `TokenFiles`.
+    `masks` are as many files with a byte for each token, or none. `borders` are where examples
+    begin, and their sizes, of each array, or once of all.
     """
     columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
     if paths:

@@ -51,6 +51,9 @@ class TokenView(View):
         tokenizer = self.tokenizer
         return (None, None) if tokenizer is None else (tokenizer.begin_id, tokenizer.end_id)
 
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self.corpus.read_examples(examples, names)
+
     def _new_id(self, option: str) -> int:
         """The first id after those of the corpus's vocabulary."""
         if self.corpus.vocab_size is None:
@@ -121,9 +124,6 @@ class Masked(TokenView, SingleCorpus):
         inputs[places[other]] = random
         weights = selected.astype(np.float32)
         return {"inputs": inputs, "targets": targets, **fields, "loss_weights": weights}
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self.corpus.read_examples(examples, names)
 
 
 Mode = Literal["psm", "spm"]
@@ -253,9 +253,6 @@ class FillInTheMiddle(TokenView, SingleCorpus):
             weights = learnt.astype(np.float32).ravel().repeat(size.ravel())
             fields["loss_weights"] = gather(weights, at + 1, lengths, reach)
         return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self.corpus.read_examples(examples, names)
 
 
 class SpanCorruption(TokenView):

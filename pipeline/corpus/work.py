@@ -149,11 +149,12 @@ class Work:
         if piece.examples is not None:
             path = self.directory / part_name(shard, number)
             size, task = job.tokenizer.vocab_size, job.stored_task
-            parts = [write_part(path, piece.examples, job.origin, task, vocab_size=size).part]
+            kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
+            parts = [write_part(path, piece.examples, **kind).part]
         if piece.failed:
             lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in piece.failed)
             path = failures_path(self.directory, shard, number)
-            with atomic_write(path, shared=True) as file:
+            with atomic_write(path) as file:
                 file.write("".join(lines).encode(errors="backslashreplace"))
         rest: Any = {"next": piece.next, "failed": len(piece.failed), "origin": self.origin}
         rest["notes"] = piece.notes

@@ -111,7 +111,7 @@ class Writer:
         # The number of parts and of examples on disk, and of sealed examples.
         self._number = self._written = self._sealed = 0
         self._pending: list[Part] = []  # parts that are not sealed
-        self._cursor: Any = None
+        self.cursor: Any = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
             self._log = Log(self.directory)
@@ -148,7 +148,7 @@ class Writer:
                         f"{then}, not {now}; give what it was begun with, or another directory"
                     )
             self._log.require_files([last.part])
-            self._manifest, self._number, self._cursor = begun, last.number + 1, last.cursor
+            self._manifest, self._number, self.cursor = begun, last.number + 1, last.cursor
             self._written = self._sealed = last.first + last.examples
         self._remove_rest()
 
@@ -176,11 +176,6 @@ class Writer:
                     f"features say {mine}; give the same features, or another directory"
                 )
         return about.features | ({WEIGHTS: LOSS_WEIGHTS} if about.weighted else {})
-
-    @property
-    def cursor(self) -> Any:
-        """The last sealed cursor, from which the source continues."""
-        return self._cursor
 
     @property
     def examples(self) -> int:
@@ -274,8 +269,8 @@ class Writer:
             self._manifest = dataclasses.replace(self._manifest, features=known, tokenizer=saved)
             begin(self.directory, self._manifest)
         path, origin = self.directory / part_name(0, self._number), self._manifest.origin
-        options: Any = {"vocab_size": self._manifest.vocab_size, "once": True}
-        part = write_part(path, examples, origin, self._task, **options).part
+        options: Any = {"task": self._task, "origin": origin, "once": True}
+        part = write_part(path, examples, vocab_size=self._manifest.vocab_size, **options).part
         self._pending.append(part)
         self._number, self._written = self._number + 1, self._written + part.examples
 
@@ -284,7 +279,7 @@ class Writer:
         if not self._pending and not last:
             return
         self._log.append(self._pending, cursor, last=last)
-        self._pending, self._cursor, self._sealed = [], cursor, self._written
+        self._pending, self.cursor, self._sealed = [], cursor, self._written
         if self._keep_parts is not None:
             self._log.trim(self._number - self._keep_parts)
 
@@ -351,11 +346,12 @@ def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> No
     if counts is None:
         counts = np.concatenate(log.read_counts(manifest.parts, task))
     lengths = task.lengths(counts)
-    with atomic_write(log.directory / LENGTHS, shared=True) as file:
+    with atomic_write(log.directory / LENGTHS) as file:
         np.save(file, lengths)
         size = file.tell()
     digest = lengths_module.digest(lengths)
     manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
-    remove_leftovers(log.directory, TEMPORARY)
     manifest.write(log.directory / MANIFEST)
+    # Now what is late finds a finished corpus, and is not disturbed.
+    remove_leftovers(log.directory, TEMPORARY)
     log.remove()

@@ -79,21 +79,16 @@ def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(
-    path: epath.PathLike, *, shared: bool = False, durable: bool = True, once: bool = False
-) -> Iterator[IO[bytes]]:
+def atomic_write(path: epath.PathLike, *, once: bool = False) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
-    Bytes go to a temporary file in the same directory, and reach the disk itself before the file is
-    renamed. If the block raises, nothing is left. Temporary files of the same file that a killed
-    process left are removed. In object storage, the object is written when the block ends.
+    Bytes go to a temporary file beside it, `.NAME.DIGITS.tmp`, and reach the disk itself before the
+    file is renamed, so that it is whole even after a loss of power. If the block raises, nothing is
+    left; the temporary file of a killed process stays. In object storage, the object is written
+    when the block ends.
 
     Args:
         path: the file.
-        shared: whether processes of other machines may write it at the same time. Then temporary
-            files of a killed process stay.
-        durable: whether the bytes must reach the disk itself, so that the file is whole even after
-            a loss of power.
         once: whether an existing file is an error. If several processes create a file at the same
             time, one succeeds.
 
@@ -108,27 +103,22 @@ def atomic_write(
             yield content
         return
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    if not shared:
-        remove_leftovers(path.parent, re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp"))
     try:
         raw = _Temporary(path, temporary)
         with io.BufferedWriter(raw) as file:
             yield file
             file.flush()
-            if durable:
-                raw.sync()
-            # Before it is closed, which unlocks it: another process would remove it as a leftover.
-            if once:
-                _link(temporary, path)
-            else:
-                with _name_errors(path):
-                    temporary.replace(path)
+            raw.sync()
+        if once:
+            _link(temporary, path)
+        else:
+            with _name_errors(path):
+                temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    if durable:
-        _sync_directory(path.parent)
+    _sync_directory(path.parent)
 
 
 def _link(temporary: epath.Path, path: epath.Path) -> None:
@@ -148,12 +138,7 @@ class _Temporary(io.FileIO):
     def __init__(self, path: epath.Path, temporary: epath.Path):
         self._path = path
         with _name_errors(path):
-            linked = 0
-            while not linked:  # another process may remove it as a leftover before it is locked
-                super().__init__(os.fspath(temporary), "wb")
-                with contextlib.suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(super().fileno(), fcntl.LOCK_EX)
-                linked = os.fstat(super().fileno()).st_nlink
+            super().__init__(os.fspath(temporary), "wb")
 
     def write(self, data: Any) -> int:
         with _name_errors(self._path):
@@ -203,11 +188,10 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
 
 
 def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
-    """Removes local temporary files with such names, which no process has locked."""
-    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
+    """Removes local temporary files with such names; only a late process may be writing one."""
+    for left in folder.iterdir() if is_local(folder) else ():
         if names.fullmatch(left.name):
-            with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
-                left.unlink(missing_ok=True)
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ import datetime
 import fnmatch
 import functools
 import io
-import math
 import os
 import random
 import re
@@ -241,9 +240,18 @@ def _ends_before(place: str) -> StorageError:
 
 
 def get(path: epath.PathLike) -> bytes:
-    """The bytes of an object; of one version, also if it is replaced meanwhile and is small."""
-    content = _get(path, most=PIECE)[0]
-    return content if isinstance(content, bytes) else b"".join(_pieces(path, content))
+    """The bytes of an object."""
+    return get_version(path)[0]
+
+
+def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
+    """The bytes of an object, and their version."""
+
+    def read(store: Any, key: str) -> tuple[bytes, Version]:
+        result = store.get(key)
+        return bytes(result.bytes()), _version(result.meta)
+
+    return _request(path, read)
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
@@ -254,12 +262,12 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
     length: int = head(path)["size"] if size is None else size
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
         whole.truncate(length)
-        for piece in _pieces(path, length):
+        for piece in read_pieces(path, length):
             whole.write(piece)
     return length
 
 
-def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
+def read_pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     """The bytes of an object, or of any other file, in order."""
     begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.
@@ -324,24 +332,6 @@ def _find(path: epath.PathLike) -> Mapping[str, Any] | None:
 def _list(path: epath.PathLike) -> Any:
     """The objects and the folders of a folder."""
     return _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
-
-
-def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
-    """The bytes of a small object, and their version."""
-    content, version = _get(path)
-    assert isinstance(content, bytes)
-    return content, version
-
-
-def _get(path: epath.PathLike, most: float = math.inf) -> tuple[bytes | int, Version]:
-    """The bytes of an object, or its size if it has more than `most`; and its version."""
-
-    def read(store: Any, key: str) -> tuple[bytes | int, Version]:
-        result = store.get(key)
-        size: int = result.meta["size"]
-        return bytes(result.bytes()) if size <= most else size, _version(result.meta)
-
-    return _request(path, read)
 
 
 def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
@@ -439,12 +429,11 @@ def was_written(path: epath.PathLike) -> Exists:
 
 
 class ObjectPath(PosixGPath):
-    """A path of object storage with the methods of `etils.epath.Path`, except those that rename.
+    """A path of object storage with the methods of `etils.epath.Path` that read and write files.
 
     Object storage has no directories: one exists while there are objects whose keys begin with its
-    name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
-    writing becomes the object when it is closed; if the block raises, the old object stays. Files
-    cannot be appended to.
+    name. A file that is open for writing becomes the object when it is closed; if the block raises,
+    the old object stays. Files cannot be appended to.
     """
 
     def exists(self) -> bool:
@@ -483,16 +472,11 @@ class ObjectPath(PosixGPath):
                 yield from (self / name).glob(rest) if rest else [self / name]
 
     def stat(self) -> StatResult:
-        """The size in bytes and the time of the last change; for a directory, zeros."""
-        try:
-            seen = head(self)
-            size, changed = seen["size"], int(seen["last_modified"].timestamp())
-        except FileNotFoundError:
-            if not self.is_dir():
-                raise
-            size = changed = None
-        about = {"owner": None, "group": None, "mode": None}
-        return StatResult(is_directory=size is None, length=size or 0, mtime=changed or 0, **about)
+        """The size of an object in bytes, and the time of its last change."""
+        seen = head(self)
+        size, changed = seen["size"], int(seen["last_modified"].timestamp())
+        about = {"is_directory": False, "owner": None, "group": None, "mode": None}
+        return StatResult(length=size, mtime=changed, **about)
 
     def open(
         self, mode: str = "r", *, encoding: str | None = None, once: bool = False, **options: Any
@@ -509,19 +493,6 @@ class ObjectPath(PosixGPath):
     def read_bytes(self) -> bytes:
         """Its content."""
         return get(self)
-
-    def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing, or raises a `FileExistsError` for a path that must not exist."""
-        del mode, parents
-        if not exist_ok and self.exists():
-            raise Exists(f"{self} exists")
-
-    def rmtree(self, missing_ok: bool = False) -> None:
-        """Deletes all objects in it."""
-        found = keys(self)
-        if not found and not missing_ok:
-            raise Missing(f"there is nothing in {self}")
-        delete(found)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""

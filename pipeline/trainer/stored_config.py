@@ -29,7 +29,7 @@ DAMAGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 def save_config(workdir: epath.Path, config: Any, types: dict[str, str]) -> None:
     """Stores the values of a config, and the types that `hidden_types` finds."""
     content = {"fields": json.loads(config.to_json()), "types": types}
-    with atomic_write(workdir / NAME, shared=True) as saved:
+    with atomic_write(workdir / NAME) as saved:
         saved.write(json.dumps(content).encode())
 
 

@@ -249,31 +249,7 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
         assert (cache.directory / OTHER).exists() == (share == 2)
 
 
-@pytest.mark.parametrize(
-    "name", ["part-000000-00002.arrow", ".part-000000-00002.arrow.fetching", ".lock"]
-)
-@pytest.mark.parametrize("make", ["mkdir", "link"])
-def test_what_only_a_person_can_remove_is_said_once(
-    corpus, name, make, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
-    _, cache = cached(corpus, tmp_path, 2)
-    path = cache.directory / name
-    path.mkdir() if make == "mkdir" else path.symlink_to(tmp_path / "elsewhere")
-    every = follow(cache)
-    time.sleep(0.5)
-    (said,) = [each for each in caplog.records if "failed, and is tried" in each.message]
-    assert os.fspath(path) in said.message
-    assert not said.exc_info  # a sentence alone
-    with pytest.raises(ValueError, match="remove it, or give another cache"):
-        cached(corpus, tmp_path, 2)
-    path.rmdir() if make == "mkdir" else path.unlink()
-    wait_for(lambda: all(cache.has(part) for part in every))  # without another start
-
-
 def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
-    for name in ("posix_fallocate", "fdatasync"):  # which macOS has not
-        monkeypatch.delattr(os, name)
     monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
     download, failed = objects.download, []
 

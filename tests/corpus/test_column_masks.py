@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
@@ -164,13 +163,3 @@ def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     (folder / name.format(1)).unlink()
     with pytest.raises(FileNotFoundError, match="there is no file"):
         InPlace.arrow(folder)
-
-
-def test_weights_of_a_batch_are_those_of_the_labels(write):
-    labels = [[-100, 2, -100, 4], [-100, 6], [], [7, -100, 9]]
-    corpus = write({"input_ids": IDS, "labels": labels})(labels="labels", vocab_size=10)
-    read = corpus.read([3, 0], [0, 1], [2, 2])
-    assert np.array_equal(read["targets"], [8, 9, 3, 4])
-    assert np.array_equal(read["loss_weights"], [0, 1, 0, 1])
-    assert "4 to train on" not in str(corpus)
-    assert "6 to train on, 4 of them with loss" in str(corpus)

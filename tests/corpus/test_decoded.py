@@ -1,153 +1,122 @@
 """Token files that cannot be mapped are decoded once, and then mapped."""
 
 import json
+import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, decoded
-from tests.corpus.files import documents_of, split_at, weights_of
-from tests.corpus.token_writers import write_levanter, write_mds
+from pipeline.corpus import cache as store
+from tests.corpus.files import documents_of
+from tests.corpus.test_golden import EXPECTED, GOLDEN
 
-RNG = np.random.default_rng(0)
-ROWS = [RNG.integers(1, 99, size) for size in (*RNG.integers(1, 20, 9), 300)]
+DOCUMENTS = EXPECTED["mds"]["arrays"][0]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """The directory of decoded files."""
-    monkeypatch.setattr(decoded, "default_directory", lambda: tmp_path / "cache")
-    return tmp_path / "cache" / "decoded"
+    monkeypatch.setattr(store, "default_directory", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "files"
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "snappy", "gzip", "brotli"])
-@pytest.mark.parametrize(
-    ("encoding", "dtype"),
-    [("bytes", "int64"), ("ndarray", "int64"), ("ndarray:int32", "int32"), ("ndarray", "uint16")],
-)
-def test_samples_of_mds_are_read(encoding, dtype, compression, tmp_path, cache):
-    samples = [
-        {"tokens": each.astype(dtype), "text": b"x" * (number % 4), "n": number}
-        for number, each in enumerate(ROWS)
-    ]
-    if encoding == "bytes":
-        samples = [each | {"tokens": each["tokens"].tobytes()} for each in samples]
-    encodings = {"tokens": encoding, "text": "str", "n": "int"}
-    write_mds(tmp_path / "mds", samples, encodings, compression)
-    corpus = InPlace.mds(tmp_path / "mds", task=INPUTS)
-    assert documents_of(corpus) == [each.tolist() for each in ROWS]
-    (stored,) = cache.iterdir()
+@pytest.fixture
+def mds(tmp_path):
+    """A folder of MDS, and its index."""
+    folder = shutil.copytree(GOLDEN / "mds" / "arrays", tmp_path / "mds")
+    return folder, json.loads((folder / "index.json").read_text())
+
+
+@pytest.fixture
+def levanter(tmp_path):
+    """A cache of Levanter's, and its ledger."""
+    folder = shutil.copytree(GOLDEN / "levanter" / "cache", tmp_path / "levanter")
+    return folder, json.loads((folder / "shard_ledger.json").read_text())
+
+
+@pytest.mark.parametrize("codec", ["zstd", "snappy", "brotli"])
+def test_packed_shards_are_decoded_once_also_those_of_a_merged_index(codec, mds, tmp_path, cache):
+    folder, index = mds
+    for shard in index["shards"]:
+        name, kind = shard["raw_data"]["basename"], {"brotli": "br"}.get(codec, codec)
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        (folder / f"{name}.{kind}").write_bytes(pa.compress(content, codec, asbytes=True))
+        shard["compression"] = kind
+        shard["zip_data"] = {"basename": f"mds/{name}.{kind}"}
+        shard["raw_data"]["basename"] = f"mds/{name}"
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    corpus = InPlace.mds(tmp_path, task=INPUTS)
+    assert documents_of(corpus) == DOCUMENTS
+    (stored,) = cache.glob("*/*.arrow")
     before = stored.stat().st_mtime_ns
-    assert InPlace.mds(tmp_path / "mds", task=INPUTS).identity == corpus.identity
+    assert InPlace.mds(tmp_path, task=INPUTS).identity == corpus.identity
     assert stored.stat().st_mtime_ns == before
 
 
-def test_windows_of_mds_are_one_text_of_documents(tmp_path):
-    flat = np.concatenate([ROWS[0], *(np.append(0, each) for each in ROWS)])
-    windows = np.array_split(flat, 9)
-    samples = [{"tokens": each, "loss_mask": each % 2} for each in windows]
-    write_mds(tmp_path / "mds", samples, {"tokens": "ndarray", "loss_mask": "ndarray"})
-    options = {"end": 0, "weights": "loss_mask"}
-    corpus = InPlace.mds(tmp_path / "mds", **options)
-    due = split_at(flat.tolist(), 0, ends=True)
-    assert documents_of(InPlace.mds(tmp_path / "mds", task=INPUTS, **options)) == due
-    assert weights_of(corpus) == [[each % 2 for each in document[1:]] for document in due]
-    with pytest.raises(ValueError, match="give weights='loss_mask', or weights"):
-        InPlace.mds(tmp_path / "mds", end=0)
+def test_windows_and_their_masks_are_cut_where_documents_end():
+    ids, mask = np.array([1, 2, 0, 3, 0, 4]), np.array([0, 1, 1, 0, 1, 1])
+    columns = {"ids": (ids, np.array([3, 3])), "mask": (mask, np.array([3, 3]))}
+    whole, rest = decoded._cut({"ids": ids[:1], "mask": mask[:1]}, columns, "ids", 0)
+    assert [each.tolist() for each in whole["ids"]] == [[1, 1, 2, 0, 3, 0], [4, 2]]
+    assert [each.tolist() for each in whole["mask"]] == [[0, 0, 1, 1, 0, 1], [4, 2]]
+    assert (rest["ids"].tolist(), rest["mask"].tolist()) == ([4], [1])
+    columns["n"] = np.array([1, 1]), np.array([1, 1])
+    with pytest.raises(ValueError, match="end=0 cannot cut 'n', whose sizes are not those of ids"):
+        decoded._cut({}, columns, "ids", 0)
 
 
-def test_damaged_mds_is_refused(tmp_path, cache):
-    folder = tmp_path / "mds"
-    write_mds(folder, [{"tokens": each} for each in ROWS], {"tokens": "ndarray"}, "zstd")
-    shard, index = folder / "shard.00001.mds.zstd", folder / "index.json"
-    good, about = shard.read_bytes(), json.loads(index.read_text())
-    for content in (good[:-3], good[: len(good) // 2], b""):
-        shard.write_bytes(content)
-        with pytest.raises(ValueError, match=r"shard\.00001\.mds\.zstd is damaged"):
-            InPlace.mds(folder)
-    assert not [*cache.iterdir()]
-    shard.write_bytes(good)
+def test_mds_that_is_not_whole_is_refused(mds):
+    folder, index = mds
     with pytest.raises(ValueError, match="input_ids"):
         InPlace.mds(folder, "input_ids")
-    about["shards"][1]["samples"] += 1
-    index.write_text(json.dumps(about))
-    with pytest.raises(ValueError, match="is damaged, cut short"):
-        InPlace.mds(folder)
-    shard.unlink()
+    (folder / "shard.00001.mds").unlink()
     with pytest.raises(FileNotFoundError, match="shard"):
         InPlace.mds(folder)
-    index.write_text("{")
-    with pytest.raises(ValueError, match="it does not list the shards of an MDS data set"):
-        InPlace.mds(folder)
+    index["shards"][0]["samples"] += 1
+    for content, sentence in (
+        (json.dumps({"shards": index["shards"][:1]}), r"shard\.00000\.mds is damaged, cut short"),
+        ("{", "it does not list the shards of an MDS data set"),
+    ):
+        (folder / "index.json").write_text(content)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.mds(folder)
 
 
-def test_rows_of_levanter_are_read(tmp_path, monkeypatch, cache):
-    masks = [np.zeros(len(each), np.int32) for each in ROWS[:-1]] + [ROWS[-1] % 2]
-    columns = {"input_ids": [each.astype(np.int32) for each in ROWS], "assistant_masks": masks}
-    write_levanter(tmp_path / "levanter", columns)
-    monkeypatch.setattr(decoded, "BLOCK", 30)
-    with pytest.raises(ValueError, match="give weights='assistant_masks', or weights"):
-        InPlace.levanter(tmp_path / "levanter")
-    plain = InPlace.levanter(tmp_path / "levanter", weights=(), task=INPUTS)
-    assert documents_of(plain) == [each.tolist() for each in ROWS]
-    corpus = InPlace.levanter(tmp_path / "levanter", weights="assistant_masks")
-    assert weights_of(corpus) == [each[1:].tolist() for each in masks]
-    assert len([*cache.iterdir()]) == 1
-
-
-def test_a_cache_of_levanter_that_is_not_whole_is_refused(tmp_path, cache):
-    folder = tmp_path / "levanter"
-    write_levanter(folder, {"input_ids": [each.astype(np.int32) for each in ROWS]})
-    ledger = folder / "shard_ledger.json"
-    good = json.loads(ledger.read_text())
+def test_a_cache_of_levanter_that_is_not_whole_is_refused(levanter, cache):
+    folder, ledger = levanter
     for changes, sentence in (
         ({"is_finished": False}, "is not finished; let Levanter finish it"),
-        ({"total_num_rows": 9}, "has 10 rows, the ledger 9"),
-        ({"total_num_rows": 11}, "is damaged"),
+        ({"total_num_rows": 4}, "has 5 rows, the ledger 4"),
         ({"total_num_rows": "many"}, "no whole shard_ledger.json of Levanter's"),
     ):
-        ledger.write_text(json.dumps(good | changes))
+        (folder / "shard_ledger.json").write_text(json.dumps(ledger | changes))
         with pytest.raises(ValueError, match=sentence):
-            InPlace.levanter(folder)
-    ledger.write_text(json.dumps(good))
-    with pytest.raises(ValueError, match="it has no column 'tokens', but input_ids"):
+            InPlace.levanter(folder, weights=())
+    (folder / "shard_ledger.json").write_text(json.dumps(ledger))
+    with pytest.raises(ValueError, match="it has no column 'tokens', but assistant_masks"):
         InPlace.levanter(folder, "tokens")
-    chunks = [path for path in (folder / "input_ids" / "data" / "c").rglob("*") if path.is_file()]
-    lost = min(chunks)
-    content = lost.read_bytes()
-    lost.unlink()  # it would read as zeros
+    (folder / "input_ids" / "data" / "c" / "0").unlink()  # it would read as zeros
     with pytest.raises(ValueError, match="is damaged"):
-        InPlace.levanter(folder)
-    assert not [*cache.iterdir()]
-    lost.write_bytes(content)
-    assert len(InPlace.levanter(folder)) == 10
+        InPlace.levanter(folder, weights=())
+    assert not [*cache.glob("*/*.arrow")]
 
 
-def test_shards_that_a_merged_index_of_mds_names_by_folder_are_unpacked(tmp_path):
-    shards = []
-    for name, rows in (("0", ROWS[:4]), ("1", ROWS[4:])):
-        samples = [{"tokens": each} for each in rows]
-        write_mds(tmp_path / name, samples, {"tokens": "ndarray"}, "zstd")
-        for shard in json.loads((tmp_path / name / "index.json").read_text())["shards"]:
-            for of in ("raw_data", "zip_data"):
-                shard[of]["basename"] = f"{name}/{shard[of]['basename']}"
-            shards.append(shard)
-    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
-    assert documents_of(InPlace.mds(tmp_path, task=INPUTS)) == [each.tolist() for each in ROWS]
-
-
-def test_a_cache_of_levanter_may_leave_its_rows_in_shards(tmp_path):
-    rows = [each.astype(np.int32) for each in ROWS]
-    shards = {"part-0": rows[:3], "part-1": rows[3:]}
-    for name, some in shards.items():
-        write_levanter(tmp_path / name, {"input_ids": some})
-    counts = {name: len(some) for name, some in shards.items()}
-    ledger = {"total_num_rows": 10, "is_finished": True, "shard_rows": counts}
-    (tmp_path / "shard_ledger.json").write_text(json.dumps(ledger))
-    assert documents_of(InPlace.levanter(tmp_path, task=INPUTS)) == [each.tolist() for each in ROWS]
-    for changes, sentence in (({"part-2": 0}, "part-2"), ({"part-1": 6}, "do not have the 10")):
-        content = json.dumps(ledger | {"shard_rows": counts | changes})
-        (tmp_path / "shard_ledger.json").write_text(content)
-        with pytest.raises(ValueError, match=sentence):
-            InPlace.levanter(tmp_path)
+def test_a_cache_of_levanter_is_read_in_blocks_and_may_leave_its_rows_in_shards(
+    levanter, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(decoded, "BLOCK", 3)
+    folder, ledger = levanter
+    for name in ("part-0", "part-1"):
+        shutil.copytree(folder, tmp_path / "cache" / name)
+    ledger |= {"total_num_rows": 10, "shard_rows": {"part-0": 5, "part-1": 5}}
+    (tmp_path / "cache" / "shard_ledger.json").write_text(json.dumps(ledger))
+    corpus = InPlace.levanter(tmp_path / "cache", weights=(), task=INPUTS)
+    assert documents_of(corpus) == 2 * DOCUMENTS
+    ledger["shard_rows"]["part-1"] = 6
+    (tmp_path / "cache" / "shard_ledger.json").write_text(json.dumps(ledger))
+    with pytest.raises(ValueError, match="do not have the 10"):
+        InPlace.levanter(tmp_path / "cache", weights=())

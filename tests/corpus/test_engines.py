@@ -85,17 +85,6 @@ def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
         assert contents(directory) == contents(tmp_path / "whole")
 
 
-def test_files_of_others_in_the_folder_of_shards_stay(source, tmp_path):
-    folder = tmp_path / "corpus" / "shards"
-    folder.mkdir(parents=True)
-    (folder / "mine.arrow").write_text("mine")
-    with pytest.raises(RuntimeError, match="ended without"):
-        prepare(source, Bytes(), tmp_path / "corpus", engine=Broken(2), progress=False)
-    assert (folder / "mine.arrow").read_text() == "mine"
-    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert [path.name for path in folder.iterdir()] == ["mine.arrow"]
-
-
 def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(source, tmp_path):
     options = {"field": "back", "task": INPUTS, "on_error": "skip"}
     prepare(source, Bytes(), tmp_path / "whole", **options, progress=False)

@@ -243,13 +243,6 @@ def test_a_view_is_made_again_from_its_description(tmp_path):
     require_same(again[0], middle[0])
 
 
-def test_a_split_is_joined_with_a_whole_corpus(tmp_path):
-    one, other = (make("arrays", tmp_path / name) for name in ("one", "other"))
-    joined = Corpora({"one": one.split(0.3)[0], "other": other})
-    assert joined.identity["corpora"]["one"]["split"] == {"hold_out": 0.3, "held_out": False}
-    require_same(joined[len(joined) - 1], other[len(other) - 1])
-
-
 @pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
 def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
     view = make(kind, tmp_path / "corpus").split(0.3)[1]

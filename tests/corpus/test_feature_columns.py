@@ -15,7 +15,6 @@ from pipeline.corpus.parts import read_part
 from tests.corpus.files import flip
 from tests.corpus.kinds import FEATURES, draw_columns, require_read
 
-NO_TIME = np.datetime64("NaT", "s")  # with a unit, for which NumPy will ask
 SIZES = [3, 0, 7, 1, 2, 9, 5, 12, 4, 1, 8, 6, 2, 11, 3, 10]
 SMALL = {"TOKENS_PER_PART": 30}
 
@@ -71,17 +70,6 @@ def test_a_stored_corpus_has_its_features(tmp_path, way):
     columns["reward"][3] += 1
     with pytest.raises(ValueError, match="holds a corpus of other examples"):
         Corpus.from_arrays(columns, tmp_path, features=FEATURES)
-
-
-def test_features_are_added_one_after_another(tmp_path):
-    Corpus.from_arrays([[1, 2, 3], [4, 5]], tmp_path)
-    both = Corpus.open(tmp_path)
-    for name, values in {"a": [1.0, 2.0], "b": [3.0, 4.0]}.items():
-        both = both.with_features({name: values}, features={name: Feature("example")})
-    read = both.read_examples([1, 0])
-    assert {name: read[name].tolist() for name in both.features} == {"a": [2, 1], "b": [4, 3]}
-    for names in (["a", "b"], ["b", "a"]):
-        assert Corpus.open(tmp_path, features=names).fingerprint == both.fingerprint
 
 
 def test_features_that_do_not_match_their_corpus_are_not_added_or_opened(tmp_path):
@@ -215,23 +203,13 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         ({"tokens": [[1, 2]], "a": [[1, 2]]}, {"a": Feature("example")}, "have shape .., not .2,."),
         ({"tokens": [[1]], "a": [0.5]}, {"a": Feature("example", dtype="int8")}, "from float64"),
         ({"tokens": [[1]], "a": [300]}, {"a": Feature("example", dtype="uint8")}, "holds 300"),
-        ({"tokens": [[1]], "a": [-1]}, {"a": Feature("example", dtype="uint8")}, "holds -1; uint8"),
-        ({"tokens": [[1]], "a": [-1e39]}, {"a": Feature("example")}, r"holds -1e\+39; float32"),
-        (
-            {"tokens": [[1]], "a": [[7e4]]},
-            {"a": Feature("inputs", dtype="float16")},
-            r"holds 70000; float16 holds numbers up to 6\.55e\+04",
-        ),
         (
             {"tokens": [[1]], "a": [[3.4e38]]},
             {"a": Feature("inputs", dtype="bfloat16")},
             r"holds 3\.4e\+38; bfloat16 holds numbers up to 3\.39e\+38",
         ),
-        ({"tokens": [[1]], "weights": [[1e39]]}, {}, r"holds 1e\+39; float32 holds"),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
-        ({"tokens": [[1]], "a": np.array([np.nan], np.float32)}, {"a": Feature("example")}, "NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
-        ({"tokens": [[1]] * 2, "a": [1, NO_TIME]}, {"a": Feature("example")}, "datet"),
         ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 example,"),
         ({"tokens": [[1]], "inputs": [1]}, {"inputs": Feature("example")}, "named 'inputs'"),
         ({"tokens": [[1]], "a": [1]}, {"a": "example"}, "must be a pipeline.Feature"),

@@ -100,27 +100,6 @@ def test_a_text_by_eye_and_where_its_loss_is(tmp_path):
             assert uncut["loss_weights"].tolist() == [1] * 7
 
 
-def test_batches_resume_and_name_what_differs():
-    corpus = Examples([np.arange(size) for size in range(2, 40)], vocab_size=40)
-    view, other = FillInTheMiddle(corpus, 0.5), FillInTheMiddle(corpus, 0.5, mode="spm")
-    plan = pipeline.Plan(view, [pipeline.Bucket(4, 48)])
-    batches = pipeline.Batches(view, plan).repeat(3)
-    iterator = iter(batches.to_iter_dataset())
-    for _ in range(plan.num_batches() + 2):
-        next(iterator)
-    state = iterator.get_state()
-    expected = [next(iterator) for _ in range(4)]
-    again = iter(pipeline.Batches(view, plan).repeat(3).to_iter_dataset())
-    again.set_state(state)
-    for batch in expected:
-        for name, values in next(again).items():
-            np.testing.assert_array_equal(values, batch[name])
-    with pytest.raises(ValueError, match="mode of fill_in_the_middle was psm and is now spm"):
-        iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(
-            iter(pipeline.Batches(view, plan).to_iter_dataset()).get_state()
-        )
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

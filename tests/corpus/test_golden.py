@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import InPlace
-from pipeline.corpus import INPUTS, decoded
+from pipeline.corpus import INPUTS, cache
 from pipeline.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,7 +39,7 @@ OPENED = {
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "default_directory", lambda: tmp_path)
+    monkeypatch.setattr(cache, "default_directory", lambda: tmp_path)
 
 
 def open_golden(of, monkeypatch, golden=GOLDEN, **options):

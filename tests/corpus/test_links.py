@@ -10,7 +10,6 @@ from pyarrow import feather
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Feature, InPlace, Pairs, load
 from pipeline.cli.commands import FINE, WRONG, main
-from pipeline.cli.prepare import open_flags
 from pipeline.corpus import INPUTS, TARGETS, open_corpus
 from pipeline.corpus.links import guess, link
 from pipeline.history import read_history, write_history
@@ -182,19 +181,6 @@ def test_commands_read_token_files(opened, tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
-def test_token_files_are_scored(opened, tmp_path):
-    def step(batch):
-        return {"ids": batch["targets"], "weights": batch["loss_weights"]}
-
-    for name in ("arrow", "megatron"):
-        options = {"per": "position", "directory": tmp_path / name, "buckets": [Bucket(4, 32)]}
-        scores = pipeline.score(opened[name], step, **options).to_pydict()
-        for number, example in enumerate(opened[name]):
-            assert (scores["ids"][number] or []) == example["targets"].tolist()
-            if name == "arrow":
-                assert (scores["weights"][number] or []) == example["loss_weights"].tolist()
-
-
 def test_formats_are_told_by_the_files(opened, tmp_path):
     for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
         (tmp_path / folder).mkdir()
@@ -217,11 +203,6 @@ def test_formats_are_told_by_the_files(opened, tmp_path):
         assert guess(path) == form
 
 
-def test_options_of_a_command_are_python_or_strings(opened):
-    corpus = open_flags(["flat", "end=3", "weights=()", "dtype=uint16"], ["token_ids*"])
-    assert corpus.options == {"end": 3, "weights": (), "dtype": "uint16"}
-
-
 def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
     (tmp_path / "cloud").mkdir()
     with object_servers.s3(tmp_path / "cloud") as port:
@@ -241,7 +222,7 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
             for left, right in zip(corpus, opened[name], strict=True):
                 assert all(np.array_equal(left[each], right[each]) for each in left)
             require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)
-        monkeypatch.setattr(pipeline.fs.objects, "download", None)  # all files have been copied
+        monkeypatch.setattr(pipeline.fs.objects, "read_pieces", None)  # all files have been copied
         before = InPlace.megatron(f"{root}/mega", vocab_size=99)
         monkeypatch.undo()
         for name, value in object_servers.s3_environment(port).items():

@@ -12,7 +12,6 @@ from pipeline.corpus import log as log_module
 from pipeline.corpus import writer as writer_module
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import is_finished, write_entries
-from pipeline.fs import atomic
 from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}
@@ -129,23 +128,6 @@ def test_a_writer_does_not_go_on_after_a_tail_that_is_damaged(damage, place, tmp
     with pytest.raises(ValueError, match=f"{path.name}: it"):
         Writer(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_a_tail_that_was_rewritten_has_other_digests(tmp_path):
-    log = Log(write(tmp_path / "a", 16))
-    before = log.entries()
-    record(tmp_path / "a", 2).unlink()
-    with Writer(tmp_path / "a") as writer:
-        assert writer.cursor == 8
-        writer.append([9] * 7)
-        writer.seal(cursor=9)
-        for number in (10, 11):
-            writer.append([9] * 9)
-            writer.seal(cursor=number)
-    after = Log(tmp_path / "a").entries()
-    assert [entry.after for entry in after[:2]] == [entry.after for entry in before[:2]]
-    assert after[2].after != before[2].after
-    assert Log(tmp_path / "a").entries(4)[0].before != before[-1].after
 
 
 def test_a_reader_at_the_end_of_a_log_that_is_removed_does_not_wait_for_ever(tmp_path):
@@ -357,7 +339,6 @@ def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
         writer.append([1] * 5)
         writer.seal()
         monkeypatch.setattr(log_module, "list_records", None)
-        monkeypatch.setattr(atomic, "remove_leftovers", None)
         for _ in range(3):
             writer.append([1] * 5)
             writer.seal()

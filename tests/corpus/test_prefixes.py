@@ -1,7 +1,6 @@
 """Prefixes that are found: each token of a group has the weight and the value of its samples."""
 
 import collections
-import time
 
 import numpy as np
 import pytest
@@ -89,22 +88,6 @@ def test_samples_with_unlike_values_of_a_token_that_both_learn_part_there():
         column = [np.full(4, each) for each in advantage]
         (group,) = find_prefixes({**columns, "advantage": column}, min_shared=1)["tokens"]
         assert [len(tokens) for _, tokens, _ in nodes_of(group)] == nodes
-
-
-def test_thousands_of_samples_are_grouped_in_seconds():
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(1, 50_000, size) for size in rng.integers(200, 400, 512)]
-    samples = [
-        np.concatenate([prompts[n % 512], rng.integers(1, 50_000, 100)]) for n in range(4096)
-    ]
-    start = time.perf_counter()
-    columns = find_prefixes(samples)
-    assert time.perf_counter() - start < 20  # a second on a quiet machine
-    examples = Examples.from_groups(columns)
-    assert len(examples) == 512
-    # A few continuations begin with the same token by chance.
-    most = sum(len(each) - 1 + 800 for each in prompts)
-    assert most - 9 < examples.num_tokens <= most
 
 
 @pytest.mark.parametrize(
