@@ -404,7 +404,14 @@ class Schedule:
             shares=shares,
             per_step=sum(in_batches[0]),
         )
-        return dataclasses.replace(interval, end=_find_end(interval, waiting))
+        if not waiting:
+            return interval
+        streams, ends = [*waiting], np.stack([*waiting.values()], axis=1)
+
+        def is_over(step: int) -> bool:
+            return bool((interval.before(step)[1][:, streams] >= ends).all(axis=0).any())
+
+        return dataclasses.replace(interval, end=find_first(is_over, interval.start))
 
     def _run_out(
         self, taken: Taken, legs: Sequence[int], growing: Sequence[int]
@@ -566,12 +573,9 @@ class Schedule:
 
     def epochs_of(self, steps: range) -> list[int]:
         """The epoch of each of some steps in a row; epochs do not descend."""
-        found = list[int]()
-        while rest := steps[len(found) :]:
-            epoch, last = self.epoch_of(rest[0]), self.epoch_of(rest[-1])
-            end = len(rest) if epoch == last else bisect.bisect(rest, epoch, key=self.epoch_of)
-            found += [epoch] * end
-        return found
+        epoch, last = self.epoch_of(steps[0]), self.epoch_of(steps[-1])
+        same = epoch == last
+        return [epoch] * len(steps) if same else [self.epoch_of(step) for step in steps]
 
     def grows(self, step: int) -> bool:
         """Whether a step has rows of a corpus that still grows."""
@@ -597,10 +601,9 @@ class Schedule:
         if not self.grows(step):
             around = range(self.mark(step).step, sys.maxsize if self.end is None else self.end)
         steps, epoch = block_within(around, step, size), self.epoch_of(step)
-        before = range(steps.start, step)
-        begin = steps.start + bisect.bisect_left(before, epoch, key=self.epoch_of)
-        end = find_first(lambda at: at >= steps.stop or self.epoch_of(at) > epoch, step)
-        return range(begin, end)
+        epochs = self.epochs_of(steps)
+        begin = steps.start + epochs.index(epoch)
+        return range(begin, begin + epochs.count(epoch))
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
@@ -651,36 +654,9 @@ def block_within(steps: range, step: int, size: int) -> range:
     return range(max(first, steps.start), min(first + size, steps.stop))
 
 
-def find_first(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
+def find_first(holds: Callable[[int], bool], after: int) -> int:
     """The first step after `after` at which a condition holds; it must then hold for ever."""
-    low, high, far = after, max(near, after + 1), 1
+    low, high = after, after + 1
     while not holds(high):
-        low, high, far = high, high + far, 2 * far
-    far = 1
-    while high - far > low and holds(high - far):
-        high, far = high - far, 2 * far
-    return bisect.bisect_left(range(high), True, lo=max(low, high - far) + 1, key=holds)
-
-
-def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | None:
-    """The first step before which one of the `waiting` streams has taken its rows; else None.
-
-    Quotas stay close to the shares, so only steps near the estimate are tried.
-    """
-    if not waiting:
-        return None
-    streams, ends = [*waiting], np.stack([*waiting.values()], axis=1)
-
-    def is_over(step: int) -> bool:
-        return bool((interval.before(step)[1][:, streams] >= ends).all(axis=0).any())
-
-    missing = (ends - interval.begin.rows[:, streams]).T.tolist()
-    near = min(
-        max(
-            rows * interval.per_step // of_length[stream]
-            for rows, of_length in zip(of_stream, interval.shares, strict=True)
-            if of_length[stream]
-        )
-        for stream, of_stream in zip(streams, missing, strict=True)
-    )
-    return find_first(is_over, interval.start, interval.start + near)
+        low, high = high, 3 * high - 2 * low
+    return bisect.bisect_left(range(high), True, lo=low + 1, key=holds)

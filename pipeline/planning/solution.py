@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from pipeline.planning.patterns import Packed, Pattern
 from pipeline.planning.tails import group_tails
 
 # The version of the search and of its file. A plan does not use the file of another version.
-VERSION = 4
+VERSION = 5
 
 # With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
 # of the optimum. The search then uses best fit.
@@ -25,12 +26,12 @@ SIZES = 2048
 class Solution:
     """The patterns of a histogram, and a proven upper bound on the share of real positions.
 
-    The file is JSON: `{"of": DIGEST, "bound": 0.9988, "patterns": [[[3, [[120, 4], [32, 1]]]]]}`.
-    Each bucket has a list of patterns: the number of rows, and each length in the row with its
-    number of occurrences. `of` is a digest of the histogram.
+    The file is JSON: `{"bound": 0.9988, "patterns": [[[3, [[120, 4], [32, 1]]]]]}`. Each bucket has
+    a list of patterns: the number of rows, and each length in the row with its number of
+    occurrences. The name of the file has a digest of the histogram.
     """
 
-    def __init__(self, content: bytes, name: str, of: str):
+    def __init__(self, content: bytes, name: str):
         self.digest = hashlib.sha256(content).hexdigest()[:16]
         try:
             stored = json.loads(content)
@@ -39,17 +40,11 @@ class Solution:
                 [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket]
                 for of_bucket in stored["patterns"]
             ]
-            known = stored["of"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidValue(
                 f"{name}, beside the corpus, does not hold the patterns of a plan: {error!r}; "
                 "delete it, and the plan makes it again"
             ) from error
-        if known != of:
-            raise InvalidValue(
-                f"the patterns in {name}, beside the corpus, are for other lengths, buckets or "
-                "options than this plan's; delete the file, and the plan makes it again"
-            )
         self._total = sum(p.rows * p.segments for patterns in self._patterns for p in patterns)
 
     def pack(
@@ -57,13 +52,12 @@ class Solution:
         counts: np.ndarray,
         buckets: Sequence[Bucket],
         *,
-        max_segments: int | None = None,
-        surplus: Sequence[int] | None = None,
         used: Sequence[int] | None = None,
+        **options: Any,
     ) -> Packed:
         """Packs a part of the histogram by its share of each pattern, and the rest by best fit.
 
-        The solution is for the lengths `used` of the buckets.
+        The solution is for the lengths `used` of the buckets; `options` are those of `pack`.
         """
         share, left = int(counts.sum()), counts.tolist()
         patterns: list[list[Pattern]] = [[] for _ in group_tails(buckets)]
@@ -75,14 +69,7 @@ class Solution:
                     patterns[index].append(pattern._replace(rows=rows))
                     for size, times in pattern.pieces:
                         left[size] -= rows * times
-        return pack(
-            counts,
-            buckets,
-            max_segments=max_segments,
-            surplus=surplus,
-            patterns=patterns,
-            used=used,
-        )
+        return pack(counts, buckets, patterns=patterns, used=used, **options)
 
 
 def load_solution(
@@ -95,12 +82,10 @@ def load_solution(
     shapes = [bucket.as_json for bucket in buckets]
     of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"
-    return Solution(store(name, lambda: _search(counts, buckets, max_segments, of)), name, of)
+    return Solution(store(name, lambda: _search(counts, buckets, max_segments)), name)
 
 
-def _search(
-    counts: np.ndarray, buckets: Sequence[Bucket], max_segments: int | None, of: str
-) -> bytes:
+def _search(counts: np.ndarray, buckets: Sequence[Bucket], max_segments: int | None) -> bytes:
     """The content of the file of a solution, by column generation."""
     best = pack(counts, buckets, max_segments=max_segments)
     tokens = int(counts @ np.arange(len(counts)))
@@ -121,5 +106,4 @@ def _search(
         other = pack(counts, buckets, max_segments=max_segments, patterns=found)
         best = min(best, other, key=lambda each: each.cost(prices))
     patterns = [[[each.rows, each.pieces] for each in of_bucket] for of_bucket in best.patterns]
-    content = {"of": of, "bound": min(tokens / least, 1.0), "patterns": patterns}
-    return json.dumps(content).encode()
+    return json.dumps({"bound": min(tokens / least, 1.0), "patterns": patterns}).encode()
