@@ -21,12 +21,15 @@ from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
 from models.loss import cross_entropy
+from models.vision import PatchEncoder, VisionDecoder
 
 __all__ = [
     "Decoder",
     "Encoder",
     "EncoderDecoder",
+    "PatchEncoder",
     "TransformerConfig",
+    "VisionDecoder",
     "cross_entropy",
     "step_flops",
 ]

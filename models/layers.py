@@ -31,10 +31,15 @@ def rotate(x_BLNK: Array, positions_BL: Array, theta: float) -> Array:
 
     The product of a turned query and key depends on the difference of their positions only
     (RoPE, Su et al., 2021). Angles are float32: bfloat16 cannot tell position 257 from 256.
+    Positions in several dimensions, [B, L, A], turn an equal share of the pairs each.
     """
     half = x_BLNK.shape[-1] // 2
-    frequencies_K = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles_BL1K = positions_BL.astype(jnp.float32)[:, :, None, None] * frequencies_K
+    positions_BL1A = positions_BL.astype(jnp.float32).reshape(*positions_BL.shape[:2], 1, -1)
+    share = half // positions_BL1A.shape[-1]
+    frequencies_K = theta ** (-jnp.arange(share, dtype=jnp.float32) / share)
+    angles_BL1K = (positions_BL1A[..., None] * frequencies_K).reshape(
+        *positions_BL.shape[:2], 1, half
+    )
     sine, cosine = jnp.sin(angles_BL1K), jnp.cos(angles_BL1K)
     a, b = jnp.split(x_BLNK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 # what a layer computes in parallel: heads, feed-forward width, vocabulary.
 AXES: dict[str, tuple[str | None, ...]] = {
     "table": ("tensor", "fsdp"),  # V, D
+    "patches": (None, "fsdp"),  # P, D
     "query": ("fsdp", "tensor", None),  # D, N, K
     "key": ("fsdp", "tensor", None),  # D, G, K
     "value": ("fsdp", "tensor", None),  # D, G, K

@@ -98,7 +98,8 @@ class Transformer(nnx.Module):
     ) -> Array:
         """Return the last hidden states, normed: [B, L, D] in x's dtype.
 
-        `memory` is (vectors [B, S, D], segment ids [B, S]).
+        `memory` is (vectors [B, S, D], segment ids [B, S]). Without causal order, positions may
+        have several dimensions, [B, L, A].
         """
         scan = self.config.scan_layers
         options: Any = {
@@ -108,7 +109,7 @@ class Transformer(nnx.Module):
         }
         attend = make_attention(
             segment_ids_BL,
-            positions=positions_BL,
+            positions=positions_BL if positions_BL.ndim == 2 else None,
             visible_until=visible_until_BL,
             causal=self.causal,
             window=self.config.window,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import (
         Corpora,
         Corpus,
+        Decoded,
         Examples,
         FillInTheMiddle,
         InPlace,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
         SpanCorruption,
         Writer,
         find_prefixes,
+        patch_grid,
+        patchify,
         prepare,
         prepare_pairs,
     )
@@ -71,6 +74,7 @@ __all__ = [
     "Bucket",
     "Corpora",
     "Corpus",
+    "Decoded",
     "Examples",
     "Feature",
     "FillInTheMiddle",
@@ -89,6 +93,8 @@ __all__ = [
     "follow",
     "load",
     "pack",
+    "patch_grid",
+    "patchify",
     "prepare",
     "prepare_pairs",
     "rename",

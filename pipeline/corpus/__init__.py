@@ -9,10 +9,12 @@ from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.examples import Examples
+from pipeline.corpus.from_bytes import Decoded
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs, open_corpus
+from pipeline.corpus.pictures import patch_grid, patchify
 from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
 from pipeline.corpus.sides import Sides
@@ -28,6 +30,7 @@ __all__ = [
     "AnyCorpus",
     "Corpora",
     "Corpus",
+    "Decoded",
     "Examples",
     "FillInTheMiddle",
     "Groups",
@@ -43,6 +46,8 @@ __all__ = [
     "engines",
     "find_prefixes",
     "open_corpus",
+    "patch_grid",
+    "patchify",
     "prepare",
     "prepare_job",
     "prepare_pairs",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from pipeline.corpus import prng
+from pipeline.corpus.from_bytes import Decoded
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, Split, View
 from pipeline.corpus.reader import Pieces
@@ -469,4 +470,4 @@ def view_of(corpus: AnyCorpus, description: Mapping[str, Any]) -> View:
     kind, viewed = options.pop("kind"), options.pop("of", None)
     if viewed is not None:
         corpus = view_of(corpus, viewed)
-    return {**KINDS, Split.kind: Split}[kind](corpus, **options)
+    return {**KINDS, Split.kind: Split, Decoded.kind: Decoded}[kind](corpus, **options)

@@ -1,0 +1,307 @@
+"""Files that are decoded when batches are built: as if their arrays were stored."""
+
+import functools
+import io
+import pickle
+
+import grain
+import numpy as np
+import pytest
+from absl import flags
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeline import (
+    Batches,
+    Bucket,
+    Corpora,
+    Corpus,
+    Decoded,
+    Examples,
+    Feature,
+    Plan,
+    load,
+    patch_grid,
+    patchify,
+)
+from pipeline.corpus import open_corpus
+from pipeline.corpus.views import view_of
+from pipeline.history import read_history, write_history
+
+STORED = {
+    "patch": Feature("inputs", to="patches"),
+    "patch_image": Feature("patches", to="images"),
+    "file_bytes": Feature("images", dtype="int32"),
+    "files": Feature("files", dtype="uint8"),
+}
+MADE = {
+    "values": Feature("patches", dtype="float32", shape=3),
+    "place": Feature("patches", dtype="int32"),
+}
+
+
+def decode(content):
+    """Three of each byte, and how far it is from the beginning."""
+    values = np.frombuffer(content, np.uint8)
+    return np.stack([values] * 3, axis=1), np.arange(len(values))
+
+
+def draw(seed, examples=12, images=4, most=6):
+    """Columns with files, and the same with the arrays that `decode` makes of them."""
+    rng = np.random.default_rng(seed)
+    columns = {name: [] for name in ("tokens", *STORED, *MADE)}
+    for count in rng.integers(0, images, examples):
+        sizes = rng.integers(1, most, count)
+        files = rng.integers(0, 256, sizes.sum(), np.uint8)
+        columns["tokens"].append(rng.integers(1, 99, rng.integers(2, 9)))
+        places = rng.integers(-1, max(sizes.sum(), 0), len(columns["tokens"][-1]))
+        columns["patch"].append(places)
+        columns["patch_image"].append(np.arange(count).repeat(sizes))
+        columns["file_bytes"].append(sizes)
+        columns["files"].append(files)
+        columns["values"].append(np.stack([files] * 3, axis=1))
+        columns["place"].append(np.concatenate([[], *map(np.arange, sizes)]).astype(int))
+    return columns
+
+
+def examples_of(columns, features):
+    given = {name: columns[name] for name in ("tokens", *features)}
+    return Examples(given, features=features)
+
+
+def undecoded(columns, **options):
+    return Decoded(examples_of(columns, STORED), decode, features=MADE, **options)
+
+
+def stored(columns):
+    """The same examples with decoded arrays."""
+    return examples_of(columns, {k: v for k, v in (STORED | MADE).items() if k != "files"})
+
+
+def plan_of(corpus):
+    return Plan(corpus, [Bucket(2, {"inputs": 24, "patches": 48, "images": 9})], overflow="drop")
+
+
+def require_equal(made, expected):
+    assert {*made} == {*expected}
+    for name, values in expected.items():
+        assert made[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(made[name], values, name)
+
+
+@given(seed=st.integers(0, 1 << 32), workers=st.sampled_from([1, 3]))
+def test_batches_are_those_of_stored_arrays(seed, workers):
+    columns = draw(seed)
+    view, arrays = undecoded(columns, workers=workers), stored(columns)
+    assert view.side_names == arrays.side_names == ("inputs", "patches", "images")
+    np.testing.assert_array_equal(view.lengths, arrays.lengths)
+    plan = plan_of(arrays)
+    assert plan_of(view).fingerprint == plan.fingerprint
+    for made, expected in zip(Batches(view, plan), Batches(arrays, plan), strict=True):
+        require_equal(made, expected)
+    for number in range(len(view)):
+        require_equal(view[number], arrays[number])
+
+
+def test_splits_mixtures_and_pickled_copies_decode_alike(tmp_path):
+    columns, others = draw(0, 40), draw(1, 20)
+    of = {name: examples_of(each, STORED) for name, each in (("a", columns), ("b", others))}
+    views = {name: Decoded(each, decode, features=MADE) for name, each in of.items()}
+    arrays = {"a": stored(columns), "b": stored(others)}
+    text = {"c": Examples([[5, 6, 7]] * 4)}
+    for made, expected in (
+        (views["a"].split(0.3)[0], arrays["a"].split(0.3)[0]),
+        (Decoded(of["a"].split(0.3)[1], decode, features=MADE), arrays["a"].split(0.3)[1]),
+        (Corpora(views | text), Corpora(arrays | text)),
+        (pickle.loads(pickle.dumps(views["a"])), arrays["a"]),
+    ):
+        plan = plan_of(expected)
+        for one, other in zip(Batches(made, plan), Batches(expected, plan), strict=True):
+            require_equal(one, other)
+
+
+def test_the_batches_of_a_part_are_decoded_and_a_loader_goes_on_where_it_stopped():
+    columns = draw(2, 60)
+    view, plan = undecoded(columns), plan_of(stored(columns))
+    whole = [*Batches(view, plan)]
+    for part in (0, 1):
+        halves = Batches(view, plan, process_index=part, process_count=2)
+        for made, expected in zip(halves, whole, strict=True):
+            require_equal(made, {name: each[part : part + 1] for name, each in expected.items()})
+    with load(view, buckets=plan.buckets, overflow="drop", num_epochs=1) as loader:
+        next(loader)
+        state, rest = loader.get_state(), [*loader]
+        loader.set_state(state)
+        for made, expected in zip(loader, rest, strict=True):
+            require_equal(made, expected)
+        one = Decoded(examples_of(columns, STORED), lambda content: decode(content), features=MADE)
+        with (
+            load(one, buckets=plan.buckets, overflow="drop") as other,
+            pytest.raises(ValueError, match="decode of decoded of patches"),
+        ):
+            other.set_state(state)
+
+
+@pytest.mark.slow
+def test_processes_of_grain_decode():
+    flags.FLAGS.mark_as_parsed()
+    columns = draw(3, 30)
+    view, plan = undecoded(columns), plan_of(stored(columns))
+    options = grain.MultiprocessingOptions(num_workers=2)
+    batches = Batches(view, plan).to_iter_dataset().mp_prefetch(options)
+    for made, expected in zip(batches, Batches(stored(columns), plan), strict=True):
+        require_equal(made, expected)
+
+
+def test_a_run_is_planned_again_without_the_function(tmp_path):
+    columns = draw(4)
+    given = {name: columns[name] for name in ("tokens", *STORED)}
+    corpus = Corpus.from_arrays(given, tmp_path / "corpus", features=STORED)
+    view = Decoded(corpus, decode, features=MADE)
+    plan = plan_of(view)
+    write_history(tmp_path, view, plan)
+    again, planned = read_history(tmp_path)
+    assert (again.fingerprint, planned.fingerprint) == (view.fingerprint, plan.fingerprint)
+    assert view_of(open_corpus(tmp_path / "corpus"), view.description).lengths.tolist() == (
+        view.lengths.tolist()
+    )
+    with pytest.raises(ValueError, match="only the fingerprint"):
+        Batches(again, planned)[0]
+
+
+def test_weights_of_the_text_stay():
+    columns = draw(5)
+    columns["weights"] = [np.zeros(len(each)) for each in columns["tokens"]]
+    columns["weights"][3][-1] = 1
+    view = Decoded(
+        Examples({n: columns[n] for n in ("tokens", "weights", *STORED)}, features=STORED),
+        decode,
+        features=MADE,
+    )
+    assert [*np.flatnonzero(np.isin(np.arange(12), view.silent, invert=True))] == [3]
+    assert view.num_learnt == 1
+    counted = view.count_loss(np.array([3]), np.array([0]), view.lengths[[3], 0])
+    assert counted.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_image": [[0, 0]]}, "decodes to 3 values of patch_image, which are not the 2"),
+        ({"file_bytes": [[1, 2]]}, "decodes to 3 values of patch_image, which are not the 3"),
+        ({"place": [[0, 1, 2]]}, "decodes to 3 values of place, which are not the 3"),
+        ({"file_bytes": [[3, 0]]}, "cannot be decoded: no bytes; leave it out: exclude=.0.$"),
+    ],
+)
+def test_a_file_with_other_values_than_its_header_said_names_the_example(change, message):
+    def strict(content):
+        if not content:
+            raise OSError("no bytes")
+        return decode(content)
+
+    columns = {"tokens": [[1, 2]], "patch": [[-1, -1]], "patch_image": [[0, 0, 1]]}
+    columns |= {"file_bytes": [[2, 1]], "files": [[7, 8, 9]], **change}
+    place = {"place": MADE["place"]} if "place" in change else {}
+    view = Decoded(examples_of(columns, STORED | place), strict, features=MADE)
+    with pytest.raises(ValueError, match=f"example 0 {message}"):
+        view[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"files": "bytes"}, "no feature 'bytes'"),
+        ({"sizes": "file_sizes"}, "no feature 'file_sizes'"),
+        ({"files": "patch_image"}, "'patches'|a side of their own"),
+        ({"features": {"values": Feature("images", dtype="uint8")}}, "one side that points to"),
+        ({"features": {"values": Feature("patches")}}, "with dtypes"),
+        ({"features": {}}, "one side that points to"),
+        ({"workers": 0}, "workers is 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Decoded(examples_of(draw(0), STORED), decode, **{"features": MADE, **options})
+
+
+def test_functions_that_return_other_arrays_are_refused():
+    columns = draw(0, 1, most=3) | {"files": [[1, 2]], "file_bytes": [[2]], "patch": [[-1]]}
+    columns |= {"tokens": [[1]], "patch_image": [[0, 0]]}
+    for function, message in (
+        (lambda content: decode(content)[0], "decode gave 1 arrays for values, place"),
+        (lambda content: (decode(content)[0], [0]), r"place must have shape \(2,\)"),
+        (lambda content: (decode(content)[0] > 1, [0.5, 1]), "place cannot be cast"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Decoded(examples_of(columns, STORED), function, features=MADE)[0]
+
+
+# ---- pictures
+
+
+def encode(picture, kind, **options):
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pictures_of(contents, patch=8, most=30):
+    """Examples with one picture each, whose grid is that of the header."""
+    grids = [patch_grid(each, patch, most) for each in contents]
+    columns = {
+        "patch_image": [np.zeros(rows * columns, int) for rows, columns in grids],
+        "file_bytes": [[len(each)] for each in contents],
+        "files": [np.frombuffer(each, np.uint8) for each in contents],
+    }
+    corpus = Examples(columns, features={name: STORED[name] for name in columns})
+    size = patch * patch * 3
+    return Decoded(
+        corpus,
+        functools.partial(patchify, patch=patch, max_patches=most),
+        features={
+            "patches": Feature("patches", dtype="uint8", shape=size),
+            "patch_yx": Feature("patches", dtype="int32", shape=2),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def noise():
+    rng = np.random.default_rng(0)
+    shapes = (40, 100), (64, 64), (7, 3), (300, 20), (1, 500)
+    return [Image.fromarray(rng.integers(0, 256, (*each, 3), np.uint8)) for each in shapes]
+
+
+def test_pictures_have_the_patches_that_their_headers_said(noise):
+    contents = [encode(each, kind) for each in noise for kind in ("JPEG", "PNG", "WEBP", "GIF")]
+    view = pictures_of(contents)
+    for number, content in enumerate(contents):
+        example, (patches, yx) = view[number], patchify(content, 8, 30)
+        assert len(patches) == view.lengths[number][0] <= 30
+        np.testing.assert_array_equal(example["patches"], patches)
+        np.testing.assert_array_equal(example["patch_yx"], yx)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bomb", "other", "text"])
+def test_a_damaged_picture_names_its_example(noise, damage, monkeypatch):
+    contents = [encode(each, "JPEG") for each in noise[:3]]
+    view = pictures_of(contents)
+    wrong = {"cut": contents[1][:-400], "other": encode(noise[0], "PNG"), "text": b"no picture"}
+    if damage == "bomb":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
+        with pytest.raises(ValueError, match="example 0 cannot be decoded: Image size"):
+            view[0]
+        assert len(view[2]["patches"])
+        with pytest.raises(Image.DecompressionBombError):
+            patch_grid(contents[0], 8, 30)  # its header suffices
+        return
+    contents[1] = wrong[damage]
+    corpus = view.corpus
+    columns = {"patch_image": [each["patch_image"] for each in corpus]}
+    columns["files"] = [np.frombuffer(each, np.uint8) for each in contents]
+    columns["file_bytes"] = [[len(each)] for each in contents]
+    corpus = Examples(columns, features={name: STORED[name] for name in columns})
+    view = Decoded(corpus, view.decode, features=view.made)
+    with pytest.raises(ValueError, match=r"example 1 (cannot be decoded|decodes to)"):
+        Batches(view, Plan(view, [Bucket(1, {"patches": 90, "images": 3})]))[0]

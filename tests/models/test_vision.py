@@ -1,0 +1,126 @@
+"""Text with pictures: packing changes nothing, and pictures do not leak."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from models import TransformerConfig, VisionDecoder, cross_entropy
+from models.layers import rotate
+from models.parameters import decay_mask, parameter_shardings
+from pipeline import Batches, Bucket, Examples, Feature, Plan
+
+FEATURES = {
+    "patch": Feature("inputs", to="patches"),
+    "patches": Feature("patches", dtype="uint8", shape=12),
+    "patch_yx": Feature("patches", dtype="int32", shape=2),
+    "patch_image": Feature("patches", to="images"),
+    "image": Feature("images", dtype="int32"),
+}
+LENGTHS = {"inputs": 96, "patches": 80, "images": 12}
+FIELDS = "inputs", "inputs_segment_ids", "inputs_positions", "patches", "patch_image", "patch_yx"
+CONFIG = TransformerConfig(
+    vocab_size=50, num_layers=2, width=32, num_heads=2, num_kv_heads=1, mlp_width=48
+)
+
+
+def draw_examples(count=7):
+    """Texts with up to three pictures; a token points to each patch, some to none."""
+    rng = np.random.default_rng(0)
+    columns = {name: [] for name in ("tokens", *FEATURES)}
+    for pictures in [0, *rng.integers(0, 4, count - 1)]:
+        grids = rng.integers(1, 5, (pictures, 2))
+        sizes = grids.prod(axis=1).astype(int)
+        total, words = int(sizes.sum()), int(rng.integers(2, 9))
+        columns["tokens"].append(rng.integers(1, 50, total + words))
+        columns["patch"].append(np.append(np.arange(total), np.full(words, -1)))
+        columns["patches"].append(rng.integers(0, 256, (total, 12)))
+        yx = [np.argwhere(np.ones(grid)) for grid in grids]
+        columns["patch_yx"].append(np.concatenate([np.zeros((0, 2), int), *yx]))
+        columns["patch_image"].append(np.arange(pictures).repeat(sizes))
+        columns["image"].append(np.arange(pictures))
+    return Examples(columns, features=FEATURES)
+
+
+@pytest.fixture(scope="module")
+def model():
+    graph, state = jax.jit(lambda: nnx.split(VisionDecoder(CONFIG, 12, rngs=nnx.Rngs(0))))()
+
+    @jax.jit
+    def of(state, batch):
+        def loss(state):
+            logits = nnx.merge(graph, state)(*(batch[name] for name in (*FIELDS, "patch")))
+            return cross_entropy(logits, batch["targets"], batch["loss_weights"]).total, logits
+
+        return jax.value_and_grad(loss, has_aux=True)(state)
+
+    return state, of
+
+
+def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone(model):
+    state, of = model
+    examples = draw_examples()
+    bucket = Bucket(2, LENGTHS)
+    plan = Plan(examples, [bucket], shuffle=False)
+    (batch,) = Batches(examples, plan)
+    planned = plan.batch(0)
+    assert len(planned.segments) == len(examples) > bucket.rows
+    (_, logits), gradient = of(state, batch)
+    single = Bucket(1, LENGTHS)
+    totals, at = jax.tree.map(jnp.zeros_like, gradient), {}
+    for (row, example, *_), column in zip(planned.segments, planned.columns, strict=True):
+        others = [number for number in range(len(examples)) if number != example]
+        (alone,) = Batches(examples, Plan(examples, [single], exclude=others))
+        (_, expected), more = of(state, alone)
+        size = int(examples.lengths[example][0])
+        found = logits[row, column[0] : column[0] + size]
+        at[example] = np.linalg.norm(found - expected[0, :size]) / np.linalg.norm(found)
+        totals = jax.tree.map(jnp.add, totals, more)
+    assert len(at) == len(examples)
+    assert max(at.values()) < 1e-6
+    error = optax.global_norm(jax.tree.map(jnp.subtract, gradient, totals))
+    assert error < 1e-6 * optax.global_norm(totals)
+
+
+def test_a_picture_is_seen_by_the_text_that_points_to_it_alone(model):
+    state, of = model
+    examples = draw_examples()
+    plan = Plan(examples, [Bucket(2, LENGTHS)], shuffle=False)
+    batch = {name: np.array(values) for name, values in Batches(examples, plan)[0].items()}
+    (_, before), _ = of(state, batch)
+    changed = int(batch["patches_segment_ids"][0].max())
+    batch["patches"][0][batch["patches_segment_ids"][0] == changed] ^= 255
+    (_, after), _ = of(state, batch)
+    moved = np.abs(before - after).max(axis=-1) > 0
+    assert moved.any()
+    ids = batch["inputs_segment_ids"]
+    assert not moved[1].any()
+    assert {*ids[0][moved[0]].tolist()} == {changed}
+
+
+def test_the_positions_of_patches_count_in_both_directions():
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 1, 4, 1, 16)).astype(np.float32)
+    yx = rng.integers(0, 9, (1, 4, 2))
+
+    def scores(yx):
+        turned = [rotate(jnp.asarray(x), jnp.asarray(yx), 100.0) for x in (q, k)]
+        return np.einsum("blnk,bsnk->bls", *turned)
+
+    np.testing.assert_allclose(scores(yx), scores(yx + np.array([7, 3])), atol=1e-4)
+    for axis in (0, 1):
+        moved = yx.copy()
+        moved[0, 0, axis] += 1
+        assert np.abs(scores(yx) - scores(moved)).max() > 0.01
+
+
+def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind():
+    state = nnx.state(nnx.eval_shape(lambda: VisionDecoder(CONFIG, 12, rngs=nnx.Rngs(0))))
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"))
+    shardings = jax.tree_util.tree_leaves_with_path(parameter_shardings(state, mesh))
+    for (path, sharding), decay in zip(shardings, jax.tree.leaves(decay_mask(state)), strict=True):
+        is_scale = "scale" in jax.tree_util.keystr(path)
+        assert decay != is_scale
+        assert ("fsdp" in sharding.spec) != is_scale
