@@ -21,6 +21,8 @@ from pipeline.fs.objects import SCHEMES, ObjectPath, was_written
 logger = logging.getLogger(__name__)
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+# Errors of network file systems on which names cannot be synced.
+UNABLE = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -63,8 +65,14 @@ def _sync_directory(path: epath.Path) -> None:
     """Returns when the names of the files in a directory are on the disk itself."""
     directory = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(directory)
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise StorageError(
+                error.errno,
+                f"names in {os.fspath(path)} may not survive a loss of power: {error.strerror}; "
+                "check the disk and its room, and run again",
+            ) from error
     finally:
         os.close(directory)
 
@@ -74,8 +82,9 @@ def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
     for path in folder.iterdir() if folder.exists() else ():
         if names.fullmatch(path.name):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        folder.rmdir()
+    if is_local(folder):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # that of epath also removes what came after it looked
 
 
 @contextlib.contextmanager

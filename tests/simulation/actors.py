@@ -1,0 +1,231 @@
+"""Actors: the project's own code, in processes of a simulation."""
+
+import contextlib
+import functools
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
+from pipeline.corpus.corpus import open_growing
+from pipeline.errors import Exists
+from pipeline.fs import as_path
+from pipeline.loading.prefetch import Ended
+from pipeline.planning import growing
+from pipeline.text import ragged
+from tests.simulation.history import History
+
+FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
+READER = "run"
+KINDS_OF_READERS = "", "", "stat", "read", "map"
+
+BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
+OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
+OPTIONS += [{"packing": "none"}, {"align": 4}]
+
+
+class Stream:
+    """A stream that one or more writers make a corpus of, one after another.
+
+    Args:
+        history: in which it happens.
+        name: of the corpus, "a" or "b".
+        place: its directory.
+        keep_parts: as for `Writer`.
+    """
+
+    def __init__(self, history: History, name: str, place: str, keep_parts: int | None = None):
+        chance = self._random = history.random
+        self._history, self.name, self.place = history, name, as_path(place)
+        self._keep_parts, self.account = keep_parts, history.account
+        sizes = [chance.randint(1, 30) for _ in range(chance.randint(5, 24))]
+        ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
+        self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
+        self._every = chance.choice([1, 2, 5, 9])
+        self._pause = chance.choice([0, 0.01, 0.3])
+        self.sealed = 0  # examples, in the end
+        self._varies = chance.random() < 0.3  # whether the source ends elsewhere after a restart
+
+    def write(self) -> None:
+        """Writes the corpus, from its cursor on."""
+        account, history = self.account, self._history
+        with contextlib.suppress(Exists), Writer(self.place, keep_parts=self._keep_parts) as writer:
+            begin = writer.cursor or 0
+            account.begin(self.name, begin, writer.examples)
+            end = len(self.examples)
+            if self._varies:
+                end = self._random.randint(max(begin, end // 2, 1), end)
+            for number in range(begin, end):
+                writer.append(self.examples[number])
+                if self._random.random() < 1 / self._every:
+                    writer.seal(cursor=number + 1)
+                    account.seal(self.name, number + 1)
+                history.scheduler.wait(None, self._pause * self._random.expovariate(1))
+            writer.finish()
+            account.seal(self.name, writer.examples)
+        account.finished.add(self.name)
+
+    def start(self, writers: int = 1) -> None:
+        """Starts writers that want to write at the same time."""
+        for number in range(writers):
+            self._history.keep(f"writer {number} of {self.name}", self.write)
+
+    def check(self) -> None:
+        """Refuses a corpus that is not the beginning of the stream, or has something beside it."""
+        with contextlib.suppress(Exists):  # what a loss of power brought back goes
+            Writer(self.place, keep_parts=self._keep_parts).close()
+        corpus = Corpus.open(self.place, follow=True)
+        corpus.refresh()
+        self.sealed, due = len(corpus), self.account.acknowledged[self.name]
+        self.account.require(
+            due <= self.sealed <= len(self.examples),
+            f"{self.name}: {self.sealed} examples are sealed, and {due} were acknowledged",
+        )
+        if self._keep_parts is None:
+            whole = Corpus.open(self.place)
+            whole.verify()
+            for number, (tokens, length) in enumerate(
+                zip(self.examples[: self.sealed], whole.lengths.tolist(), strict=True)
+            ):
+                same = length == len(tokens) - 1 and (
+                    not length or (whole[number]["inputs"] == tokens[:-1]).all()
+                )
+                self.account.require(same, f"{self.name}: example {number} is another one")
+        names = sorted(path.name for path in self.place.iterdir())
+        wrong = [n for n in names if (n.startswith(".") and n != ".lock") or n == "shards"]
+        ok = not wrong or self._keep_parts is not None
+        self.account.require(ok, f"{self.name}: {wrong} are left")
+
+    @property
+    def due(self) -> np.ndarray:
+        """The ids of the tokens that are learnt, of what is sealed in the end."""
+        return np.concatenate([tokens[1:] for tokens in self.examples[: self.sealed]])
+
+
+class Run:
+    """A run that follows corpora, on hosts whose number changes; it restores states.
+
+    Args:
+        history: in which it happens.
+        name: of the reader.
+        streams: the corpora that grow, one or two.
+        whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
+    """
+
+    def __init__(self, history: History, name: str, streams: list[Stream], whole: str | None):
+        chance = self._random = history.random
+        self._history, self.name, self._streams, self._whole = history, name, streams, whole
+        self._account = history.account
+        mixed = len(streams) > 1 or whole is not None
+        self._buckets = chance.choice(BUCKETS[: 2 if mixed else 3])
+        self._options = {"window": chance.choice([10, 20, 40]), **chance.choice(OPTIONS)}
+        names = [*(each.name for each in streams), "c"]
+        self._weights = {n: chance.choice([1, 2, 30]) for n in names} if mixed else None
+        self._epochs = chance.choice([1, 1, 1, 1, 2])
+        self._save = chance.choice([1, 2, 5])
+        self._pause = chance.choice([0, 0.01, 0.2])
+        self._saved: dict[int, dict[int, Any]] = {}  # of this life: by host, states by step
+        self._state: Any = None
+        self._keeps = any(each._keep_parts is not None for each in streams)
+
+    def begin(self, life: int) -> list[Callable[[], Any]]:
+        """What the hosts of a life do, which go on from the last state that all have saved."""
+        if self._saved:
+            common = set.intersection(*(set(each) for each in self._saved.values()))
+            if common:
+                self._state = self._saved[0][max(common)]
+                self._account.counts["resumes"] += 1
+        hosts = self._random.choice([1, 1, 1, 2, 4])
+        self._saved = {host: {} for host in range(hosts)}
+        return [functools.partial(self.read, host, hosts) for host in range(hosts)]
+
+    def open(self, **hosts: int) -> Batches:
+        """The batches of what is sealed and will be, once something is."""
+        corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
+        parts: Any = {name: corpus.log for name, corpus in corpora.items()}
+        if self._weights is None:
+            ((name, corpus),) = corpora.items()
+            plan = Plan(parts[name], self._buckets, **self._options)
+            return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
+        assert self._whole is not None
+        self._history.scheduler.wait(lambda: "c" in self._account.finished)
+        corpora["c"] = parts["c"] = Corpus.open(self._whole)
+        plan = Plan(parts, self._buckets, weights=self._weights, **self._options)
+        return Batches(Corpora(corpora), plan, **hosts).repeat(self._epochs).with_plans()
+
+    def read(self, host: int = 0, hosts: int = 1, *, live: bool = True) -> None:
+        """Reads all batches from the state on."""
+        batches: Any = self.open(process_index=host, process_count=hosts)
+        step = 0 if not live or self._state is None else batches.origin.resume(self._state)
+        while True:
+            try:
+                planned, batch = batches[step]
+            except Ended:
+                break
+            first = host * planned.bucket.rows // hosts
+            step += 1
+            state = json.loads(json.dumps(batches.origin.state(step)))
+            self._account.see(self.name, step - 1, planned, first, batch, state)
+            if live and step % self._save == 0:
+                self._saved[host][step] = state
+                if self._keeps and not host:
+                    self._hold(batches, state)
+            if live:
+                self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
+        self._account.end(self.name, step)
+
+    def _hold(self, batches: Any, state: Mapping[str, Any]) -> None:
+        """Protects what the states need from which the run may go on."""
+        oldest = self._state if self._state is not None else None
+        del batches, state
+        for stream in self._streams:
+            number = 0
+            if oldest is not None:
+                number = oldest["plans"][-1]["places"][stream.name]["part"]
+            open_growing(stream.place).log.hold(READER, number)
+
+    def start(self) -> None:
+        """Starts it."""
+        self._history.keep_group(self.name, self.begin, kinds=KINDS_OF_READERS)
+
+    def check(self) -> None:
+        """Compares with one who reads it all after the end."""
+        if not self._keeps:
+            self.read(live=False)
+        due = np.concatenate([each.due for each in self._streams])
+        self._account.require_each_once(self.name, np.sort(due), len(self._streams) * FIRST_ID)
+
+
+def shrink() -> None:
+    """Makes parts and chapters small, in all processes."""
+    ragged.TOKENS_PER_PART = 60
+    growing.CHAPTER, growing.LEAST_WINDOW = 3, 8
+
+
+def streams(history: History, root: str) -> list[Callable[[], Any]]:
+    """Writers of one corpus or two, and runs that follow them; returns the checks."""
+    chance = history.random
+    names = chance.choice(["a", "a", "ab"])
+    every = [Stream(history, name, f"{root}/{name}") for name in names]
+    whole = None
+    if len(names) > 1:
+        whole = f"{root}/c"
+        sizes = [[*range(2 * FIRST_ID + 40 * n, 2 * FIRST_ID + 40 * n + 9)] for n in range(5)]
+
+        def make() -> None:
+            Corpus.from_arrays(sizes, whole)
+            history.account.finished.add("c")
+
+        history.keep("whole", make)
+    for each in every:
+        each.start(chance.choice([1, 1, 2]))
+    runs = [Run(history, f"run {n}", every, whole) for n in range(chance.choice([0, 1, 1, 2]))]
+    for run in runs:
+        run.start()
+    return [*(each.check for each in every), *(run.check for run in runs)]
+
+
+SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {"streams": streams}
