@@ -204,15 +204,18 @@ class Manifest:
         require_sizes(directory, due, damage)
         return manifest
 
-    def write(self, path: epath.Path) -> None:
-        """Writes the table of parts, if they are known, and then the manifest."""
+    def write(self, path: epath.Path, *, once: bool = False) -> None:
+        """Writes the table of parts, if they are known, and then the manifest.
+
+        With `once`, it raises a `FileExistsError` if there is a manifest.
+        """
         digest = None
         if self.parts:
             content = self.table.write()
             digest = hashlib.sha256(content).hexdigest()
             with atomic_write(path.parent / PARTS, shared=True) as file:
                 file.write(content)
-        write_entries(path, self.as_json | {"parts": digest})
+        write_entries(path, self.as_json | {"parts": digest}, once=once)
 
 
 def is_finished(directory: epath.Path) -> bool:

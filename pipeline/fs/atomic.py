@@ -77,9 +77,16 @@ def _sync_directory(path: epath.Path) -> None:
         os.close(directory)
 
 
+def list_folder(folder: epath.Path) -> list[epath.Path]:
+    """What is in a folder, which another process may remove; nothing if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return [*folder.iterdir()]
+    return []
+
+
 def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes the files with such names, and the folder if it then is empty."""
-    for path in folder.iterdir() if folder.exists() else ():
+    for path in list_folder(folder):
         if names.fullmatch(path.name):
             path.unlink(missing_ok=True)
     if is_local(folder):
@@ -213,7 +220,7 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
 
 def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes local temporary files with such names, which no process has locked."""
-    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
+    for left in list_folder(folder) if is_local(folder) else ():
         if names.fullmatch(left.name):
             with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
                 left.unlink(missing_ok=True)

@@ -107,14 +107,20 @@ class Account:
             f"{reader}: {self.steps[reader]} batches, and then {steps}",
         )
 
-    def require_each_once(self, reader: str, due: np.ndarray, limit: int) -> None:
-        """Refuses what a reader saw in the first epoch if it is not each id of `due` once."""
+    def require_each_once(self, reader: str, every: list[np.ndarray | None], limit: int) -> None:
+        """Refuses what a reader saw in the first epoch if it is not each id that was due once.
+
+        Ids are below `limit`; None: they are not known.
+        """
         steps = self.steps[reader]
         ids = [np.zeros(0, np.int64)]
         for step in range(steps):
             rows = self._rows.get((reader, step), {})
             self.require(len(rows), f"{reader}: step {step} of {steps} was seen by no one")
             ids += [row[1] for row in rows.values()]
+        if None in [each if each is None else 0 for each in every]:
+            return
+        due = np.sort(np.concatenate([each for each in every if each is not None]))
         found = np.sort(np.concatenate(ids))
         found = found[found < limit]
         if found.shape != due.shape or (found != due).any():

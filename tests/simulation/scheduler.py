@@ -451,7 +451,7 @@ class Threads:
 
             def map(self, call: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
                 items = list(zip(*arguments, strict=False))
-                if len(items) < 2:
+                if len(items) < 2 or sim.me is None:
                     return iter([call(*item) for item in items])
                 results: dict[int, Any] = {}
                 errors: dict[int, BaseException] = {}
