@@ -505,8 +505,8 @@ class Log(Handles):
 
         Parts that a reader holds stay; without any reader, all parts do.
         """
-        paths = list_folder(self.directory / SHARDS / READERS)
-        holds = [path for path in paths if READER.fullmatch(path.name)]
+        readers = list_folder(self.directory / SHARDS / READERS)
+        holds = [path for path in readers if READER.fullmatch(path.name)]
         held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in holds]
         before = min(before, *held) if held else 0
         begin = Begin.read(self.directory)

@@ -28,16 +28,18 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1, help="how often each seed (1)")
     parser.add_argument("--digests", action="store_true", help="prints a digest of each trace")
     parser.add_argument("--break", dest="broken", help="a fault that is planted in the project")
+    parser.add_argument("--first", action="store_true", help="ends with the first that is wrong")
     parser.add_argument("-v", "--verbose", action="store_true", help="tells the whole story")
     asked = parser.parse_args()
     from tests.simulation import seam
 
     seam.install()
-    from tests.simulation.scenarios import plant, play
+    from tests.simulation.faults import FAULTS
+    from tests.simulation.scenarios import play
     from tests.simulation.scheduler import describe
 
     if asked.broken:
-        plant(asked.broken)
+        FAULTS[asked.broken]()
     first, _, last = asked.seeds.partition(":")
     seeds = range(int(first), int(last)) if asked.seed is None else [asked.seed]
     begin, busy = time.monotonic(), time.process_time()
@@ -54,6 +56,8 @@ def main() -> int:
         if error is not None:
             wrong += 1
             print(f"seed {seed}, {history.scenario}: {error}", flush=True)
+            if asked.first:
+                break
     seconds, busy = time.monotonic() - begin, time.process_time() - busy
     figures = ", ".join(f"{number:,} {name}" for name, number in sorted(counts.items()))
     rate = 60 * counts["histories"] / seconds

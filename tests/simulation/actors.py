@@ -134,7 +134,7 @@ class Run:
         self._buckets = chance.choice(BUCKETS[: 2 if mixed else 3])
         self._options = {"window": chance.choice([10, 20, 40]), **chance.choice(OPTIONS)}
         names = [*(each.name for each in streams), "c"]
-        self._weights = {n: chance.choice([1, 2, 30]) for n in names} if mixed else None
+        self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
         self._epochs = chance.choice([1, 1, 1, 1, 2])
         self._save = chance.choice([1, 2, 5])
         self._pause = chance.choice([0, 0.01, 0.2])

@@ -25,8 +25,3 @@ def play(seed: int, only: str | None = None) -> tuple[History, Wrong | None]:
         except Wrong as error:
             return history, error
     return history, None
-
-
-def plant(name: str) -> None:
-    """Plants a fault in the project."""
-    raise NotImplementedError(name)
