@@ -18,8 +18,9 @@ from pipeline.corpus.log import Log
 from pipeline.corpus.preparation import prepare_job, prepare_share
 from pipeline.corpus.tasks import CAUSAL
 from pipeline.corpus.tokenisation import Job
-from pipeline.errors import Exists
-from pipeline.fs import as_path
+from pipeline.errors import Exists, InvalidState
+from pipeline.fs import as_path, atomic_write, directory_lock
+from pipeline.fs.atomic import make_directory
 from pipeline.loading.prefetch import Ended
 from pipeline.planning import growing
 from pipeline.text import ragged
@@ -371,7 +372,117 @@ def preparations(history: History, root: str) -> list[Callable[[], Any]]:
     return [made.check, *(run.check for run in runs)]
 
 
+class Holder:
+    """Takes the lock of a directory again and again, and writes a file while it holds it."""
+
+    def __init__(self, history: History, place: str):
+        self._history, self._place = history, as_path(place)
+
+    def work(self) -> None:
+        """Holds the lock some times."""
+        history, name = self._history, "the lock"
+        for _ in range(3):
+            with contextlib.suppress(InvalidState), directory_lock(self._place, "working"):
+                token = f"{history.random.getrandbits(60):015x}"
+                if not history.in_bucket:  # there, a stopped process may believe that it has it
+                    history.account.enter(name)
+                for _ in range(history.random.randint(1, 4)):
+                    with atomic_write(self._place / "file", shared=True) as file:
+                        file.write(token.encode())
+                    history.scheduler.wait(None, history.random.expovariate(1 / history.hold))
+                if not history.in_bucket:
+                    history.account.leave(name)
+
+    def check(self) -> None:
+        """Refuses a write of a holder that came after one of the next holder."""
+        seen = list[bytes]()
+        for token, alive in self._history.world.storage.tokens.get("locked/file", []):
+            late = token in seen and seen[-1] != token
+            # What a process had sent when it was killed may come at any time.
+            self._history.account.require(not late or not alive, "two hold a lock in a bucket")
+            if token not in seen:
+                seen.append(token)
+
+
+def locks(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that want one lock, on one machine or on several; returns the checks."""
+    holder = Holder(history, f"{root}/locked")
+    history.hold = history.random.choice([0.01, 10, 40]) if history.in_bucket else 0.02
+    for number in range(history.random.choice([2, 3, 4])):
+        machine = f"machine {history.random.choice([0, number])}"
+        history.keep(f"holder {number}", holder.work, machine=machine)
+    if history.in_bucket:
+        for _ in range(history.random.choice([0, 1, 3])):
+            history.stall(40.0)
+    return [holder.check]
+
+
+class File:
+    """A file that several processes write, whole each time, while others read it.
+
+    Args:
+        history: in which it happens.
+        place: its directory, in which a file of somebody else is, too.
+        once: whether it is written once.
+    """
+
+    def __init__(self, history: History, place: str, once: bool):
+        self._history, self._place, self._once = history, as_path(place), once
+        self._path, self._last = self._place / "file", list[bytes]()
+
+    def write(self) -> None:
+        """Writes it."""
+        history = self._history
+        make_directory(self._place)
+        token = f"{history.random.getrandbits(60):015x}".encode()
+        content = (token + b" ") * history.random.choice([1, 10, 1000])
+        for _ in range(1 if self._once else 3):
+            with (
+                contextlib.suppress(FileExistsError),
+                atomic_write(self._path, once=self._once) as file,
+            ):
+                file.write(content)
+            if self._path.read_bytes() == content:
+                self._last = [*self._last, content] if self._once else [content]
+            history.scheduler.wait(None, 0.01)
+
+    def read(self) -> None:
+        """Reads it some times."""
+        for _ in range(20):
+            with contextlib.suppress(FileNotFoundError):
+                self._require_whole(self._path.read_bytes())
+            self._history.scheduler.wait(None, 0.01)
+
+    def _require_whole(self, content: bytes) -> None:
+        words = content.split()
+        whole = len({*words}) == 1 and len(words) in (1, 10, 1000) and content[-1:] == b" "
+        self._history.account.require(whole, f"a file is {content[:40]!r}, not whole")
+
+    def check(self) -> None:
+        """Refuses a file that is not whole, or another one than was acknowledged, or leftovers."""
+        content = self._path.read_bytes()
+        self._require_whole(content)
+        if self._once:
+            same = not self._last or {*self._last} == {content}
+            self._history.account.require(same, "a file that is written once has changed")
+        with atomic_write(self._path) as file:  # which removes what killed processes left
+            file.write(content)
+        names = sorted(path.name for path in self._place.iterdir())
+        self._history.account.require(names == ["file"], f"{names} are there, not only the file")
+
+
+def files(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that write one file; returns the checks."""
+    one = File(history, f"{root}/files", history.random.random() < 0.3)
+    for number in range(history.random.choice([2, 3])):
+        history.keep(f"writer {number}", one.write)
+    history.keep("reader", one.read)
+    return [one.check]
+
+
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
+    "locks": locks,
+    "files": files,
 }

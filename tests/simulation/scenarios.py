@@ -13,10 +13,15 @@ def play(seed: int, only: str | None = None) -> tuple[History, Wrong | None]:
         history, chance = History(world), world.random
         history.scenario = only or chance.choice([*SCENARIOS])
         world.disk.strict = chance.random() < 0.5
-        checks = SCENARIOS[history.scenario](history, f"{world.folder}/w")
-        for _ in range(chance.choice([0, 0, 1, 2])):
+        history.in_bucket = chance.random() < 0.3 and history.scenario != "files"
+        root = "s3://bucket" if history.in_bucket else f"{world.folder}/w"
+        if history.in_bucket:
+            world.storage.flaky = chance.choice([0, 0, 0.02, 0.1])
+            world.storage.late = chance.choice([0, 0.02, 0.2])
+        checks = SCENARIOS[history.scenario](history, root)
+        for _ in range(0 if history.in_bucket else chance.choice([0, 0, 1, 2])):
             history.lose_power(chance.expovariate(1 / chance.choice([0.05, 0.5, 2])))
-        if chance.random() < 0.15:
+        if chance.random() < 0.15 and not history.in_bucket:
             history.fill_disk(chance.expovariate(2), chance.expovariate(2))
         if chance.random() < 0.3:
             history.stall(1.0)

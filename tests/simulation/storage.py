@@ -19,14 +19,15 @@ class Storage:
         objects: content, version and time, by bucket and key.
         flaky: the share of requests and of answers that are lost.
         late: the share of requests that arrive late.
-        writes: who wrote which object, in the order in which they arrived.
+        tokens: by key, the small contents in the order in which they arrived, and whether the
+            process that sent it was alive then.
     """
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self.objects: dict[tuple[str, str], tuple[bytes, int, float]] = {}
         self.flaky = self.late = 0.0
-        self.writes: list[tuple[str, str]] = []
+        self.tokens: dict[str, list[tuple[bytes, bool]]] = {}
         self._versions = 0
 
     def request(self, kind: str, key: str, act: Callable[[], Any]) -> Any:
@@ -92,7 +93,7 @@ class Bucket:
         storage, at, content = self._storage, (self._name, key), file.read()
         scheduler = storage._scheduler
         assert scheduler.current is not None
-        sender = scheduler.current.process.name
+        sender = scheduler.current.process
 
         def act() -> dict[str, Any]:
             there = storage.objects.get(at)
@@ -100,8 +101,8 @@ class Bucket:
                 raise exceptions.AlreadyExistsError(f"{key} exists")
             if isinstance(mode, dict) and (there is None or mode["e_tag"] != f"{there[1]}"):
                 raise exceptions.PreconditionError(f"{key} has changed")
-            scheduler.note(f"{key} is written for {sender}", "storage")
-            storage.writes.append((key, sender))
+            scheduler.note(f"{key} is written for {sender.name}", "storage")
+            storage.tokens.setdefault(key, []).append((content[:40], sender.alive))
             return storage.write(at, content)
 
         return storage.request("put", key, act)
