@@ -93,7 +93,11 @@ class Work:
         make_directory(self.directory)
         if (begun := Manifest.find(self.directory)) is None:
             refuse_others(self.directory)
-        elif begun.finished or list_records(self.directory):
+        elif (
+            begun.finished
+            or (begun.origin, begun.task) == (manifest.origin, manifest.task)
+            or list_records(self.directory)
+        ):
             require_same_origin(self.directory, begun.origin, job.origin)
             if begun.task != manifest.task:
                 raise InvalidValue(
@@ -103,7 +107,10 @@ class Work:
             return begun
         tokenizer = job.tokenizer.save(self.directory)
         manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
-        begin(self.directory, manifest)
+        try:
+            begin(self.directory, manifest, once=begun is None)
+        except FileExistsError:  # another process began it meanwhile, and may have finished it
+            return self.declare()
         return manifest
 
     def read_all(self, shards: Iterable[int]) -> dict[int, tuple[list[dict[str, Any]], bool]]:

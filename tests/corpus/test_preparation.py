@@ -391,10 +391,10 @@ def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_e
             Path(source.files[0]).write_text("else")
             yield from map(function, items)
 
-    def die(path, entries):
+    def die(path, entries, **how):
         if entries["parts"]:
             raise KeyError("killed")
-        write_entries(path, entries)
+        write_entries(path, entries, **how)
 
     directory = tmp_path / "corpus"
     monkeypatch.setattr("pipeline.corpus.manifest.write_entries", die)

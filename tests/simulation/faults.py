@@ -1,0 +1,70 @@
+"""Faults that are planted in the project while it runs, so that a blind simulator is noticed."""
+
+import contextlib
+import fcntl
+import functools
+import os
+from typing import Any
+
+from pipeline.corpus import log, parts
+from pipeline.fs import atomic
+
+
+def leave_names_unsynced() -> None:
+    """Names of files do not reach the disk."""
+    atomic._sync_directory = lambda path: None  # type: ignore[assignment]
+
+
+def copy_in_place_of_a_rename() -> None:
+    """A file is copied to its name."""
+
+    def copy(old: Any, new: Any) -> Any:
+        with open(old, "rb") as there, open(new, "wb") as file:
+            file.write(there.read())
+            file.flush()
+            os.fsync(file.fileno())
+        os.unlink(old)
+        return new
+
+    atomic.epath.Path("/").__class__.replace = copy  # type: ignore[method-assign]
+
+
+def seal_before_data() -> None:
+    """A part need not be on the disk before its record is."""
+    parts.atomic_write = functools.partial(atomic.atomic_write, durable=False)  # type: ignore
+
+
+def unlock_before_the_rename() -> None:
+    """A temporary file is unlocked before it has its name."""
+    sync = atomic._Temporary.sync
+
+    def unlock(file: Any) -> None:
+        sync(file)
+        fcntl.flock(super(atomic._Temporary, file).fileno(), fcntl.LOCK_UN)
+
+    atomic._Temporary.sync = unlock  # type: ignore[method-assign]
+
+
+def store_the_cursor_after_parts() -> None:
+    """A record is written with the cursor before it, and then again."""
+    append = log.Log.append
+
+    def twice(mine: Any, some: Any, cursor: Any = None, *, last: bool = False) -> None:
+        key, before = mine._key, mine.tail()
+        append(mine, some, before.cursor if before else 0, last=last)
+        if not last:
+            path = log.record_path(mine.directory, *key)
+            entries = log.read_entries(path, path.read_bytes(), log.damaged)
+            with contextlib.suppress(KeyError):
+                log.write_entries(path, entries | {"next": [cursor]})
+
+    log.Log.append = twice  # type: ignore[method-assign]
+
+
+FAULTS = {
+    "names": leave_names_unsynced,
+    "rename": copy_in_place_of_a_rename,
+    "data": seal_before_data,
+    "unlock": unlock_before_the_rename,
+    "cursor": store_the_cursor_after_parts,
+}

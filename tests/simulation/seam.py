@@ -1,0 +1,492 @@
+"""The seam: the calls by which the project reaches the world, wrapped.
+
+`install` wraps them before `pipeline` is imported. Outside of a simulation they are what they were.
+"""
+
+import builtins
+import contextlib
+import errno
+import fcntl
+import functools
+import gc
+import importlib
+import io
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.simulation.disk import Disk, File, is_folder
+from tests.simulation.scheduler import Killed, Process, Scheduler, Threads
+from tests.simulation.storage import Bucket, Storage, open_reader
+
+# Globals of modules that each process has for itself.
+STATE = {
+    "pipeline.corpus.log": ["_failures"],
+    "pipeline.fs.lease": ["_held"],
+    "pipeline.fs.objects": ["guards"],
+    "pipeline.fs.fork": ["_inherited"],
+}
+# Kinds of calls to files, by which Python tells of those that are not wrapped.
+AUDITED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.listdir"}
+AUDITED |= {"os.scandir", "os.truncate", "shutil.rmtree", "shutil.copyfile"}
+
+
+class World:
+    """A scheduler, a disk and a storage, in which one history happens."""
+
+    active: "World | None" = None
+
+    def __init__(self, seed: str):
+        self.scheduler = Scheduler(seed)
+        self.random = self.scheduler.random
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = tempfile.mkdtemp(prefix="simulation-", dir=memory)
+        os.mkdir(f"{self.folder}/w")
+        self.disk = Disk(f"{self.folder}/w", self.random)
+        self.storage = Storage(self.scheduler)
+        self.scheduler.swap, self.scheduler.on_kill = _swap, [self._unlock]
+
+    def __enter__(self) -> "World":
+        World.active = self
+        random.seed(0)
+        gc.disable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        World.active = None
+        gc.enable()
+        gc.collect()
+        for number in self.disk.descriptors:  # of processes that were killed before they had a file
+            with contextlib.suppress(OSError):
+                REAL["os.close"](number)
+        shutil.rmtree(self.folder)
+
+    def _unlock(self, process: Process) -> None:
+        for file in self.disk.descriptors.values():
+            if file.locked and file.locked[1] is process:
+                file.locked = None
+
+
+def _swap(before: Process | None, after: Process | None) -> None:
+    """Gives the globals of modules the values that they have in another process."""
+    for module, names in STATE.items():
+        for name in names:
+            there = vars(sys.modules[module])
+            if before is not None:
+                before.state[module, name] = there[name]
+            new: Any = type(there[name])()
+            there[name] = new if after is None else after.state.get((module, name), new)
+
+
+def _world(path: Any = None) -> World | None:
+    """The world, if a simulated thread runs, and if it has the path, if one is given."""
+    world = World.active
+    if world is None or world.scheduler.current is None or _inside[0]:
+        return None
+    return world if path is None or world.disk.has(path) else None
+
+
+def _scheduler() -> Scheduler | None:
+    return World.active.scheduler if World.active else None
+
+
+_inside = [0]
+
+
+def _really(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Calls what is wrapped."""
+    _inside[0] += 1
+    try:
+        return call(*arguments, **options)
+    finally:
+        _inside[0] -= 1
+
+
+def _audit(event: str, arguments: tuple) -> None:
+    if event in AUDITED and not _inside[0] and (world := _world()) is not None:
+        for path in arguments[:2]:
+            if isinstance(path, str | os.PathLike) and world.disk.has(path):
+                world.scheduler.fail(f"{event} of {path} is not wrapped")
+
+
+# ---- files
+
+
+class FileIO(io.FileIO):
+    """A file; a write by a killed process goes nowhere, or is torn."""
+
+    _owner: Process | None = None
+
+    def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None):
+        if (world := _world(file)) is None:
+            super().__init__(file, mode, closefd, opener)
+            return
+        new = not isinstance(file, int) and not os.path.lexists(file)
+        if not isinstance(file, int):
+            world.scheduler.point("create" if new else "open", world.disk.name(file))
+            if "r" not in mode:
+                world.disk.refuse_if_full(file)
+            new = not os.path.lexists(file)
+        _really(super().__init__, file, mode, closefd, opener)
+        if not isinstance(file, int):
+            _register(world, super().fileno(), os.fspath(file), new)
+            if "w" in mode:
+                world.disk.write(super().fileno())
+        assert world.scheduler.current is not None
+        self._owner = world.scheduler.current.process
+
+    def write(self, data: Any) -> int:
+        if self._owner is None:
+            return super().write(data)
+        world, content = _world(), bytes(data)
+        if world is None or not self._owner.alive:
+            raise Killed
+        number = super().fileno()
+        try:
+            world.scheduler.point("write", world.disk.name(number))
+        except Killed:
+            world.disk.write(number)
+            super().write(content[: world.random.randint(0, len(content))])
+            raise
+        world.disk.refuse_if_full(None)
+        world.disk.write(number)
+        return super().write(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        if self._owner is not None and (world := _world()) is not None:
+            world.scheduler.point("truncate", world.disk.name(super().fileno()))
+            world.disk.write(super().fileno())
+        return super().truncate(size)
+
+    def close(self) -> None:
+        if self._owner is not None and not self.closed:
+            _forget(super().fileno())
+        super().close()
+
+
+def _register(world: World, number: int, path: str, new: bool) -> None:
+    if new:
+        world.disk.create(path)
+    found = File(path) if is_folder(path) else world.disk.find(path)
+    world.disk.descriptors[number] = found
+
+
+def _forget(number: int) -> None:
+    """Notes that a descriptor closes, which ends its lock."""
+    if World.active is not None:
+        file = World.active.disk.descriptors.pop(number, None)
+        if file is not None and file.locked is not None and file.locked[0] == number:
+            file.locked = None
+
+
+def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+    """What stands in for `open`."""
+    if (world := _world(file)) is None:
+        return _really(REAL["open"], file, mode, *arguments, **options)
+    if not {*mode} & {*"wax+"}:
+        world.scheduler.point("read", world.disk.name(file))
+        return _really(REAL["open"], file, mode, *arguments, **options)
+    raw = FileIO(file, mode.replace("b", "").replace("t", ""))
+    content = io.BufferedWriter(raw)
+    return content if "b" in mode else io.TextIOWrapper(content, options.get("encoding"))
+
+
+def _os_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    if (world := _world(path)) is None:
+        return _really(REAL["os.open"], path, flags, *arguments, **options)
+    world.scheduler.point("open", world.disk.name(path))
+    new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
+    if new:
+        world.disk.refuse_if_full(path)
+    number = _really(REAL["os.open"], path, flags, *arguments, **options)
+    _register(world, number, os.fspath(path), new)
+    return number
+
+
+def _close(number: int) -> None:
+    _forget(number)
+    REAL["os.close"](number)
+
+
+def _fsync(file: Any) -> None:
+    number = file if isinstance(file, int) else file.fileno()
+    if (world := _world(number)) is not None:
+        world.scheduler.point("sync", world.disk.name(number), 0.01)
+        world.disk.refuse_if_full(None)
+        _really(world.disk.sync, number)
+
+
+def _flock(file: Any, how: int) -> None:
+    number = file if isinstance(file, int) else file.fileno()
+    if (world := _world(number)) is None:
+        REAL["fcntl.flock"](number, how)
+        return
+    world.scheduler.point("lock", world.disk.name(number))
+    mine = world.disk.descriptors[number]
+    while mine.locked is not None and mine.locked[0] != number:
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError(errno.EAGAIN, "locked")
+        world.scheduler.wait(lambda: mine.locked is None)
+    assert world.scheduler.current is not None
+    mine.locked = number, world.scheduler.current.process
+
+
+def _rename(path: Any, new: Any, **options: Any) -> None:
+    if (world := _world(path)) is None:
+        _really(REAL["os.replace"], path, new, **options)
+        return
+    world.scheduler.point("rename", f"{world.disk.name(path)} to {os.path.basename(new)}")
+    world.disk.refuse_if_full(path)
+    _really(world.disk.rename, os.fspath(path), os.fspath(new))
+    _really(REAL["os.replace"], path, new)
+
+
+def _link(path: Any, new: Any, **options: Any) -> None:
+    if (world := _world(path)) is None:
+        _really(REAL["os.link"], path, new, **options)
+        return
+    world.scheduler.point("link", f"{world.disk.name(path)} to {os.path.basename(new)}")
+    world.disk.refuse_if_full(path)
+    _really(REAL["os.link"], path, new)
+    world.disk.link(os.fspath(path), os.fspath(new))
+
+
+def _unlink(path: Any, **options: Any) -> None:
+    if options or (world := _world(path)) is None:
+        _really(REAL["os.unlink"], path, **options)
+        return
+    world.scheduler.point("unlink", world.disk.name(path))
+    if not os.path.lexists(path) or is_folder(path):
+        _really(REAL["os.unlink"], path)  # which raises
+    _really(world.disk.remove, os.fspath(path))
+    _really(REAL["os.unlink"], path)
+
+
+def _mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+    if (world := _world(path)) is None:
+        _really(REAL["os.mkdir"], path, *arguments, **options)
+        return
+    world.scheduler.point("mkdir", world.disk.name(path))
+    world.disk.refuse_if_full(path)
+    _really(REAL["os.mkdir"], path, *arguments)
+    world.disk.add_folder(os.fspath(path))
+
+
+def _rmdir(path: Any, **options: Any) -> None:
+    if options or (world := _world(path)) is None:
+        _really(REAL["os.rmdir"], path, **options)
+        return
+    world.scheduler.point("rmdir", world.disk.name(path))
+    _really(REAL["os.rmdir"], path)
+    world.disk.forget_folder(os.fspath(path))
+
+
+def _stat(path: Any, **options: Any) -> Any:
+    if not isinstance(path, int) and (world := _world(path)) is not None:
+        world.scheduler.point("stat", world.disk.name(path), 0.0003)
+    return REAL["os.stat"](path, **options)
+
+
+def _listdir(path: Any = ".") -> list[str]:
+    if (world := _world(path)) is None:
+        return _really(REAL["os.listdir"], path)
+    world.scheduler.point("list", world.disk.name(path))
+    names = sorted(_really(REAL["os.listdir"], path))
+    world.random.shuffle(names)
+    return names
+
+
+class _Scan:
+    """What `os.scandir` gives, in any order."""
+
+    def __init__(self, entries: list[os.DirEntry]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[os.DirEntry]:
+        return self._entries
+
+    def __next__(self) -> os.DirEntry:
+        return next(self._entries)
+
+    def __enter__(self) -> "_Scan":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    close = __exit__
+
+
+def _scandir(path: Any = ".") -> Any:
+    if isinstance(path, int) or (world := _world(path)) is None:
+        return _really(REAL["os.scandir"], path)
+    world.scheduler.point("list", world.disk.name(path))
+    with _really(REAL["os.scandir"], path) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    world.random.shuffle(entries)
+    return _Scan(entries)
+
+
+def _fallocate(number: int, offset: int, size: int) -> None:
+    if (world := _world(number)) is not None:
+        world.scheduler.point("allocate", world.disk.name(number))
+        world.disk.refuse_if_full(None)
+        world.disk.write(number)
+    REAL["os.posix_fallocate"](number, offset, size)
+
+
+def _map(path: Any, *arguments: Any, **options: Any) -> Any:
+    if (world := _world(path)) is not None:
+        world.scheduler.point("map", world.disk.name(path))
+    return REAL["pyarrow.memory_map"](path, *arguments, **options)
+
+
+# ---- processes, time and chance
+
+
+def _getpid() -> int:
+    if (world := _world()) is not None and world.scheduler.current is not None:
+        return world.scheduler.current.process.pid
+    return REAL["os.getpid"]()
+
+
+def _kill(pid: int, signal: int) -> None:
+    if (world := _world()) is None:
+        REAL["os.kill"](pid, signal)
+    elif not any(each.pid == pid and each.alive for each in world.scheduler.processes):
+        raise ProcessLookupError
+
+
+def _uuid4() -> uuid.UUID:
+    if (world := _world()) is None:
+        return REAL["uuid.uuid4"]()
+    return uuid.UUID(int=world.random.getrandbits(128))
+
+
+def _place() -> str:
+    world = _world()
+    assert world is not None
+    assert world.scheduler.current is not None
+    return world.scheduler.current.process.machine
+
+
+def _open_bucket(path: Any) -> tuple[Bucket, str]:
+    from pipeline.fs import objects
+
+    world = _world()
+    assert world is not None
+    bucket, key = objects.split(path)
+    return Bucket(world.storage, bucket), key
+
+
+class _Time:
+    """What stands in for the module `time`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return time.monotonic() if (world := _world()) is None else world.scheduler.now
+
+    perf_counter = time = monotonic
+
+    def clock_gettime(self, _: int) -> float:
+        return self.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if (world := _world()) is None:
+            time.sleep(seconds)
+        else:
+            world.scheduler.wait(None, seconds)
+
+
+class _CachedProperty:
+    """`functools.cached_property` without a lock, as Python has it from 3.12 on."""
+
+    def __init__(self, make: Callable[[Any], Any]):
+        self.func, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, thing: Any, owner: type | None = None) -> Any:
+        if thing is None:
+            return self
+        if self.name not in vars(thing):
+            vars(thing)[self.name] = self.func(thing)
+        return vars(thing)[self.name]
+
+
+WRAPPED: dict[str, Any] = {
+    "builtins.open": _open_file,
+    "io.open": _open_file,
+    "io.FileIO": FileIO,
+    "os.open": _os_open,
+    "os.close": _close,
+    "os.fsync": _fsync,
+    "os.replace": _rename,
+    "os.rename": _rename,
+    "os.link": _link,
+    "os.unlink": _unlink,
+    "os.remove": _unlink,
+    "os.mkdir": _mkdir,
+    "os.rmdir": _rmdir,
+    "os.stat": _stat,
+    "os.listdir": _listdir,
+    "os.scandir": _scandir,
+    "os.posix_fallocate": _fallocate,
+    "os.getpid": _getpid,
+    "os.kill": _kill,
+    "fcntl.flock": _flock,
+    "uuid.uuid4": _uuid4,
+    "pyarrow.memory_map": _map,
+    "functools.cached_property": _CachedProperty,
+}
+REAL: dict[str, Any] = {"open": open}
+
+
+def install() -> None:
+    """Wraps the calls, and imports the project, whose threads, locks and clocks are then others."""
+    assert "pipeline" not in sys.modules, "pipeline is imported already"
+    import grain  # noqa: F401  # with JAX, before its calls are others
+    import obstore
+    import pyarrow
+
+    modules = {"builtins": builtins, "io": io, "os": os, "fcntl": fcntl, "uuid": uuid}
+    modules |= {"pyarrow": pyarrow, "functools": functools}
+    for name, stand_in in WRAPPED.items():
+        module, _, short = name.partition(".")
+        if hasattr(modules[module], short):
+            REAL[name] = getattr(modules[module], short)
+            setattr(modules[module], short, stand_in)
+    for name in ("pipeline", "pipeline.corpus.preparation", "pipeline.loading.batches"):
+        importlib.import_module(name)
+    from pipeline.fs import lease, objects
+
+    threads = Threads(_scheduler)
+    of_threads, of_time = threads.namespace(), _Time()
+    classes = {"Future": threads.future(), "ThreadPoolExecutor": threads.pool()}
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == "pipeline" and isinstance(module, types.ModuleType):
+            for short, real, stand_in in (
+                ("threading", threading, of_threads),
+                ("time", time, of_time),
+            ):
+                if vars(module).get(short) is real:
+                    setattr(module, short, stand_in)
+            for short, stand_in in classes.items():
+                if getattr(vars(module).get(short), "__module__", "").startswith("concurrent"):
+                    setattr(module, short, stand_in)
+    objects._open, lease._place = _open_bucket, _place
+    obstore.open_reader = open_reader
+    logging.disable(logging.CRITICAL)
+    sys.addaudithook(_audit)
