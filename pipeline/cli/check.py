@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.corpus.copies import duplicates, read_blocks
+from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
@@ -39,8 +39,8 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 def _check_vocabulary(corpus: Corpus | InPlace, report: Callable[[str], None]) -> None:
     lengths = corpus.lengths.astype(np.int64)
     limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
-    low, high = limit, -1
-    for mine, fields in read_blocks(corpus, np.arange(len(lengths)), lengths):
+    low, high, every = limit, -1, np.arange(len(lengths))
+    for mine, fields in corpus.read_blocks(every, 0 * every, lengths):
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue

@@ -21,7 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -31,7 +31,7 @@ from pipeline.corpus.parts import PartFile, PartTable
 from pipeline.corpus.reader import PartStore
 from pipeline.errors import InvalidValue, Missing, UserError
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked
+from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked, write_once
 from pipeline.fs.fork import Handles
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.sources.files import read_stamps
@@ -70,16 +70,9 @@ def default_directory() -> pathlib.Path:
     return directory
 
 
-def write_once(key: Any, name: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
-    """The file `name` of a key, any JSON, in the user's caches; `write` makes it, once."""
-    folder = default_directory() / "files" / fingerprint_of(key)[:12]
-    path = make_directory(folder) / name
-    if not path.exists():
-        with open_locked(folder / LOCK):
-            if not path.exists():
-                with atomic_write(path) as file:
-                    write(file)
-    return path
+def path_of(key: Any, name: str) -> epath.Path:
+    """The path of the file `name` that belongs to a key, any JSON, in the user's caches."""
+    return epath.Path(default_directory() / "files" / fingerprint_of(key)[:12] / name)
 
 
 def local_copy(path: epath.Path) -> epath.Path:
@@ -92,9 +85,9 @@ def local_copy(path: epath.Path) -> epath.Path:
     (stamp,) = read_stamps([path])
     if not any(stamp):
         raise Missing(f"there is no object {os.fspath(path)}; check the path")
-    key = os.fspath(path), *stamp
+    copy = path_of([os.fspath(path), *stamp], path.name)
     return write_once(
-        key, path.name, lambda file: file.writelines(objects.read_pieces(path, stamp[0]))
+        copy, "copying", lambda file: file.writelines(objects.read_pieces(path, stamp[0]))
     )
 
 

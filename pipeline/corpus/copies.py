@@ -2,15 +2,11 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.corpus.tasks import ARRAYS
-
-# The number of tokens to read at a time.
-READ = 1 << 22
 
 
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
@@ -39,26 +35,11 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
     return np.sort(some[order[1:][(table[1:] == table[:-1]).all(axis=1)]])
 
 
-def read_blocks(
-    side: Readable, examples: np.ndarray, lengths: np.ndarray
-) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """Complete examples, some `READ` tokens at a time: a slice of `examples`, and the fields.
-
-    Features of tokens are left out; a side of arrays has nothing else.
-    """
-    arrays = getattr(side, "task", None) == ARRAYS
-    wanted = None if arrays else ()
-    blocks = np.cumsum(lengths, dtype=np.int64) // READ
-    for block in np.unique(blocks):
-        mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
-        starts = np.zeros_like(examples[mine])
-        yield mine, side.read(examples[mine], starts, lengths[mine], features=wanted)
-
-
 def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
-    for mine, fields in read_blocks(side, examples, lengths):
+    wanted = None if getattr(side, "task", None) == ARRAYS else ()  # which has nothing but features
+    for mine, fields in side.read_blocks(examples, 0 * examples, lengths, wanted):
         if side.trees is not None:  # groups with equal tokens may have different trees
             nodes = side.read_nodes(examples[mine])
             fields["until"] = nodes.until.astype(np.int32).repeat(nodes.columns)

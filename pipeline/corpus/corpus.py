@@ -41,7 +41,7 @@ from pipeline.errors import (
     require_share,
     require_whole,
 )
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
+from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text import tokenizers
@@ -562,16 +562,9 @@ class Corpus(Handles, SingleCorpus):
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""
-        path = self.directory / name
-        if path.exists():
-            return path.read_bytes()
         try:
-            with directory_lock(self.directory, f"making {name}"):
-                if not path.exists():
-                    content = make()
-                    with atomic_write(path) as file:
-                        file.write(content)
-                return path.read_bytes()
+            path = self.directory / name
+            return write_once(path, f"making {name}", lambda file: file.write(make())).read_bytes()
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise

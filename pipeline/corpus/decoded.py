@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.cache import local_copy, write_once
+from pipeline.corpus.cache import local_copy, path_of
 from pipeline.corpus.gather import gather
 from pipeline.corpus.parts import read_content
 from pipeline.corpus.token_columns import read_columns
 from pipeline.corpus.token_files import TokenFiles, damaged
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fs.atomic import as_path, is_local
+from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.text.sources import ArrowFiles, files
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def _decode(
             raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
         writer.close()
 
-    return [write_once([files.digest(found), *options], "decoded.arrow", write)]
+    path = path_of([files.digest(found), *options], "decoded.arrow")
+    return [write_once(path, "decoding", write)]
 
 
 def mds(

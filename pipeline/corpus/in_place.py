@@ -10,7 +10,6 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus import decoded, token_columns, token_files
-from pipeline.corpus.copies import read_blocks
 from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
@@ -304,7 +303,8 @@ class InPlace(SingleCorpus):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        for _ in read_blocks(self, np.arange(len(self)), self.lengths.astype(np.int64)):
+        every = np.arange(len(self))
+        for _ in self.read_blocks(every, 0 * every, self.lengths.astype(np.int64)):
             pass
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -29,8 +29,8 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
 
-# Positions whose weights are read at once.
-COUNTED = 1 << 22
+# Positions of pieces that are read together, if all of a corpus is.
+TOGETHER = 1 << 22
 
 
 class Readable:
@@ -90,6 +90,15 @@ class Readable:
             pieces = pieces.take(pieces.lengths != 0)
         self._require_positions(pieces)
         return self._read(pieces, names)
+
+    def read_blocks(
+        self, examples: np.ndarray, starts: np.ndarray, lengths: np.ndarray, features: Any = ()
+    ) -> Iterator[tuple[slice, Fields]]:
+        """The fields of many pieces, some `TOGETHER` positions at a time, and which pieces."""
+        blocks = np.cumsum(lengths, dtype=np.int64) // TOGETHER
+        for block in np.unique(blocks):
+            mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
+            yield mine, self.read(examples[mine], starts[mine], lengths[mine], features=features)
 
     def _require_positions(self, pieces: Pieces) -> None:
         """Refuses pieces that are not within their examples, or do not fit their places."""
@@ -256,13 +265,10 @@ class AnyCorpus:
         if not (side := self.sides[self.loss_side]).weighted:
             return None
         found = [lengths_module.NO_EXAMPLES]
-        group = np.cumsum(sizes) // COUNTED
-        edges = np.flatnonzero(np.diff(group)) + 1
-        for each in np.split(np.arange(len(sizes)), edges) if len(sizes) else ():
-            of = examples[each], starts[each], sizes[each]
-            weights = side.read(*of, features=())["loss_weights"]
-            piece = np.arange(len(each)).repeat(sizes[each])
-            found.append(np.bincount(piece, weights != 0, len(each)).astype(np.int64))
+        for mine, fields in side.read_blocks(examples, starts, sizes):
+            count = mine.stop - mine.start
+            piece = np.arange(count).repeat(sizes[mine])
+            found.append(np.bincount(piece, fields["loss_weights"] != 0, count).astype(np.int64))
         return np.concatenate(found)
 
     def covering(self) -> "AnyCorpus":

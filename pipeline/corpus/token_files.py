@@ -10,10 +10,10 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.cache import local_copy, write_once
+from pipeline.corpus.cache import local_copy, path_of
 from pipeline.corpus.parts import read_content
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fs.atomic import as_path
+from pipeline.fs.atomic import as_path, write_once
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
 from pipeline.text.sources.content import open_text
@@ -311,8 +311,8 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
 
     if len(values) <= BLOCK:
         return search()
-    key = [files.digest([path]), f"{values.dtype}", len(values), mark]
-    return np.load(write_once(key, "places.npy", lambda file: np.save(file, search())))
+    place = path_of([files.digest([path]), f"{values.dtype}", len(values), mark], "places.npy")
+    return np.load(write_once(place, "searching", lambda file: np.save(file, search())))
 
 
 def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:

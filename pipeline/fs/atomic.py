@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -242,6 +242,16 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         file = open_locked(lock)
     with file:
         yield
+
+
+def write_once(path: epath.Path, doing: str, write: Callable[[IO[bytes]], object]) -> epath.Path:
+    """A file that `write` makes, if it is missing; one process does, and others wait."""
+    if not path.exists():
+        with directory_lock(path.parent, doing):
+            if not path.exists():
+                with atomic_write(path) as file:
+                    write(file)
+    return path
 
 
 def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:

@@ -17,7 +17,7 @@ def copy(corpus, tmp_path):
 
 
 def test_check_finds_an_id_outside_the_vocabulary(copy, monkeypatch):
-    monkeypatch.setattr("pipeline.corpus.copies.READ", 50)
+    monkeypatch.setattr("pipeline.corpus.interface.TOGETHER", 50)
     alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
     with pytest.raises(ValueError, match="holds the id") as error:
         check_corpus(Corpus.open(copy), lambda what: None)

@@ -201,25 +201,25 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     tmp_path, monkeypatch
 ):
     options, corpus = {"keep_parts": 3}, None
-    for number in range(200):
+    for number in range(80):
         with Writer(tmp_path, **options) as writer:
             assert writer.cursor == (number or None)
             for _ in range(4):
                 writer.append([number] * 5)
             writer.seal(cursor=number + 1)
         corpus = corpus or Corpus.open(tmp_path, follow=True)
-        if number == 49:  # nobody has said what is needed
+        if number == 19:  # nobody has said what is needed
             assert Log(tmp_path).first() == 0
-        if number in (50, 120):
-            Log(tmp_path).hold("slow-run", number - 20)
+        if number in (20, 50):
+            Log(tmp_path).hold("slow-run", number - 10)
             Log(tmp_path).hold("fast", number - 2)
-    assert Log(tmp_path).first() == 100
-    assert {*tmp_path.glob("part-*")} == {part(tmp_path, number) for number in range(100, 200)}
-    corpus.refresh(start=100)
-    assert corpus.entries[0].first == 400
-    assert corpus.read([400, 799], [0, 0], [1, 1])["inputs"].tolist() == [100, 199]
-    with pytest.raises(ValueError, match=r"begins at part 100, and part 99 is needed: its writer"):
-        Log(tmp_path).entries(99)
+    assert Log(tmp_path).first() == 40
+    assert {*tmp_path.glob("part-*")} == {part(tmp_path, number) for number in range(40, 80)}
+    corpus.refresh(start=40)
+    assert corpus.entries[0].first == 160
+    assert corpus.read([160, 319], [0, 0], [1, 1])["inputs"].tolist() == [40, 79]
+    with pytest.raises(ValueError, match=r"begins at part 40, and part 39 is needed: its writer"):
+        Log(tmp_path).entries(39)
     Log(tmp_path).release("slow-run")
 
     def die(*arguments):
@@ -228,17 +228,17 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
 
     monkeypatch.setattr(log_module, "write_entries", die)
     with pytest.raises(KeyError, match="killed"):
-        Log(tmp_path).trim(101)  # what it had begun to delete
+        Log(tmp_path).trim(41)  # what it had begun to delete
     monkeypatch.undo()
-    assert part(tmp_path, 100).exists()
+    assert part(tmp_path, 40).exists()
     with Writer(tmp_path, **options) as writer:
-        assert not (tmp_path / "part-000000-00100.arrow").exists()
-        writer.append([200] * 5)
+        assert not (tmp_path / "part-000000-00040.arrow").exists()
+        writer.append([80] * 5)
         writer.finish()
-    assert Log(tmp_path).first() == 118
+    assert Log(tmp_path).first() == 48
     assert Log(tmp_path).finished
-    assert [entry.number for entry in Log(tmp_path).entries(199)] == [199, 200]
-    assert len([*tmp_path.glob("part-*")]) == 201 - 118
+    assert [entry.number for entry in Log(tmp_path).entries(79)] == [79, 80]
+    assert len([*tmp_path.glob("part-*")]) == 81 - 48
     with pytest.raises(FileExistsError, match="is finished"):
         Writer(tmp_path)
     for refused in ("", "../x", "a b"):

@@ -262,7 +262,7 @@ def test_a_follower_reads_each_record_and_each_part_once(tmp_path, monkeypatch):
     count(objects, "_read_range")
     count(reader_module, "open_part")
     with Writer(tmp_path) as writer:
-        for seal in range(40):
+        for seal in range(12):
             for _ in range(20):  # in several parts
                 writer.append([seal] * 5)
             writer.seal()
@@ -271,10 +271,10 @@ def test_a_follower_reads_each_record_and_each_part_once(tmp_path, monkeypatch):
             for number in range(len(corpus)):
                 corpus.read([number], [0], [1])
     parts = len(corpus.entries)
-    assert parts == 40 * 3
+    assert parts == 12 * 3
     assert counts["open_part"] == counts["_read_range"] == parts
     # Of each seal, and at the end of each refresh for the next, which is not there yet.
-    assert counts["read_record"] <= 2 * 40 + 5
+    assert counts["read_record"] <= 2 * 12 + 5
 
 
 def test_of_two_writers_one_waits_and_goes_on_after_the_other(tmp_path):

@@ -180,7 +180,7 @@ def test_a_corpus_that_cannot_be_written_is_solved_each_time(tmp_path, monkeypat
         raise OSError(next(codes), "no", str(path))
 
     corpus = pipeline.Corpus.from_arrays([np.arange(n) for n in (5, 5, 4, 4, 4, 4)], tmp_path)
-    monkeypatch.setattr("pipeline.corpus.corpus.atomic_write", refuse)  # root may write anywhere
+    monkeypatch.setattr("pipeline.fs.atomic.atomic_write", refuse)  # root may write anywhere
     first, second = (Plan(corpus, [Bucket(1, 10)], packing="optimal") for _ in range(2))
     assert first.fingerprint == second.fingerprint
     assert [*codes, *tmp_path.glob("packing-*")] == []

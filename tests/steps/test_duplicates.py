@@ -3,7 +3,7 @@ import pytest
 
 import pipeline
 from pipeline.cli.check import check_duplicates
-from pipeline.corpus import copies
+from pipeline.corpus import interface
 from pipeline.corpus.tasks import INPUTS
 
 EXAMPLES = [[1, 5, 2], [1, 5], [1, 5, 2], [1], [1], [5, 2], [1, 6, 2], [1, 5, 2], [1, 5]]
@@ -16,7 +16,7 @@ def corpus(tmp_path):
 
 def test_later_copies_are_found_and_left_out_of_a_plan(corpus, monkeypatch):
     assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]  # not 4, which is in no batch
-    monkeypatch.setattr(copies, "READ", 3)  # blocks of one or two examples
+    monkeypatch.setattr(interface, "TOGETHER", 3)  # blocks of one or two examples
     assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]
     buckets = [pipeline.Bucket(rows=1, length=4)]
     for chosen in (pipeline.corpus.duplicates, pipeline.corpus.duplicates(corpus)):
