@@ -29,14 +29,9 @@ def even_order(rows: int) -> np.ndarray:
 def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
     """An order of rows that gives devices about the same work, and the place of each row.
 
-    The other places of the batch are empty rows, spread like the cheapest rows.
-
-    Args:
-        costs: the cost of each row, [n], where n is at most `total`.
-        total: rows in the batch.
-
-    Returns:
-        The numbers of the rows in order, and their places in the batch, ascending: int64 [n] each.
+    `costs` has the cost of each row, [n], where n is at most `total`, the rows of the batch. The
+    numbers of the rows in order, and their places, ascending, are int64 [n] each. The other places
+    are empty rows, spread like the cheapest rows.
     """
     ranked = (-costs).argsort(kind="stable")
     rank = even_order(total)

@@ -49,8 +49,7 @@ def pack(
     bucket: rows with much room, if that costs less, and surplus rows (too few for another batch, or
     for tails). So at most one batch, of the longest bucket, is not full.
 
-    For vectors, a limit on segments is one more side. So it is for lengths, if rows that best fit
-    ends at the limit have much room, and vectors cost less.
+    A limit on segments is one more side of vectors; for lengths only if that costs less.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
@@ -62,8 +61,8 @@ def pack(
             None: the number of rows that fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
         used: the numbers of the lengths that may have rows; None for all.
-        fill: whether segments are cut to fill the rows of each length; see `fill_rows`. If rows
-            with a limit on segments then cost more than rows of whole segments, these are used.
+        fill: whether segments are cut to fill the rows of each length; see `fill_rows`. Rows of
+            whole segments are used if they cost less, as they may with `max_segments`.
     """
     groups = group_tails(buckets)
     rooms = np.array([bucket.lengths for bucket, *_ in groups])
@@ -176,8 +175,8 @@ def _split_surplus(
 def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
     """The cost of a row of some length in a Transformer of width `width`, in positions.
 
-    `fit_buckets` explains the formula. With several sides, each attends to itself and to those
-    before it: for pairs, targets attend to inputs. Lengths are times the cost of their side.
+    `fit_buckets` explains the formula. Each side attends to itself and to those before it. Lengths
+    are times the cost of their side.
 
     >>> row_cost(6144)
     12288.0

@@ -30,17 +30,15 @@ SHARE, ROUNDS, ROUND_ITERATIONS = 0.2, 60, 2
 
 
 class Knapsack:
-    """The most valuable segments that fit into each room up to `longest`.
+    """The most valuable segments that fit into each room up to `longest`, `most` at most.
 
-    A row may have any number of segments of a length, up to `most` segments in all. Solved by
-    dynamic programming over the room (Gilmore and Gomory, 1963).
+    `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
+    [longest + 1], is the greatest value of a row of each length. Solved by dynamic programming over
+    the room (Gilmore and Gomory, 1963).
 
     >>> sack = Knapsack(np.array([3, 4]), np.array([5.0, 7.0]), longest=10)
     >>> float(sack.worth[10]), sack.rows(10).T.tolist()
     (17.0, [[2, 1], [2, 1]])
-
-    `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
-    [longest + 1], is the greatest value of a row of each length.
     """
 
     def __init__(

@@ -24,19 +24,13 @@ class Counts(NamedTuple):
     """Numbers of batches, rows and tokens in some steps.
 
     Exact for whole epochs; otherwise, tokens are computed from the mean fill of the rows.
-
-    Attributes:
-        buckets: for each bucket, batches, rows that are not empty, and the real positions of each
-            side: float64 [2 + sides].
-        tokens: the real positions of each corpus, by name; those of a side count with its cost.
-        passes: epochs of each corpus, with fractions, by name.
-        costs: what a position of each side costs.
     """
 
+    # For each: batches, rows that are not empty, real positions of each side: float64 [2 + sides].
     buckets: dict[Bucket, np.ndarray]
-    tokens: dict[str, float]
-    passes: dict[str, float]
-    costs: tuple[float, ...]
+    tokens: dict[str, float]  # of each corpus; those of a side count with its cost
+    passes: dict[str, float]  # epochs of each corpus, with fractions
+    costs: tuple[float, ...]  # what a position of each side costs
 
     @property
     def batches(self) -> dict[Bucket, int]:

@@ -92,9 +92,7 @@ def fit_buckets(
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
-        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]`, for other
-            sides a dict of arrays `[n]` by name, or a corpus. With `weights`, several of these by
-            name, or `Corpora`.
+        lengths: as for `Plan`, of corpora that do not grow.
         tokens_per_batch: the most positions in a batch, those of each side times its cost. A bucket
             has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
@@ -107,19 +105,17 @@ def fit_buckets(
             that cost something; or numbers for all sides by name.
         row_multiple: numbers of rows are multiples of this; give the number of devices that share
             the rows of a batch; default 1.
-        align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
-            of it; default 1.
-        cost: what a position of each side costs, as for `Plan`; default 1. A side that costs
-            nothing gets a quarter more room than full rows of the other sides need.
-        packing: "best_fit" (default), "fill", "optimal" or "none", as for `Plan`. With
-            "optimal", sets are compared by best fit.
-        overflow: as for `Plan`; default None.
-        max_segments: as for `Plan`; default None.
-        exclude: examples to leave out, as for `Plan`; default: none.
+        align: as for `Plan`; bucket lengths are multiples of it, too.
+        cost: as for `Plan`. A side that costs nothing gets a quarter more room than full rows of
+            the other sides need.
+        packing: as for `Plan`. With "optimal", sets are compared by best fit.
+        overflow: as for `Plan`.
+        max_segments: as for `Plan`.
+        exclude: as for `Plan`.
         attention: "dense" (default) or "segment", the kind of attention of the model.
         width: the width of the model; default 1024.
-        weights: the weights of several corpora, as for `Plan`; default None.
-        by: the unit of weights, as for `Plan`; default "tokens".
+        weights: as for `Plan`.
+        by: as for `Plan`.
 
     Raises:
         ValueError: an argument is not as above, no example has a position, or a batch of
@@ -168,10 +164,8 @@ def fit_buckets(
 class Fit:
     """Lengths, and the checked arguments of `fit_buckets` that limit the buckets for them.
 
-    `members` are its `exclude`, `weights` and `by`; `options` are those of `Plan` that it has, too.
-
-    Attributes:
-        costs: what a position of each side costs.
+    `members` are its `exclude`, `weights` and `by`; `options` are those of `Plan` that it has, too;
+    `costs` is what a position of each side costs.
     """
 
     def __init__(
@@ -305,8 +299,7 @@ def typical_lengths(
 ) -> np.ndarray:
     """About a million lengths, in the same proportions as in batches of several corpora.
 
-    Each corpus contributes its share over all phases, as examples spread evenly over it (perhaps
-    repeated), and its longest examples.
+    Each corpus has its share over all phases: examples spread evenly over it, and its longest.
     """
     corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
     phases, counts = as_phases(weights, tuple(corpora)), {}

@@ -53,18 +53,15 @@ class Cuts:
     def __init__(self, sizes: int):
         self.sizes = sizes
         self._ways: dict[tuple[int, int], int] = {}
-        self._first: list[int] = []  # positions of the first piece of each way
 
     def pieces(self, size: int, first: int) -> tuple[int, int]:
         """The size numbers of both pieces of a document that is cut after `first` positions."""
         number = self._ways.setdefault((size, first), len(self._ways))
-        if number == len(self._first):
-            self._first.append(first)
         return self.sizes + 2 * number, self.sizes + 2 * number + 1
 
     def positions(self, piece: int) -> int:
         """The positions of a first piece, by its size number."""
-        return self._first[(piece - self.sizes) // 2]
+        return [*self._ways][(piece - self.sizes) // 2][1]
 
     @property
     def table(self) -> np.ndarray:
@@ -113,14 +110,8 @@ def fill_rows(
     ([((6, 1), (7, 1)), ((8, 1), (6, 1))], [[6, 3]])
 
     Best fit packs whole documents. The fullest rows stay, as long as that needs no more rows; the
-    documents of the others are packed into chains. If these save fewer positions for each cut than
-    a piece must have, the rows of best fit are returned.
-
-    Args:
-        counts: int64 [sizes], the documents of each size, none longer than a row; not changed.
-        length: positions in a row.
-        cuts: the ways in which documents are cut; changed in place.
-        max_segments: the most segments in one row; None for no limit.
+    documents of the others are packed into chains, whose cuts are added to `cuts`. If these save
+    fewer positions for each cut than a piece must have, the rows of best fit are returned.
     """
     sizes, tokens = np.arange(len(counts)), int(counts @ np.arange(len(counts)))
     patterns = best_fit(counts.copy(), length, sizes > 0, max_segments)

@@ -94,19 +94,12 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A place between two parts of a corpus.
+    """A place between two parts of a corpus."""
 
-    Attributes:
-        part: the number of parts before it.
-        example: the number of examples before it.
-        pieces: the number of pieces that these examples were cut into.
-        digest: a digest of the parts before it, by `Parts.digest`.
-    """
-
-    part: int = 0
-    example: int = 0
-    pieces: int = 0
-    digest: str = ""
+    part: int = 0  # the number of parts before it
+    example: int = 0  # the number of examples before it
+    pieces: int = 0  # the number of pieces that these examples were cut into
+    digest: str = ""  # of the parts before it, by `Parts.digest`
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Place":

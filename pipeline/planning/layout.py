@@ -29,11 +29,11 @@ class Layout:
     `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into rows of
     `groups`, which has the buckets of each length.
 
-    If there are more pieces than one window holds, they are cut into blocks: runs of consecutive
-    pieces or, if the corpus has files that can be fetched one by one, files or large parts of
-    files. Blocks are sorted by the mean key of their pieces and divided into strata of as many
-    blocks as there are windows. Each window gets a random block of each stratum, so all windows
-    have about the same lengths. Without a key of random bits, blocks stay in order.
+    More pieces than one window holds are cut into blocks: runs of consecutive pieces, or files or
+    large parts of files if those can be fetched one by one. Blocks are sorted by the mean key of
+    their pieces and divided into strata of as many blocks as there are windows. Each window gets a
+    random block of each stratum, so all windows have about the same lengths. Without a key of
+    random bits, blocks stay in order.
 
     Batches of a length continue from window to window, so only the last one could lack rows: rows
     that fill no batch move to longer buckets, up to the longest.
@@ -42,8 +42,8 @@ class Layout:
         pieces: the pieces.
         counts: int64 [keys], the pieces of each key.
         rows: int64 [lengths, windows], the rows of each window.
-        real: float64 [lengths, windows, sides], the real positions in these rows. With `align`,
-            pieces of one key have different sizes: they count with the mean.
+        real: float64 [lengths, windows, sides], the real positions in these rows, as the mean of
+            the pieces of each key.
         rows_before: int64 [lengths], the rows before the first window, in the same chapter.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each length; at least 1.
@@ -230,14 +230,11 @@ def lay_out(
     every: Pieces,
     order_rows: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
 ) -> "list[WindowRows]":
-    """The rows of each length in a window.
+    """The rows of each length in a window, from its packed histogram.
 
-    Args:
-        packed: the packed histogram of the window.
-        pieces: the numbers of its pieces in `every`, sorted by key, without those of key 0.
-        every: the pieces of the layout.
-        order_rows: called with the number of a length, and the number of segments and the first
-            piece of each of its rows, ascending by segments, it returns the rows in order.
+    `pieces` are the numbers of its pieces in `every`, sorted by key, without those of key 0.
+    `order_rows` is called with the number of a length, and the number of segments and the first
+    piece of each of its rows, ascending by segments; it returns the rows in order.
     """
     patterns = [pattern for of_length in packed.patterns for pattern in of_length]
     flat = itertools.chain.from_iterable(pattern.pieces for pattern in patterns)
@@ -302,15 +299,10 @@ def _cut_entries(
 class WindowRows:
     """The rows of a length in a window, in the order in which batches take them.
 
-    Args:
-        times: the number of segments of each row.
-        pieces: the piece of each segment, row by row: numbers in `every`.
-        parts: int64 [2, segments], the first position of each segment in its piece, and the number
-            of its positions, if some pieces are cut to fill rows; None: segments are whole pieces.
-        every: the pieces of the layout.
-
-    Attributes:
-        costs: int64 [rows], the cost of attention in each row.
+    `times` has the number of segments of each row, and `pieces` the piece of each segment: numbers
+    in `every`. If some pieces are cut to fill rows, `parts` has the first position and the number
+    of positions of each segment in its piece: int64 [2, segments]. `costs` is the cost of attention
+    in each row: int64 [rows].
     """
 
     def __init__(

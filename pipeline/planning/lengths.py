@@ -124,7 +124,7 @@ class Lengths:
     >>> lengths.positions_from(0).tolist(), lengths.num_left_out
     ([[5], [0], [7]], 1)
 
-    They refer to the corpus: a pickle of them has no other copy of its lengths.
+    A pickle has no copy of the lengths of a corpus.
 
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
@@ -247,8 +247,7 @@ class Lengths:
     def count_by(self, unit: str, positions: Any, costs: Sequence[float], examples: int) -> int:
         """What some positions of each side, of so many examples, count in a unit of weights.
 
-        Tokens of text and of pairs count with their costs; sides of other names are unlike, and the
-        one with the loss counts.
+        Of sides that are no pair, tokens of the one with the loss count.
         """
         if unit == "examples":
             return examples

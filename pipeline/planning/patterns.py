@@ -67,13 +67,7 @@ class Packed:
 
 
 class Remaining:
-    """The segments of a histogram that have no row yet, by size.
-
-    Attributes:
-        counts: the number of each size.
-        positions: their positions.
-        segments: their number.
-    """
+    """The segments of a histogram that have no row yet: `counts` by size, and their sums."""
 
     def __init__(self, histogram: np.ndarray):
         self._sizes = np.flatnonzero(histogram).tolist()  # ascending
@@ -122,11 +116,8 @@ def best_fit(
     >>> [(pattern.pieces, pattern.rows) for pattern in patterns]
     [(((8, 1), (2, 1)), 2), (((6, 1), (2, 1)), 1)]
 
-    Args:
-        counts: int64 [n], the segments of each size; changed in place.
-        length: positions in a row.
-        opens: bool [n], the sizes that may open a row; the others only fill rows already open.
-        max_segments: the most segments in one row; None for no limit.
+    `counts`, int64 [n], is changed in place. `opens`, bool [n], has the sizes that may open a row;
+    the others only fill rows already open. A row has `max_segments` segments at most.
     """
     limit, may_open = max_segments or length, opens.tolist()
     # An entry is a set of equal rows: (pieces, segments, rows). `open_rows` maps the free room of a

@@ -43,25 +43,15 @@ class Pieces:
 
     Later parts of split examples come after their first part. Lengths of examples are not copied.
 
-    Args:
-        lengths: the lengths of each example, as `Lengths`, or `[n]`, or `[n, sides]`. Examples that
-            `Lengths` leave out have key 0.
-        room: the lengths of the longest bucket.
-        overflow: "split" makes several pieces of an overlong example and loses nothing (only with
-            one side), "truncate" keeps its first positions, "drop" loses it, "error" raises an
-            error. Groups are never cut: for these, the first two raise an error, too.
-        align: columns in a unit of each side, or of all; bucket lengths are multiples of it.
-        costs: what a position of each side costs; 1 by default.
+    `overflow`, `align` and `costs` are as for `Plan`; `room` has the lengths of the longest bucket.
 
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece; those of a side count with its cost.
-        silent: pieces of these without loss, whose key is 0, if the lengths are those of a corpus
-            with weights: int64 [pieces, 3], the example, the first position and the
-            size (of several sides, that of the one with loss).
+        silent: pieces of these without loss, whose key is 0, if the corpus has weights: int64
+            [pieces, 3], the example, the first position and the size, on the side with loss.
         lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
-        align: as given.
         max_position: the largest position of a piece in its example; -1 if there is none.
     """
 

@@ -51,15 +51,14 @@ class Plan:
     >>> plan.batch(0).segments.tolist()  # row, example, start, length
     [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 3, 0, 2], [1, 4, 0, 1]]
 
-    For sequence-to-sequence models, examples are pairs of inputs and targets:
+    Examples may have several sides, such as the inputs and targets of pairs:
 
     >>> plan = Plan([[5, 2], [3, 3], [3, 1]], [Bucket(2, (8, 4))], shuffle=False, overflow="drop")
     >>> plan.batch(0).segments.tolist()  # row, example, start, inputs, targets
     [[0, 0, 0, 5, 2], [0, 2, 0, 3, 1], [1, 1, 0, 3, 3]]
 
-    With `weights`, batches mix several corpora, which have epochs of their own. Sampling is
-    deterministic: over any range of steps, each corpus has its share of the rows to within a batch
-    or two; and also of the tokens, as packed rows are about equally full.
+    With `weights`, batches mix several corpora, which have epochs of their own. Over any range of
+    steps, each corpus has its share of the rows to within a batch or two.
 
     >>> both = {"code": [5, 3, 4, 4], "prose": [9, 7]}
     >>> plan = Plan(both, [Bucket(rows=2, length=16)], weights={"code": 1, "prose": 1})
@@ -67,8 +66,8 @@ class Plan:
     [{'code': 16, 'prose': 16}, {'code': 16, 'prose': 16}]
 
     A corpus may still grow. Its examples are then planned in windows, in the order in which they
-    are sealed, and a step waits until its rows are; so a batch is the same at any time and in any
-    process. Once the corpus is finished, its later epochs are those of the entire corpus.
+    are sealed, and a step waits until its rows are; so a batch is the same at any time. Once the
+    corpus is finished, later epochs are those of the entire corpus.
 
     Args:
         lengths: positions of each example: an integer array `[n]`, or `[n, sides]` (for pairs
@@ -78,10 +77,9 @@ class Plan:
             number `n` are numbered from `n · 2**40` on. Examples whose lengths are all 0 are left
             out.
         buckets: the batch shapes, ascending by length; with several sides, ascending by the sum of
-            the lengths, and the last is the longest on all. After a bucket may come its tails,
-            of equal length and fewer rows (not with `weights`): full batches use the bucket; the
-            last rows of an epoch use those tails that leave the fewest empty rows, and then the
-            fewest batches.
+            the lengths, and the last is the longest on all. After a bucket may come its tails, as
+            `Bucket` describes them (not with `weights`): the last rows of an epoch use those that
+            leave the fewest empty rows, and then the fewest batches.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
             of first steps and weights, which do not begin within a block of `tiers` steps. A corpus
             may join at a later phase; it then comes after the others. Default None: one corpus,
@@ -96,12 +94,11 @@ class Plan:
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
             with rows in the order of their longest example.
         packing: "best_fit" (default); "fill", which also cuts examples, the longest first, to fill
-            the gaps that best fit leaves (not for pairs, nor with `align`; pieces have at least 32
-            positions, or an eighth of a row below 256); "optimal", column generation, which needs
-            scipy and takes seconds to minutes (not for pairs; with more than 2,048 different
-            lengths it is best fit); or "none", one example per row. A corpus stores what "optimal"
-            finds beside itself; for an array of lengths the search runs again, and may find other
-            rows on another machine.
+            the gaps that best fit leaves (not for several sides or groups, nor with `align`; pieces
+            have at least 32 positions, or an eighth of a row below 256); "optimal", column
+            generation, which needs scipy and takes seconds to minutes (for one side; with more than
+            2,048 different lengths it is best fit); or "none", one example per row. A corpus stores
+            what "optimal" finds; of an array, another machine may find other rows.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error". A group is never cut: where it is too
@@ -126,10 +123,6 @@ class Plan:
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
         first: the first step that it has: 0, or that of `onward`.
-        parts: the sealed parts of each corpus that grows or has grown, by name.
-        identity: everything that the batches depend on, as JSON; if the plan changes, a list with
-            an entry for each stage.
-        fingerprint: a short digest of `identity`; plans with the same one have the same batches.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
@@ -168,7 +161,7 @@ class Plan:
 
     @classmethod
     def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
-        """The plan with these stages, of the steps from `first` on."""
+        """The plan of some stages, with the steps from `first` on."""
         plan = cls.__new__(cls)
         plan._set(stages, first)
         return plan
@@ -245,15 +238,11 @@ class Plan:
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
-        """Rebuilds a plan from its `changes`.
+        """Rebuilds a plan from its `changes`, and the lengths of all examples of its last stage.
 
         >>> plan = Plan([5, 3, 4], [Bucket(1, 8)], seed=3).after(2, seed=4)
         >>> Plan.replay([5, 3, 4], plan.changes).fingerprint == plan.fingerprint
         True
-
-        Args:
-            lengths: the lengths of all examples of the last stage, as for `Plan`.
-            changes: the first step and the new options of each stage, the first with all options.
 
         Raises:
             ValueError: `changes` is empty, or `Plan` or `after` raises it.
@@ -345,11 +334,7 @@ class Plan:
 
     @property
     def entries(self) -> tuple[Mapping[str, Any], ...]:
-        """The entries of a data state, one for each stage: JSON.
-
-        "from" is the first step. "identity" is everything that the batches of the stage depend on,
-        and "fingerprint" a digest of it.
-        """
+        """The entries of a data state, one for each stage: first step, identity, fingerprint."""
         return tuple(stage.entry for stage in self.stages)
 
     @property
@@ -371,9 +356,8 @@ class Plan:
     def files_ahead(self, step: int) -> dict[str, list[np.ndarray]]:
         """The files that batches need from a step on, for each corpus that has files, by name.
 
-        Each array (int64) has the numbers of the files of one window. The list has the window of
-        the step, those after it, and all windows of the next epoch. A corpus that fits into one
-        window is one. Later changes of the plan are ignored.
+        Each array (int64) has the numbers of the files of a window: that of the step, those after
+        it, and all windows of the next epoch. Later changes of the plan are ignored.
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
@@ -420,8 +404,7 @@ class Plan:
     def num_batches(self, epoch: int = 0) -> int:
         """Batches in an epoch; the same in every epoch of one corpus whose plan does not change.
 
-        With several corpora, an epoch ends when each corpus with a weight has had an epoch of its
-        own.
+        Of several corpora, an epoch ends when each one with a weight has had an epoch of its own.
         """
         return self.first_step(epoch + 1) - self.first_step(epoch)
 
@@ -494,8 +477,7 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. If a corpus grows, 1 for each bucket, as the
-        number is not known.
+        and 1 for a bucket that only later steps have. If a corpus grows, 1 for each bucket.
         """
         if self.follows:
             return dict.fromkeys(self.buckets, 1)
@@ -521,11 +503,7 @@ class Plan:
         return self._most_in_row("most_segments")
 
     def most_continuations(self) -> dict[Bucket, int]:
-        """The most continuations of groups that a row of each bucket may have; at least 1.
-
-        Examples of one length may take each other's places, so each counts with the most
-        continuations that any of them has.
-        """
+        """The most continuations of groups that a row of each bucket may have; at least 1."""
         return self._most_in_row("most_continuations")
 
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
@@ -548,8 +526,8 @@ class Plan:
     def num_tokens(self) -> int:
         """Real positions in a whole epoch of the last stage, those of a side times its cost.
 
-        With several corpora, they are estimated from the mean fill of the rows, for the epoch in
-        which the last stage begins, including the earlier stages of that epoch.
+        Of several corpora: an estimate, by the mean fill of rows, for the epoch in which the last
+        stage begins.
         """
         return self.count(*self.epoch_steps).num_tokens
 
@@ -560,15 +538,10 @@ class Plan:
 
     @property
     def cuts(self) -> int:
-        """The number of examples that an epoch cuts to fill rows; 0 unless packing is "fill".
-
-        It counts examples, and pieces of those that are longer than the longest bucket, in one
-        epoch of each corpus.
+        """The number of pieces that an epoch of each corpus cuts to fill rows, with "fill".
 
         >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
         1
-        >>> Plan([6, 6, 3], [Bucket(rows=2, length=9)], packing="fill").cuts
-        0
         """
         return self.stages[-1].cuts
 

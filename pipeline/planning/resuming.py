@@ -24,9 +24,9 @@ def entries_at(plan: Plan, step: int) -> tuple[Mapping[str, Any], ...]:
     """The entries of a data state after `step` batches: of stages that begin before `step`.
 
     If corpora grow: of the stage of the last batch, and of those before it that it needs. For each
-    corpus, "places" has the beginning of its chapter. "rows", "owed" and "legs" are what was taken
-    since, as in `schedule.Taken`, up to the step "from". "last" is the end of the last window that
-    the batches depend on.
+    corpus, "places" has the beginning of its chapter, and "last", the end of the last window that
+    the batches depend on. "rows", "owed" and "legs" are what was taken since, as in
+    `schedule.Taken`, up to the step "from".
     """
     if not plan.follows:
         return tuple(entry for entry in plan.entries if entry["from"] < max(step, 1))
@@ -83,9 +83,7 @@ def match(
 
 
 def resumed(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> Plan:
-    """A plan of corpora that grow, from entries of equal identities on; see `entries_at`.
-
-    It has only the steps from the last entry on; no earlier step is planned again.
+    """A plan of corpora that grow, with only the steps from the last of some entries on.
 
     Raises:
         ValueError: a corpus is not the one of the state, or is shorter, or the plan has not changed

@@ -41,51 +41,32 @@ SECTIONS = 8
 
 
 class Taken(NamedTuple):
-    """The batches and rows taken before a step.
-
-    Attributes:
-        step: the step.
-        batches: int64 [buckets], the batches of each bucket.
-        rows: int64 [lengths, streams], the rows of each stream.
-        owed: for each length, the rows owed to each of several streams, times `UNIT`.
-        legs: for each stream, the number of the last leg of which rows may have been taken.
-    """
+    """The batches and rows taken before a step."""
 
     step: int
-    batches: np.ndarray
-    rows: np.ndarray
-    owed: Sequence[Sequence[int]]
-    legs: Sequence[int]
+    batches: np.ndarray  # int64 [buckets]
+    rows: np.ndarray  # int64 [lengths, streams]
+    owed: Sequence[Sequence[int]]  # for each length, those owed to several streams, times `UNIT`
+    legs: Sequence[int]  # of each stream, the last leg of which rows may have been taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Consecutive steps with constant shares.
+    """Consecutive steps with constant shares."""
 
-    Attributes:
-        begin: what was taken before it; all its steps have the same `legs`.
-        buckets: int64 [lengths], the number of the bucket of each length; at the end of a pass,
-            that of a tail.
-        rows_per_batch: int64 [lengths], the rows of these buckets.
-        length_quota: divides steps among lengths. The first step is its place number `rotation`.
-        stream_quotas: for each length, divides its rows among streams.
-        most_rows: int64 [lengths, streams], the rows at the end of a pass, whose last batches may
-            be short; otherwise `NEVER`.
-        rotation: the places of `length_quota` before the first step.
-        shares: for each length, the rows of each of several streams in a step, times `per_step`.
-        end: one past the last step; None if the interval never ends.
-    """
-
-    begin: Taken
-    buckets: np.ndarray
-    rows_per_batch: np.ndarray
-    length_quota: Quota
-    stream_quotas: Sequence[Quota]
+    begin: Taken  # what was taken before it; all its steps have the same `legs`
+    buckets: np.ndarray  # int64 [lengths], the bucket of each, which may be a tail
+    rows_per_batch: np.ndarray  # int64 [lengths], the rows of these buckets
+    length_quota: Quota  # divides steps among lengths
+    stream_quotas: Sequence[Quota]  # for each length, divides its rows among streams
+    # int64 [lengths, streams], the rows at the end of a pass, whose last batches may be short; or
+    # `NEVER`.
     most_rows: np.ndarray
-    rotation: int = 0
+    rotation: int = 0  # the places of `length_quota` before the first step
+    # For each length, the rows of each of several streams in a step, times `per_step`.
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
-    end: int | None = None
+    end: int | None = None  # one past the last step; None if the interval never ends
 
     @property
     def start(self) -> int:
@@ -139,22 +120,14 @@ class Section:
     """Intervals from a mark to the next one; with one stream, also those of one whole epoch.
 
     It knows the epochs of the streams: of one that grows, as far as they are known at the mark.
-
-    Attributes:
-        begin: what was taken before it.
-        rest: int64 [lengths, streams], the rows before whole epochs, or `NEVER`.
-        whole: int64 [lengths, streams], the rows of a whole epoch; 0 if there is none.
-        first: int64 [streams], the epoch of the first row.
-        later: int64 [streams], the first whole epoch.
-        intervals: those that are known by now.
     """
 
     begin: Taken
-    rest: np.ndarray
-    whole: np.ndarray
-    first: np.ndarray
-    later: np.ndarray
-    intervals: tuple[Interval, ...] = ()
+    rest: np.ndarray  # int64 [lengths, streams], the rows before whole epochs, or `NEVER`
+    whole: np.ndarray  # int64 [lengths, streams], the rows of a whole epoch; 0 if there is none
+    first: np.ndarray  # int64 [streams], the epoch of the first row
+    later: np.ndarray  # int64 [streams], the first whole epoch
+    intervals: tuple[Interval, ...] = ()  # those that are known by now
 
     def epochs(self, rows: np.ndarray) -> list[int]:
         """The least epoch of each stream that is not over after some rows [lengths, streams]."""
@@ -276,13 +249,9 @@ class Schedule:
     ) -> Iterator[Interval]:
         """The intervals of some batches: one of full batches of all lengths, then one of each tail.
 
-        Args:
-            counts: the batches of each bucket.
-            taken: what was taken before them.
-            most: as `most_rows` of an interval: their last batches may be short.
-            of_rotation: the name of the random bits that give the first place, and an epoch.
-            quotas: with several streams, `stream_quotas` of the intervals.
-            due: with several streams, the rows newly due to each in all intervals, times `UNIT`.
+        `counts` has the batches of each bucket, and `most` is as `most_rows`. `of_rotation` selects
+        the random bits that give the first place: a name and an epoch. With several streams,
+        `quotas` are `stream_quotas`, and `due` the rows newly due to each, times `UNIT`.
         """
         whole, rotation, (name, epoch) = counts[self._bucket_of], 0, of_rotation
         if self._options.shuffle and whole.any():

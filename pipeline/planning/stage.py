@@ -44,8 +44,8 @@ CACHED, HELD, AT_A_TIME = 1 << 22, 1 << 18, 4
 class Stage(Handles):
     """The options of a plan from a step on, and the streams and the schedule that they give.
 
-    A stage of finished corpora has its streams at once. A stage of corpora that grow has them when
-    one of its steps is needed, since what the stage before it leaves is not known earlier.
+    Where a corpus grows, these are made when one of its steps is needed, since what the stage
+    before it leaves is not known earlier.
 
     Attributes:
         start: the first step.
@@ -55,8 +55,7 @@ class Stage(Handles):
         members: the lengths of each corpus by name, or the parts of one that grows.
         firsts: the number of the first example of each corpus.
         changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
-            (the number of examples from here on) instead of `lengths`. In the first stage, all
-            options.
+            (their number from here on) instead of `lengths`. In the first stage, all options.
         replans: whether what the stage before it leaves of epochs is planned again, by new streams.
         number: how often that was done up to this stage; it selects the random bits of streams.
     """
@@ -343,13 +342,9 @@ def make_streams(
 ) -> tuple[Stream, ...]:
     """The stream of each corpus of a stage.
 
-    Args:
-        stage: the stage.
-        before: the streams of the first corpora, which continue.
-        taken: what was taken from `before`, to plan the rest of their epochs again; None: these
-            streams do not change.
-        places: where streams begin that do not continue, if the stage goes on from an entry of a
-            data state; see `resuming`.
+    The streams `before` of the first corpora continue: unchanged, or with the rest of epochs after
+    the rows `taken` of them planned again. If the stage goes on from an entry of a data state,
+    `places` says where the other streams begin; see `resuming`.
     """
     own = options_of_streams(stage.options, stage.members)
     cache = before[0].cache if before else WindowCache(HELD if stage.grows else CACHED)
@@ -383,10 +378,7 @@ def make_streams(
 def _begin_stream(
     stage: Stage, number: int, place: Mapping[str, Any], options: Options, cache: WindowCache
 ) -> Stream:
-    """The stream of a corpus, by its number, that begins at a place in an entry, if one is given.
-
-    If whole epochs of a corpus that grew have begun, it is finished, like any other.
-    """
+    """The stream of a corpus, by its number, from a place in an entry on, if one is given."""
     (name, corpus), begin = [*stage.members.items()][number], None
     epoch = place.get("epoch", int(grows(corpus)))
     if grows(corpus) and place:
@@ -422,32 +414,24 @@ def check_options(options: Options, *, several: bool, growing: bool) -> None:
             "the last batches of an epoch, which a plan with weights does not have; give one "
             "bucket of each length"
         )
-    if growing:
-        _check_growing(options)
-    if several:
-        return
-    if options.ending != "repeat" or options.by != "tokens":
-        raise InvalidValue(
-            f"ending={options.ending!r} and by={options.by!r} are for several corpora; give "
-            "weights= as well"
-        )
-
-
-def _check_growing(options: Options) -> None:
-    if options.packing == "optimal":
+    if growing and options.packing == "optimal":
         raise InvalidValue(
             "packing is 'optimal', which needs all lengths, and the corpus still grows; use "
             "'best_fit', or open the corpus without follow=True once it is finished"
         )
-    if options.overflow == "error":
+    if growing and options.overflow == "error":
         raise InvalidValue(
             "overflow is 'error', and the longest example of a corpus that grows is not known yet; "
             "give overflow='split' (for pairs 'truncate') or 'drop'"
         )
-    if options.by != "tokens" or options.ending != "repeat":
+    if (growing or not several) and (options.by != "tokens" or options.ending != "repeat"):
+        those = (
+            "where a corpus grows, weights are shares of tokens (by='tokens'), and corpora repeat "
+            "(ending='repeat')"
+        )
         raise InvalidValue(
-            f"by is {options.by!r} and ending is {options.ending!r}; where a corpus grows, weights "
-            "are shares of tokens (by='tokens'), and corpora repeat (ending='repeat')"
+            f"by is {options.by!r} and ending is {options.ending!r}; "
+            + (those if growing else "both are for several corpora; give weights= as well")
         )
 
 

@@ -26,21 +26,13 @@ SAMPLE, SOME = 2_000, 4
 
 @dataclasses.dataclass(frozen=True)
 class Stock:
-    """Sizes of pieces, and the number of pieces of each size.
+    """Sizes of pieces, and the number of pieces of each size."""
 
-    Attributes:
-        options: how examples are cut and packed; "optimal" is packed by best fit.
-        sizes: int64 [keys, sides], in units of `align` columns, as `Pieces.table`.
-        counts: int64 [keys], the pieces of each size.
-        longest: the positions of the longest piece on each side.
-        scale: the number of examples, divided by the number of those that are packed.
-    """
-
-    options: Options
-    sizes: np.ndarray
-    counts: np.ndarray
-    longest: np.ndarray
-    scale: float
+    options: Options  # how examples are cut and packed; "optimal" is packed by best fit
+    sizes: np.ndarray  # int64 [keys, sides], in units of `align` columns, as `Pieces.table`
+    counts: np.ndarray  # int64 [keys], the pieces of each size
+    longest: np.ndarray  # the positions of the longest piece on each side
+    scale: float  # the number of examples, divided by the number of those that are packed
     _batches: dict[tuple[Bucket, ...], tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod

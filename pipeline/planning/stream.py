@@ -86,7 +86,7 @@ class Pass:
         of_plan: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one repetition.
-        size: the tokens, examples or positions with loss in these rows, by the unit of weights.
+        size: what these rows count in the unit of weights.
         solution: the patterns of its rows with packing="optimal"; else None.
     """
 
@@ -250,47 +250,28 @@ class Pass:
 
 
 class Chapter(NamedTuple):
-    """Some legs of a stream in a row: a run that is resumed in one of them plans all of them anew.
+    """Some legs of a stream in a row: a run that resumes in one of them plans all of them anew."""
 
-    Attributes:
-        number: the number of its first leg.
-        start: int64 [lengths], the rows of the stream before it.
-        place: for a corpus that grows, the place before its first window.
-        has_rest: whether it begins with the rest of epochs in progress.
-    """
-
-    number: int
-    start: np.ndarray
-    place: Place
-    has_rest: bool = False
+    number: int  # of its first leg
+    start: np.ndarray  # int64 [lengths], the rows of the stream before it
+    place: Place  # for a corpus that grows, the place before its first window
+    has_rest: bool = False  # whether it begins with the rest of epochs in progress
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leg:
-    """A pass as the schedule sees it: rows of a stream that are taken once, or again and again.
+    """A pass as the schedule sees it: rows of a stream that are taken once, or again and again."""
 
-    Attributes:
-        start: int64 [lengths], the rows of the stream before it.
-        rows: int64 [lengths], its rows; if it repeats, those of each time.
-        size: what these rows count in the unit of weights, at least 1.
-        epoch: the epoch of its first row.
-        chapter: the chapter that it belongs to.
-        places: for a corpus that grows, the places before and after the parts of its window; the
-            same place twice if it is no window.
-        repeats: whether it is repeated for ever, for whole epochs; the stream's last leg is.
-        ends: whether its last batches are short. Otherwise, rows of the next leg fill them.
-        planned: its pass; None for a window, whose pass is made when it is needed.
-    """
-
-    start: np.ndarray
-    rows: np.ndarray
-    size: int
-    epoch: int
+    start: np.ndarray  # int64 [lengths], the rows of the stream before it
+    rows: np.ndarray  # int64 [lengths], its rows; if it repeats, those of each time
+    size: int  # what these rows count in the unit of weights, at least 1
+    epoch: int  # of its first row
     chapter: Chapter
+    # Before and after the parts of the window of a corpus that grows; else the same place twice.
     places: tuple[Place, Place]
-    repeats: bool = False
-    ends: bool = False
-    planned: Pass | None = None
+    repeats: bool = False  # for whole epochs; the stream's last leg does
+    ends: bool = False  # whether its last batches are short; else rows of the next leg fill them
+    planned: Pass | None = None  # None for a window, whose pass is made when it is needed
 
     @property
     def end(self) -> np.ndarray:
@@ -308,10 +289,8 @@ class Stream(Handles):
     """The rows of one corpus, leg after leg, by random access.
 
     A plan of several streams takes single rows: their `options` have buckets of one row. Otherwise
-    it takes full batches, and rows that fill none move to a longer bucket.
-
-    The stream of a corpus that grows gains a leg for each window, and waits for its parts. Once the
-    corpus is finished, whole epochs follow.
+    it takes full batches, and rows that fill none move to a longer bucket. The stream of a corpus
+    that grows gains a leg for each window, and waits for its parts.
 
     Attributes:
         lengths: the lengths of the corpus; of one that grows, none until it is finished.
@@ -562,8 +541,8 @@ class Stream(Handles):
     def rest(self, rows: np.ndarray, leg: int) -> tuple[np.ndarray, int, Place]:
         """What remains after some rows, none of which follow leg number `leg`.
 
-        Returns the spans that remain of epochs in progress, the first epoch not begun, and the
-        place of the first window not begun.
+        The spans of epochs in progress, the first epoch not begun, and the place of the first
+        window not begun.
         """
         if rows.any():
             self.leg(leg)
@@ -596,10 +575,8 @@ class Stream(Handles):
     ) -> "Stream":
         """The stream after some rows, as for `rest`, with the rest of open epochs planned again.
 
-        If whole epochs of a corpus that grew have begun, it is finished, like any other.
-
-        The lengths of `corpus` may have new examples at their end; they join the latest epoch in
-        progress.
+        New examples at the end of `corpus` join the latest epoch in progress. If whole epochs of a
+        corpus that grew have begun, it is finished, like any other.
         """
         spans, epoch, place = self.rest(rows, leg)
         if not isinstance(corpus, Lengths) and (self.parts is None or epoch > self.epoch):
@@ -657,10 +634,7 @@ def _compact(values: np.ndarray) -> np.ndarray:
 def _make_packer(
     stream: Stream, pieces: Pieces, used: Sequence[int] | None
 ) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function by which a `Layout` packs histograms, and its solution; `used` as for `pack`.
-
-    With packing="optimal", it uses a solution for all pieces, which is stored beside the corpus.
-    """
+    """The function by which a `Layout` packs histograms; and with "optimal", its solution."""
     options = stream.options
     buckets = tuple(map(options.in_units, options.buckets))
     most = 1 if options.packing == "none" else options.max_segments
@@ -680,9 +654,8 @@ def _make_packer(
 def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """The positions of each example in the batches of an epoch, and the pieces that it has lost.
 
-    int64 [examples, sides], and [pieces, 2 + sides]: example, first position, and sizes. This is
-    the only definition of coverage. Positions lost to overflow and examples left out do not count,
-    nor do pieces without loss, which are among those lost if there is one side. New examples count
+    int64 [examples, sides], and [pieces, 2 + sides]: example, first position, and sizes. Positions
+    lost to overflow, examples left out and pieces without loss do not count. New examples count
     from the epoch that they join; those of a corpus that grows, from the window that has them.
     `streams` are those of one corpus in the stages of a plan.
     """

@@ -23,8 +23,8 @@ def group_tails(buckets: Sequence[Bucket]) -> tuple[tuple[Bucket, ...], ...]:
 def count_batches(rows: int, group: Sequence[Bucket]) -> list[int]:
     """The number of batches of each bucket of a group that hold `rows` rows.
 
-    All but the last rows are in full batches of the first bucket. The last ones, too few for
-    another, use the buckets that leave the fewest rows empty, and then the fewest batches.
+    The last ones, too few for another batch of the first bucket, use the buckets that leave the
+    fewest rows empty, and then the fewest batches.
 
     >>> count_batches(77, [Bucket(32, 9), Bucket(8, 9), Bucket(4, 9)])  # 13 as 8 + 8
     [2, 2, 0]

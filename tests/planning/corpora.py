@@ -1,13 +1,10 @@
 """Corpora as plans see them: lengths that are drawn, and parts that are sealed."""
 
 import hashlib
-import json
 import threading
 
 import numpy as np
 from hypothesis import strategies as st
-
-from pipeline.planning.resuming import entries_at, resumed
 
 
 def lognormal(count, mean=2.5, sigma=0.8, *, least=1, most=64, seed=0):
@@ -73,20 +70,6 @@ def draw_parts(rng, number=40):
     """Parts of up to 15 examples, some of them without a position; of a seed or of a generator."""
     rng = np.random.default_rng(rng)
     return [rng.integers(0, 40, rng.integers(1, 16)) for _ in range(number)]
-
-
-def assert_resumes_anywhere(make, steps, most, rng):
-    """Steps of a followed plan are the same in any order, and after states of `most` characters."""
-    expected, plan = digests(make(), range(steps)), make()
-    order = rng.permutation(steps).tolist()
-    assert digests(plan, order) == [expected[step] for step in order]
-    for at in rng.integers(0, steps + 1, 3).tolist():
-        state = json.loads(json.dumps(entries_at(plan, at)))
-        assert len(json.dumps(state)) < most
-        again = resumed(make(), state)
-        assert digests(again, range(at, steps)) == expected[at:]
-        assert again.batch(steps).epoch == plan.batch(steps).epoch
-        assert json.loads(json.dumps(entries_at(again, at))) == state
 
 
 def histograms(most):

@@ -1,7 +1,6 @@
 """Mixtures in which some corpora grow: shares, each position once, the same whenever they grow."""
 
 import concurrent.futures
-import functools
 import json
 from types import SimpleNamespace
 
@@ -16,13 +15,8 @@ from pipeline.planning import growing
 from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.resuming import entries_at, may_wait, resumed
-from tests.planning.corpora import (
-    SealedInMemory,
-    assert_resumes_anywhere,
-    change,
-    digests,
-    draw_parts,
-)
+from tests.planning.corpora import SealedInMemory, change, digests, draw_parts
+from tests.properties.accounts import Account
 
 BUCKETS = [Bucket(8, 16), Bucket(4, 32)]
 
@@ -47,38 +41,13 @@ def mix(corpora, weights=(6, 3, 1), sealed=None, buckets=BUCKETS, **options):
 
 
 few = settings(max_examples=4)
-drawn = given(
-    seed=st.integers(0, 10**6),
-    weights=st.sampled_from([(6, 3, 1), (1, 1, 1), (0.49, 0.49, 0.02), (1, 5, 0)]),
-    options=st.sampled_from([{}, {"tiers": 3}, {"shuffle": False}, {"window": 20}]),
-)
+WEIGHTS = st.sampled_from([(6, 3, 1), (1, 1, 1), (0.49, 0.49, 0.02), (1, 5, 0)])
+OPTIONS = st.sampled_from([{}, {"tiers": 3}, {"shuffle": False}, {"window": 20}])
+SPLIT = {"buckets": BUCKETS, "overflow": "split"}
 
 
 @few
-@drawn
-def test_growing_corpora_have_each_position_once_in_their_first_epoch(seed, weights, options):
-    corpora = draw(seed)
-    plan, found = mix(corpora, weights, **options), []
-    while plan.batch(len(found)).epoch == 0:
-        found.append(plan.batch(len(found)))
-    segments = np.concatenate([batch.segments for batch in found])
-    epochs = np.concatenate([batch.epochs for batch in found])
-    for number, name in enumerate("ab"):
-        every = np.concatenate(corpora[name])
-        mine = segments[(segments[:, 1] // APART == number) & (epochs == 0)]
-        covered = np.bincount(mine[:, 1] - number * APART, mine[:, 3], len(every))
-        assert covered.tolist() == every.tolist()
-
-
-@few
-@drawn
-def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, weights, options):
-    make = functools.partial(mix, draw(seed), weights, **options)
-    assert_resumes_anywhere(make, 110, 1000, np.random.default_rng(seed))
-
-
-@few
-@drawn
+@given(st.integers(0, 10**6), WEIGHTS, OPTIONS)
 def test_steps_that_ask_for_more_than_those_before_may_wait(seed, weights, options):
     plan = mix(draw(seed), weights, **options)
     asked, waits = [], []
@@ -89,20 +58,6 @@ def test_steps_that_ask_for_more_than_those_before_may_wait(seed, weights, optio
     assert asked[-1] == [51, 31]  # to the end of both
     assert all(waits[step] for step in range(1, 450) if asked[step] != asked[step - 1])
     assert sum(waits) < 100
-
-
-@few
-@given(seed=st.integers(0, 10**6))
-def test_batches_are_the_same_whatever_is_sealed_first(seed):
-    corpora, rng, steps = draw(seed), np.random.default_rng(seed), range(0, 120, 7)
-    plan, sealed = mix(corpora, sealed=0), {"a": 0, "b": 0}
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(plan.batch, step) for step in steps]
-        while any(sealed[name] <= len(corpora[name]) for name in sealed):
-            name = rng.choice(["a", "b"])
-            sealed[name] += int(rng.integers(1, 12))
-            plan.parts[name].seal(sealed[name])
-        assert [each.result().digest for each in asked] == digests(mix(corpora), steps)
 
 
 @pytest.mark.parametrize("weights", [(6, 3, 1), (0.49, 0.49, 0.02)])
@@ -133,37 +88,39 @@ CHANGES = st.lists(
             ]
         ),
     ),
-    min_size=1,
     max_size=4,
 )
 
 
 @few
-@given(st.integers(0, 10**6), st.sampled_from([(6, 3, 1), (1, 5, 0)]), CHANGES)
-def test_changed_mixtures_have_each_position_once_and_resume_at_every_step(seed, weights, changes):
+@given(st.integers(0, 10**6), WEIGHTS, OPTIONS, CHANGES)
+def test_each_position_comes_once_an_epoch_and_every_step_resumes_whatever_changes(
+    seed, weights, options, changes
+):
     corpora = draw(seed)
-    changed, last = change(mix(corpora, weights), changes)
-    found = []
+
+    def make():
+        return change(mix(corpora, weights, **options), changes)
+
+    changed, last = make()
+    accounts = [
+        Account(np.concatenate([*map(np.atleast_1d, each)]), number * APART, SPLIT)
+        for number, each in enumerate(corpora.values())
+    ]
     for step in range(last + 500):
         batch = changed.batch(step)
-        found.append(np.column_stack([batch.epochs, batch.segments[:, 1:]]))
+        of = batch.segments[:, 1] // APART
+        for number, epoch in np.unique(np.stack([of, batch.epochs]), axis=1).T.tolist():
+            mine = (of == number) & (batch.epochs == epoch)
+            accounts[number].take(epoch, batch.segments[mine, 1:])
         if batch.epoch and step > last:
             break
-    found = np.concatenate(found)
-    for number, name in enumerate("abc"):
-        every = np.concatenate(corpora[name]) if name != "c" else corpora[name]
-        mine = found[found[:, 1] // APART == number] - [0, number * APART, 0, 0]
-        for epoch in range(int(mine[:, 0].max(initial=-1)) + 1):
-            spans = mine[mine[:, 0] == epoch]
-            spans = spans[np.lexsort((spans[:, 2], spans[:, 1]))]
-            again = (spans[1:, 1] == spans[:-1, 1]) & (spans[1:, 2] < spans[:-1, 2:].sum(axis=1))
-            assert not again.any()  # no position twice
-            over = epoch < mine[:, 0].max() - 1  # and all of them, if the epoch is long over
-            covered = np.bincount(spans[:, 1], spans[:, 3], len(every))
-            assert (covered == every).all() if over else (covered <= every).all()
+    assert all(all(account.over[:-2]) for account in accounts)
+    order = np.random.default_rng(seed).permutation(last + 40).tolist()
+    assert digests(make()[0], order) == digests(changed, order)
     for at in range(last + 12):
         state = json.loads(json.dumps(entries_at(changed, at)))
-        again = resumed(change(mix(corpora, weights), changes)[0], state)
+        again = resumed(make()[0], state)
         assert digests(again, range(at, at + 6)) == digests(changed, range(at, at + 6))
         later = [json.dumps(entries_at(each, at + 3)) for each in (again, changed)]
         assert later[0] == later[1]
@@ -173,7 +130,7 @@ def test_changed_mixtures_have_each_position_once_and_resume_at_every_step(seed,
 
 @few
 @given(st.integers(0, 10**6), CHANGES)
-def test_changed_mixtures_are_the_same_whatever_is_sealed_first(seed, changes):
+def test_batches_are_the_same_whatever_is_sealed_first(seed, changes):
     corpora, rng, steps = draw(seed), np.random.default_rng(seed), range(0, 160, 7)
     plan, sealed = change(mix(corpora, sealed=0), changes)[0], {"a": 0, "b": 0}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

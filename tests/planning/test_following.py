@@ -1,7 +1,6 @@
 """Followed plans: the batches of a corpus that grows are those of the whole, however it grows."""
 
 import concurrent.futures
-import functools
 import json
 import pickle
 
@@ -18,7 +17,6 @@ from pipeline.planning.resuming import entries_at, may_wait, resumed
 from pipeline.planning.stream import Pass
 from tests.planning.corpora import (
     SealedInMemory,
-    assert_resumes_anywhere,
     change,
     digests,
     draw_parts,
@@ -61,36 +59,83 @@ def last_part(entry):
 few = settings(max_examples=6)
 KINDS = [{}, {"tiers": 3}, {"shuffle": False}, {"packing": "none"}, {"packing": "fill"}]
 TAILED = [Bucket(8, 16), Bucket(2, 16), Bucket(4, 32), Bucket(1, 32)]
-drawn = given(
-    st.integers(0, 10**6),
-    st.builds(
-        lambda kind, **options: kind | options,
-        kind=st.sampled_from([*KINDS, {"align": 4}]),
-        window=st.sampled_from([1, 30, 50, 200, 10**6]),
-        buckets=st.sampled_from([BUCKETS, [Bucket(4, 32)], TAILED]),
+OPTIONS = st.builds(
+    lambda kind, **options: kind | options,
+    kind=st.sampled_from([*KINDS, {"align": 4}]),
+    window=st.sampled_from([1, 30, 50, 200, 10**6]),
+    buckets=st.sampled_from([BUCKETS, [Bucket(4, 32)], TAILED]),
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 30),
+        st.sampled_from(
+            [
+                {"seed": 4},
+                {"buckets": [Bucket(2, 64)]},
+                {"buckets": TAILED},
+                {"window": 20},
+                {"packing": "none"},
+                {"align": 4, "packing": "best_fit"},
+                {"tiers": 2},
+            ]
+        ),
     ),
+    max_size=3,
 )
 
 
 @few
-@drawn
-def test_the_first_epoch_has_every_position_once(seed, options):
-    parts = draw_parts(seed)
-    batches = first_epoch(follow(parts, **options))
-    assert_all_is_trained_once(batches, np.concatenate(parts), options["buckets"])
+@given(st.integers(0, 10**6), OPTIONS, CHANGES)
+def test_every_position_comes_once_an_epoch_and_every_step_resumes_whatever_changes(
+    seed, options, changes
+):
+    parts = draw_parts(seed, number=30)
+    plan = follow(parts, **options)
+    if changes:
+        first, begun = change(plan, changes[:1])
+        assert digests(first, range(begun)) == digests(plan, range(begun))
+        assert first.batch(begun).bucket in first.stages[1].options.buckets
+    changed, last = change(plan, changes)
+    account, steps = Account(np.concatenate(parts), 0, {"buckets": BUCKETS, "overflow": "split"}), 0
+    while (batch := changed.batch(steps)).epoch < 2:
+        account.take(batch.epoch, batch.segments[:, 1:])
+        steps += 1
+    assert account.over == [True, True]
+
+    def make():
+        return change(follow(parts, **options), changes)[0]
+
+    order = np.random.default_rng(seed).permutation(last + 40).tolist()
+    assert digests(make(), order) == digests(changed, order)
+    for at in [*range(last + 12), steps]:
+        state = json.loads(json.dumps(entries_at(changed, at)))
+        assert changes or len(json.dumps(state)) < 700
+        again = resumed(make(), state)
+        assert digests(again, range(at, at + 9)) == digests(changed, range(at, at + 9))
+        assert json.loads(json.dumps(entries_at(again, at + 3))) == json.loads(
+            json.dumps(entries_at(changed, at + 3))
+        )
+        if entries_at(again, at)[-1]["from"]:
+            with pytest.raises(IndexError, match="this plan has only steps from"):
+                again.batch(entries_at(again, at)[-1]["from"] - 1)
 
 
 @few
-@drawn
-def test_steps_are_the_same_in_any_order_and_after_resuming_anywhere(seed, options):
-    parts = draw_parts(seed)
-    steps = len(first_epoch(follow(parts, **options)))
-    make = functools.partial(follow, parts, **options)
-    assert_resumes_anywhere(make, steps, 700, np.random.default_rng(seed))
+@given(st.integers(0, 10**6), st.sampled_from([1, 3, 17]), CHANGES)
+def test_batches_are_the_same_while_the_corpus_grows(seed, pace, changes):
+    parts = draw_parts(seed, number=30)
+    live = SealedInMemory(parts, sealed=0)
+    plan, _ = change(follow(live), changes)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(plan.batch, step) for step in range(70)]
+        for sealed in range(pace, len(parts) + 1 + pace, pace):
+            live.seal(sealed)
+        found = [each.result().digest for each in asked]
+    assert found == digests(change(follow(parts), changes)[0], range(70))
 
 
 @few
-@drawn
+@given(st.integers(0, 10**6), OPTIONS)
 def test_a_step_needs_no_part_of_a_later_window(seed, options):
     parts = draw_parts(seed)
     sealed = SealedInMemory(parts)
@@ -114,21 +159,6 @@ def test_the_first_steps_of_windows_and_of_short_batches_may_wait():
         *chapters[1],
         168,
     ]
-
-
-@few
-@given(seed=st.integers(0, 10**6), pace=st.sampled_from([1, 3, 17]))
-def test_batches_are_the_same_while_the_corpus_grows(seed, pace):
-    parts = draw_parts(seed)
-    steps = range(len(first_epoch(follow(parts))))
-    live = SealedInMemory(parts, sealed=0)
-    plan = follow(live)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(plan.batch, step) for step in steps]
-        for sealed in range(pace, len(parts) + 1 + pace, pace):
-            live.seal(sealed)
-        assert [each.result().digest for each in asked] == digests(follow(parts), steps)
-        assert plan.batch(len(steps)).epoch == 1
 
 
 def test_steps_that_are_sealed_do_not_wait_for_those_that_are_not():
@@ -206,80 +236,6 @@ def test_a_corpus_that_is_shorter_or_another_is_refused():
         with pytest.raises(ValueError, match="no longer what the state was trained on"):
             resumed(follow(other), state)
     resumed(follow([*parts[: last_part(state[0])], [3, 3, 3]]), state)  # the future may differ
-
-
-CHANGES = st.lists(
-    st.tuples(
-        st.integers(0, 30),
-        st.sampled_from(
-            [
-                {"seed": 4},
-                {"buckets": [Bucket(2, 64)]},
-                {"buckets": TAILED},
-                {"window": 20},
-                {"packing": "none"},
-                {"align": 4, "packing": "best_fit"},
-                {"tiers": 2},
-            ]
-        ),
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-@few
-@given(st.integers(0, 10**6), st.sampled_from(KINDS), CHANGES)
-def test_options_change_exactly_at_a_step_and_nothing_is_lost_or_repeated(seed, options, changes):
-    parts = draw_parts(seed, number=30)
-    plan = follow(parts, **options)
-    first, _ = change(plan, changes[:1])
-    begun = plan.next_block(changes[0][0])
-    assert digests(first, range(begun)) == digests(plan, range(begun))
-    assert first.batch(begun).bucket in first.stages[1].options.buckets
-    changed, last = change(plan, changes)
-    every, found = np.concatenate(parts), {0: [], 1: [], 2: []}
-    for step in range(10**6):
-        if (batch := changed.batch(step)).epoch > 1:
-            break
-        found[batch.epoch].append(batch.segments[:, 1:])
-    for epoch in range(2):
-        spans = np.concatenate(found[epoch])
-        spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
-        ends = np.cumsum(spans[:, 2]) - np.repeat(
-            np.cumsum(every) - every, np.bincount(spans[:, 0], minlength=len(every))
-        )
-        assert (spans[:, 1] + spans[:, 2]).tolist() == ends.tolist()
-        assert np.bincount(spans[:, 0], spans[:, 2], len(every)).tolist() == every.tolist()
-
-    def make():
-        return change(follow(parts, **options), changes)[0]
-
-    for at in range(last + 12):
-        state = json.loads(json.dumps(entries_at(changed, at)))
-        again = resumed(make(), state)
-        assert digests(again, range(at, at + 9)) == digests(changed, range(at, at + 9))
-        assert json.loads(json.dumps(entries_at(again, at + 3))) == json.loads(
-            json.dumps(entries_at(changed, at + 3))
-        )
-        if entries_at(again, at)[-1]["from"]:
-            with pytest.raises(IndexError, match="this plan has only steps from"):
-                again.batch(entries_at(again, at)[-1]["from"] - 1)
-    assert digests(again, [step + 40]) == digests(changed, [step + 40])
-
-
-@few
-@given(st.integers(0, 10**6), CHANGES)
-def test_changed_batches_are_the_same_while_the_corpus_grows(seed, changes):
-    parts = draw_parts(seed, number=30)
-    live = SealedInMemory(parts, sealed=0)
-    plan, _ = change(follow(live), changes)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(plan.batch, step) for step in range(70)]
-        for sealed in range(3, len(parts) + 4, 3):
-            live.seal(sealed)
-        found = [each.result().digest for each in asked]
-    assert found == digests(change(follow(parts), changes)[0], range(70))
 
 
 def test_a_change_waits_for_nothing_before_one_of_its_steps_is_needed():

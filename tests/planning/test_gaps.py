@@ -9,36 +9,18 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
 from pipeline.planning.cascade import pack
 from pipeline.planning.patterns import best_fit, count_rows
-from pipeline.planning.pieces import merge_spans
 from tests.planning.corpora import histograms
-from tests.properties.accounts import (
-    Account,
-    Accounts,
-    assert_epochs_are_those_due,
-    assert_random_access,
-    batches_of,
-)
+from tests.properties.accounts import assert_each_position_once, batches_of
 
 # No document is short, so best fit leaves a tenth of rows of 512 empty.
 LENGTHS = (120 + np.random.default_rng(0).lognormal(np.log(300), 0.5, 2000)).astype(int)
 ROWS = [Bucket(8, 512)]
-SHORT = np.array([11, 9, 14, 10, 9, 13, 8, 12, 11, 9, 14, 10])
-FEW = [Bucket(2, 16)]
 
 
 def pieces_of(plan, epoch=0):
     """The example, first position and length of each segment of an epoch, in this order."""
     segments = np.concatenate([batch.segments[:, 1:] for batch in batches_of(plan, epoch)])
     return segments[np.lexsort(segments.T[1::-1])]
-
-
-def assert_each_position_once(pieces, lengths):
-    """The pieces, in order, follow one another, and none goes beyond its example."""
-    example, start, size = pieces.T
-    begins = np.cumsum(lengths) - lengths
-    np.testing.assert_array_equal(begins[example] + start, np.cumsum(size) - size)
-    assert size.sum() == lengths.sum()
-    assert (start + size <= lengths[example]).all()
 
 
 def test_a_plan_by_hand():
@@ -142,8 +124,8 @@ def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options
     plan = Plan(lengths, [Bucket(1, 512)], packing="fill", **options)
     whole = Plan(lengths, [Bucket(1, 512)], **options)
     assert plan.padding <= min(most, whole.padding)
+    assert_each_position_once(plan, lengths)
     pieces = pieces_of(plan)
-    assert_each_position_once(pieces, lengths)
     longer = np.maximum(-(-lengths // 512) - 1, 0).sum()  # parts of longer documents
     assert len(pieces) == len(lengths) + longer + plan.cuts
     assert plan.cuts < plan.num_batches()
@@ -163,45 +145,6 @@ def test_epochs_cut_other_documents_in_the_same_number_of_rows():
     assert plan.num_batches(0) == plan.num_batches(1)
     still = Plan(lengths, ROWS, packing="fill", shuffle=False)
     np.testing.assert_array_equal(pieces_of(still, 0), pieces_of(still, 1))
-
-
-def test_a_plan_may_change_to_and_from_full_rows_at_every_step():
-    lengths = np.tile(SHORT, 2)
-    plan = Plan(lengths, FEW, packing="fill")
-    assert plan.cuts > 0
-    for step in range(plan.num_batches() + 2):
-        for change in ({"packing": "best_fit"}, {"seed": 3}, {"buckets": [Bucket(1, 24)]}):
-            later = plan.after(step, **change)
-            account = Account(lengths, 0, {"buckets": FEW, "overflow": "split"})
-            steps = range(later.first_step(later.first_whole_epoch + 1))
-            for batch in (batches := [later.batch(at) for at in steps]):
-                account.take(batch.epoch, batch.segments[:, 1:])
-            assert_epochs_are_those_due(later, [account], len(batches))
-            assert_random_access(later, lengths, batches)
-        again = Plan(lengths, FEW).after(step, packing="fill")
-        assert_each_position_once(pieces_of(again), lengths)
-
-
-def test_what_is_left_of_cut_documents_is_joined_again():
-    plan = Plan(LENGTHS, ROWS, packing="fill", seed=1).after(1, packing="best_fit")
-    rest = plan.stages[1].streams[0].legs[0].planned
-    spans = rest.as_spans(0, np.arange(len(rest.layout.pieces)))
-    _, example, start, size = merge_spans(spans).T
-    begun = {*plan.batch(0).segments[:, 1].tolist()}
-    assert len({*example.tolist()}) == len(example)
-    assert {*example[(start > 0) | (size < LENGTHS[example])].tolist()} <= begun
-
-
-def test_corpora_of_a_mixture_are_filled_each_by_itself():
-    corpora = {"a": LENGTHS[:500], "b": LENGTHS[500:900] // 2}
-    plan = Plan(corpora, ROWS, packing="fill", weights={"a": 1, "b": 1})
-    alone = (Plan({n: each}, ROWS, packing="fill", weights={n: 1}) for n, each in corpora.items())
-    assert plan.cuts == sum(each.cuts for each in alone) > 0
-    assert plan.padding < 0.01 < Plan(corpora, ROWS, weights={"a": 1, "b": 1}).padding
-    books = Accounts(corpora, vars(plan.options), [])
-    for step in range(120):
-        books.take(plan.batch(step))
-    assert all(account.over[0] for account in books.by_name.values())
 
 
 @given(histograms(40), st.integers(1, 6), st.sampled_from([40, 64]))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Bucket, Plan, fit_buckets
+from pipeline import Bucket, Plan
 from pipeline.planning import solution
 from pipeline.planning.columns import Knapsack
 from tests.planning.corpora import lognormal
@@ -111,12 +111,6 @@ def test_max_segments_is_weighed_from_the_start():
     # With two in a row at most, 6+4 and 6+4 fill what best fit would leave to 6+3 and 4+4.
     simple, optimal = pack_both(np.repeat([6, 4, 3], 40), Bucket(1, 10), 2)
     assert optimal.num_batches() == 60 <= simple.num_batches()
-
-
-def test_buckets_are_fitted_for_it():
-    lengths = lognormal(4000)
-    options = {"tokens_per_batch": 256, "max_buckets": 3, "length_multiple": 8}
-    assert fit_buckets(lengths, packing="optimal", **options) == fit_buckets(lengths, **options)
 
 
 # ---- solved once, then an input

@@ -37,27 +37,6 @@ def test_histogram_packing_makes_the_rows_of_packing_one_by_one(counts, length, 
     np.testing.assert_array_equal(placed + left, counts)
 
 
-@given(
-    histograms(60),
-    st.lists(st.integers(2, 39), max_size=3, unique=True),
-    st.lists(st.integers(1, 9), min_size=4, max_size=4),
-    st.none() | st.integers(1, 5),
-)
-def test_buckets_partition_the_histogram_in_whole_batches(counts, shorter, rows, max_segments):
-    buckets = [Bucket(r, n) for r, n in zip(rows, [*sorted(shorter), 40], strict=False)]
-    packed = pack(counts, buckets, max_segments=max_segments)
-    seen = np.zeros_like(counts)
-    for index, (bucket, patterns) in enumerate(zip(buckets, packed.patterns, strict=True)):
-        assert all(pattern.fill == sum(n * k for n, k in pattern.pieces) for pattern in patterns)
-        for row in as_rows(patterns):
-            assert sum(row) <= bucket.length
-            assert len(row) <= (max_segments or 40)
-            np.add.at(seen, row, 1)
-        assert index + 1 == len(buckets) or packed.rows(index) % bucket.rows == 0
-    np.testing.assert_array_equal(seen, packed.counts)
-    np.testing.assert_array_equal(seen, counts)
-
-
 def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
     def rows(length, **options):
         packed = pack(np.bincount([length] * 6), [Bucket(1, 8), Bucket(1, 16)], **options)

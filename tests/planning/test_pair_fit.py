@@ -45,24 +45,6 @@ def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
     assert plan.batches_per_bucket[buckets[-1]] <= 1
 
 
-def test_one_bucket_has_the_ratio_of_the_totals_so_that_both_sides_are_full(translations):
-    pairs = translations(5000) * [3, 1]
-    (bucket,) = fit_buckets(pairs, **OPTIONS | {"max_buckets": 1}, attention="segment")
-    assert 2.5 <= bucket.length[0] / bucket.length[1] <= 3.5
-    plan = Plan(pairs, [bucket], overflow="drop")
-    assert plan.padding < 0.04
-
-
-def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets(translations):
-    pairs, options = translations(5000), OPTIONS | {"length_multiple": 8, "packing": "none"}
-
-    def used(most):
-        buckets = fit_buckets(pairs, **options | {"max_buckets": most})
-        return 1 - Plan(pairs, buckets, packing="none", overflow="drop").padding
-
-    assert used(4) > 1.8 * used(1)
-
-
 @pytest.mark.parametrize("packing", ["none", "best_fit"])
 @pytest.mark.parametrize("attention", ["dense", "segment"])
 def test_two_buckets_are_nearly_as_cheap_as_the_best_two_of_a_grid(packing, attention):

@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning.figures import count_losses
-from pipeline.planning.vectors import best_fit_vectors
 from pipeline.report import measure_epoch
 from tests.properties.accounts import batches_of
-
-pair_lists = st.lists(
-    st.tuples(st.integers(0, 80), st.integers(0, 40)), min_size=1, max_size=150
-).filter(lambda pairs: any(i + t > 0 and t <= 32 and i <= 64 for i, t in pairs))
 
 
 def used_of(plan):
@@ -60,20 +53,3 @@ def test_a_plan_of_pairs_by_hand():
     assert count_losses(less.stages[-1]) == none | found | {"excluded": 1}
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
-
-
-@given(pair_lists)
-def test_rows_hold_what_was_taken_from_the_counts(pairs):
-    fitting = [(0, 0), *(pair for pair in pairs if pair[1] <= 32 and pair[0] <= 64)]
-    sizes = np.unique(fitting, axis=0)
-    counts, opens = np.arange(len(sizes)) % 7, np.arange(len(sizes)) % 3 > 0
-    left, placed = counts.copy(), np.zeros_like(counts)
-    opens[0], counts[0], left[0] = False, 0, 0
-    for pattern in best_fit_vectors(left, (64, 32), sizes, opens, sizes.sum(axis=1)):
-        numbers, times = np.transpose(pattern.pieces)
-        np.add.at(placed, numbers, times * pattern.rows)
-        inside = times @ sizes[numbers]
-        assert (inside <= (64, 32)).all()
-        assert pattern.fill == inside.sum()
-    np.testing.assert_array_equal(placed, counts - left)
-    assert not left[opens].any()  # what opens rows is all placed

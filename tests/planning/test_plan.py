@@ -223,13 +223,6 @@ def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
     assert plan.batch(np.int64(0)).digest == plan.batch(0).digest
 
 
-def test_repr_names_the_plan():
-    plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
-    assert (
-        repr(plan) == f"Plan(buckets=(Bucket(rows=1, length=8),), fingerprint={plan.fingerprint!r})"
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "arguments", "wrong", "right"),
     [

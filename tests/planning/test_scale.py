@@ -4,7 +4,6 @@ import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.planning.cascade import pack
@@ -17,40 +16,10 @@ BUCKETS = Bucket(1024, 128), Bucket(256, 512)
 LENGTHS = lognormal(400_000, 4, 0.9, least=0, most=512).astype(np.uint32)
 
 
-def layout_of(pieces, window, key=None, files=None):
-    packing = functools.partial(pack, buckets=BUCKETS)
-    return Layout(pieces, packing, group_tails(BUCKETS), key=key, window=window, files=files)
-
-
-@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("files", [None, [5000, 0, 40, 40, 5000, 2265]])
-@pytest.mark.parametrize("key", [None, 3])
-def test_windows_partition_the_pieces(key, files, overflow):
-    lengths = LENGTHS[:12_345]
-    pieces = Pieces(lengths, (400,), overflow)
-    layout = layout_of(pieces, 1000, key, None if files is None else np.array(files))
-    numbers = [layout.numbers(window) for window in range(len(layout))]
-    assert sorted(np.concatenate(numbers)) == [*range(len(pieces))]
-    assert len(layout) >= 13
-    for window, members in enumerate(numbers):
-        assert len(members) <= layout.most_pieces <= 1500
-        sizes = layout.keys(window)
-        in_rows = sizes > 0
-        np.testing.assert_array_equal(sizes[in_rows], pieces.locate(members[in_rows])[2][:, 0])
-        assert layout.real[:, window].sum() == sizes.sum()
-        if files is not None:
-            examples = pieces.locate(members)[0]
-            of = np.searchsorted(np.cumsum(files), examples, side="right")
-            np.testing.assert_array_equal(np.unique(of), layout.files[window])
-    counts = np.bincount(np.concatenate([layout.keys(w) for w in range(len(layout))]))
-    np.testing.assert_array_equal(counts, layout.counts)
-    # Only the longest bucket has rows that make no whole batch.
-    assert (layout.rows[:-1].sum(axis=1) % [bucket.rows for bucket in BUCKETS[:-1]] == 0).all()
-
-
 def test_windows_of_a_sorted_corpus_mix_it_and_have_the_same_lengths():
     lengths = np.sort(LENGTHS[:100_000])
-    layout = layout_of(Pieces(lengths, (512,), "split"), 10_000, key=0)
+    packing, pieces = functools.partial(pack, buckets=BUCKETS), Pieces(lengths, (512,), "split")
+    layout = Layout(pieces, packing, group_tails(BUCKETS), key=0, window=10_000)
     # A tenth of each window is from each tenth of the corpus.
     assert np.bincount(layout.numbers(3) // 10_000, minlength=10).min() > 500
     means = [layout.keys(window).mean() for window in range(len(layout))]

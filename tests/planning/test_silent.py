@@ -1,6 +1,5 @@
 """Examples and pieces without loss are counted and in no batch of training; scores cover them."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Plan, sources, templates, tokenizers
 from pipeline.corpus import Pairs
-from pipeline.corpus.tasks import CAUSAL, INPUTS
 from pipeline.history.coverage import Coverage
 
 WEIGHTS = st.lists(st.lists(st.sampled_from([0, 0, 0, 0.5, 1]), max_size=20), min_size=1)
@@ -48,19 +46,6 @@ def test_each_segment_has_loss_and_all_loss_that_fits_is_there(weights, overflow
     assert examples.silent.tolist() == silent
     covering = Plan(examples.covering(), [Bucket(2, length)], overflow=overflow)
     assert not len(covering.stages[0].excluded)
-
-
-@given(WEIGHTS)
-def test_examples_without_loss_are_those_without_a_weight(weights):
-    for task in (CAUSAL, INPUTS):
-        counts, flat = (
-            np.array([*map(len, weights)]),
-            np.array([w for each in weights for w in each]),
-        )
-        of_task = [each[task.lookahead :] for each in weights]
-        silent = [n for n, each in enumerate(of_task) if each and not any(each)]
-        assert task.find_silent(counts, flat).tolist() == silent
-        assert task.find_silent(counts, None).tolist() == []
 
 
 def chat(*contents):
@@ -179,26 +164,6 @@ def test_a_plan_without_silent_pieces_is_replayed_also_with_examples_that_joined
     assert [again.batch(step).digest for step in range(30)] == [
         plan.batch(step).digest for step in range(30)
     ]
-
-
-def test_a_plan_without_silent_pieces_changes_without_loss():
-    weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6] * 3
-    plan = Plan(Examples(columns(weights)), [Bucket(1, 4)])
-    later = plan.after(3, buckets=[Bucket(1, 8)])
-    before = [segment for step in range(3) for segment in later.batch(step).segments.tolist()]
-    rest = later.stages[-1].streams[0].open_epochs
-    assert rest == (0,)
-    steps = range(3, later.first_step(1))
-    after = [segment for step in steps for segment in later.batch(step).segments.tolist()]
-    places = [(e, at) for _, e, s, n in (*before, *after) for at in range(s, s + n)]
-    expected = [
-        (e, s + at)
-        for e, each in enumerate(losses(weights))
-        for s in range(0, len(each), 4)
-        for at in range(len(each[s : s + 4]))
-        if any(each[s : s + 4])
-    ]
-    assert sorted(places) == expected
 
 
 def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):

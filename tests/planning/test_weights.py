@@ -107,20 +107,6 @@ def test_long_and_short_sources_take_turns():
     assert order in ("SL" * 6, "LS" * 6)
 
 
-def test_weights_by_loss_of_pairs_count_their_targets():
-    def pairs(inputs, targets):
-        lengths = np.array([[inputs, targets]] * 50)
-        return SimpleNamespace(lengths=lengths, num_learnt=50 * targets)
-
-    mixture = {"long": pairs(16, 2), "short": pairs(2, 16)}
-    plan = Plan(mixture, [Bucket(4, (16, 16))], weights={"long": 1, "short": 1}, by="loss")
-    targets = np.zeros(2)
-    for step in range(100):
-        segments = plan.batch(step).segments
-        targets += np.bincount(segments[:, 1] // 50, segments[:, 4], 2)
-    assert targets[0] == pytest.approx(targets[1], rel=0.05)
-
-
 def test_weights_by_loss_count_what_carries_loss():
     text, answers = np.random.default_rng(0).integers(20, 60, (2, 1000))
     corpora = {
@@ -226,17 +212,6 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
         assert key(*later).resume(planned) == 100
 
 
-def test_pairs_have_their_shares():
-    rng = np.random.default_rng(0)
-    inputs = {"one": rng.integers(1, 40, 300), "two": rng.integers(1, 20, 200)}
-    pairs = {name: np.stack([n, n * 3 // 4 + 1], axis=1) for name, n in inputs.items()}
-    buckets = Bucket(8, (24, 24)), Bucket(4, (64, 48))
-    mixture = Plan(pairs, buckets, weights={"one": 0.7, "two": 0.3})
-    for first in (0, 300):
-        assert shares_of(mixture, range(first, first + 200))["one"] == pytest.approx(0.7, abs=0.01)
-    assert {"4x64/48", "two"} <= {*str(mixture).split()}
-
-
 def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
     mixture = Plan(SOURCES, BUCKETS, weights={**WEIGHTS, "chat": 0})
     for epoch in range(1, 4):
@@ -277,15 +252,6 @@ def reported_deviations(mixture, count=None):
     due = largest_deviations(mixture, 0, seen.walked, 200, count)
     assert list(seen.off.values()) == pytest.approx(list(due))
     return due
-
-
-def test_the_report_says_how_far_shares_are_off():
-    # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
-    corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
-    mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
-    assert reported_deviations(mixture).max() > 0.05
-    short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    assert measure_epoch(short).off == {}
 
 
 def test_shares_of_examples_are_compared_with_weights_of_examples():
