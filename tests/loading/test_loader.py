@@ -230,17 +230,6 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
     assert json.dumps(steps.get_state()) == state
 
 
-def test_a_state_of_another_plan_is_refused_with_what_changed(corpus, buckets):
-    state = StateKey(Plan(corpus, buckets), corpus).state(0)
-    for options, sentence in (
-        ({"tiers": 4}, "tiers was 1 and is now 4"),
-        ({"buckets": buckets[2:]}, r"buckets was 16x16\+8x32\+4x64 and is now 4x64"),
-    ):
-        other = Plan(corpus, **{"buckets": buckets} | options)
-        with pytest.raises(ValueError, match=sentence):
-            iter(Batches(corpus, other).to_iter_dataset()).set_state(state)
-
-
 def test_load_chooses_buckets(corpus):
     options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
     with pipeline.load(corpus.directory, sharding=MESHES["rows"].mesh, seed=3, **options) as loader:
@@ -293,23 +282,14 @@ def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus,
         for step, batch in enumerate(loader):
             assert batch["seen"].dtype == np.int32
             assert most(0, batch) == loader.batches[step]["seen"].max()
-
-    def hash_of(batch):
-        return {**batch, "hash": batch["inputs"].astype(np.int64) - (1 << 40)}
-
-    def large(batch):
-        return {**batch, "hash": batch["inputs"].astype(np.int64) + (1 << 40)}
-
-    def huge(batch):
-        return {**batch, "huge": batch["inputs"] * 1e300}
-
-    for transform, said in (
-        (hash_of, r"hash has numbers from -1,099,511,627,.* as int64"),
-        (large, r"hash has numbers from 1,099,511,627,.* as int64"),
-        (huge, "huge has numbers as float64 that are infinite as float32"),
+    for change, said in (
+        (lambda ids: ids.astype(np.int64) - (1 << 40), "numbers from -1,099,511,627,.* as int64"),
+        (lambda ids: ids.astype(np.int64) + (1 << 40), "numbers from 1,099,511,627,.* as int64"),
+        (lambda ids: ids * 1e300, "own has numbers as float64 that are infinite as float32"),
     ):
+        own = {"transform": lambda batch, change=change: {"own": change(batch["inputs"])}}
         with (
-            pipeline.load(corpus, buckets=buckets, transform=transform) as loader,
+            pipeline.load(corpus, buckets=buckets, **own) as loader,
             pytest.raises(ValueError, match=said),
         ):
             next(loader)
@@ -534,36 +514,32 @@ def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets):
         require_same(next(iterator), Batches(corpus, plan)[4])
 
 
-def test_a_state_says_which_corpus_it_belongs_to(corpus, examples, buckets):
-    plan = Plan(corpus, buckets)
-    state = StateKey(plan).state(3)
-    assert StateKey(plan).resume(state) == 3
+def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, buckets):
+    plan, other = Plan(corpus, buckets), pipeline.Examples([ids + 1 for ids in examples])
+    key, alone = StateKey(plan, corpus), StateKey(plan)
+    state = key.state(3)
+    for now, sentence in (
+        (StateKey(Plan(corpus, buckets, tiers=4), corpus), "tiers was 1 and is now 4"),
+        (
+            StateKey(Plan(corpus, buckets[2:]), corpus),
+            r"buckets was 16x16\+.* and is now 4x64",
+        ),
+        (StateKey(plan, other), "tokens was .* and is now"),
+        (StateKey(plan, corpus, "restart"), "step 3 .* positions was continue and is now restart"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            now.resume(state)
+    assert alone.resume(state) == alone.resume(alone.state(3)) == 3  # as far as it is known
     with pytest.raises(ValueError, match="has no corpus to compare with"):
-        StateKey(plan, corpus).resume(state)
-    assert StateKey(plan).resume(StateKey(plan, corpus).state(3)) == 3  # as far as it is known
-    other = pipeline.Examples([ids + 1 for ids in examples], vocab_size=1001)
-    with pytest.raises(ValueError, match=r"tokens was .* and is now"):
-        StateKey(plan, other).resume(StateKey(plan, corpus).state(3))
-
-
-def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    restart, usual = (Batches(corpus, plan, positions=each) for each in ("restart", "continue"))
-    state, old = restart.origin.state(4), usual.origin.state(4)
-    assert state["positions"] == "restart"
-    assert "positions" not in old  # as states were before the option
-    steps, others = iter(restart.to_iter_dataset()), iter(usual.to_iter_dataset())
-    steps.set_state(json.loads(json.dumps(state)))
-    require_same(next(steps), restart[4])
-    with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
-        loader.set_state(state)
-    with pytest.raises(ValueError, match=r"step 4 .* positions was restart and is now continue"):
-        others.set_state(state)
-    with pytest.raises(ValueError, match="positions was continue and is now restart"):
-        steps.set_state(old)
-    for value in ("Restart", None, True):
+        key.resume(alone.state(3))
+    for value in ("restart", "Restart", None, True):
         with pytest.raises(ValueError, match=f"positions was {value} and is now continue"):
-            StateKey(plan, corpus).resume({**old, "positions": value})
+            key.resume({**state, "positions": value})
+    restart = StateKey(plan, corpus, "restart").state(4)
+    assert [each.get("positions") for each in (state, restart)] == [None, "restart"]
+    with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
+        loader.set_state(json.loads(json.dumps(restart)))
+        require_same(next(loader), Batches(corpus, plan, positions="restart")[4])
 
 
 def test_a_loader_says_what_it_loads(corpus, examples, buckets):
