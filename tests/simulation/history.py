@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.account import Account
 from tests.simulation.scheduler import Killed, Process, Wrong
-from tests.simulation.seam import World, _really
+from tests.simulation.seam import World, really
 
 KINDS = "", "", "", "rename", "unlink", "link", "sync", "create", "write", "lock", "mkdir"
 KINDS_OF_BUCKETS = "", "", "", "put", "put", "delete", "list", "get"
@@ -138,8 +138,9 @@ class History:
         raise Killed
 
     def _draw_kill(self, kinds: Sequence[str]) -> tuple[str, int]:
-        kind = self.random.choice(KINDS_OF_BUCKETS if self.in_bucket else kinds)
-        most = 15 if kind and kinds is KINDS else 600
+        of_bucket = KINDS_OF_BUCKETS if self.in_bucket else kinds
+        kind = self.random.choice([*of_bucket, *(each for each in kinds if each == "save")])
+        most = 600 if kind in ("", "stat", "read", "map", "get") else 4 if kind == "save" else 15
         return kind, int(most ** self.random.random())
 
     # ---- faults of the world
@@ -153,7 +154,7 @@ class History:
             self.account.counts["power losses"] += 1
             for process in [*self._running]:
                 self.scheduler.kill(process, "loses power")
-            for line in _really(self.disk.lose_power):
+            for line in really(self.disk.lose_power):
                 self.scheduler.note(line)
 
         self.operate("power", operate)

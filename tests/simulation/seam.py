@@ -102,7 +102,7 @@ def _scheduler() -> Scheduler | None:
 _inside = [0]
 
 
-def _really(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def really(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Calls what is wrapped."""
     _inside[0] += 1
     try:
@@ -136,7 +136,7 @@ class FileIO(io.FileIO):
             if "r" not in mode:
                 world.disk.refuse_if_full(file)
             new = not os.path.lexists(file)
-        _really(super().__init__, file, mode, closefd, opener)
+        really(super().__init__, file, mode, closefd, opener)
         if not isinstance(file, int):
             _register(world, super().fileno(), os.fspath(file), new)
             if "w" in mode:
@@ -191,10 +191,10 @@ def _forget(number: int) -> None:
 def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
     """What stands in for `open`."""
     if (world := _world(file)) is None:
-        return _really(REAL["open"], file, mode, *arguments, **options)
+        return really(REAL["open"], file, mode, *arguments, **options)
     if not {*mode} & {*"wax+"}:
         world.scheduler.point("read", world.disk.name(file))
-        return _really(REAL["open"], file, mode, *arguments, **options)
+        return really(REAL["open"], file, mode, *arguments, **options)
     raw = FileIO(file, mode.replace("b", "").replace("t", ""))
     content = io.BufferedWriter(raw)
     return content if "b" in mode else io.TextIOWrapper(content, options.get("encoding"))
@@ -202,12 +202,12 @@ def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> A
 
 def _os_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
     if (world := _world(path)) is None:
-        return _really(REAL["os.open"], path, flags, *arguments, **options)
+        return really(REAL["os.open"], path, flags, *arguments, **options)
     world.scheduler.point("open", world.disk.name(path))
     new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
     if new:
         world.disk.refuse_if_full(path)
-    number = _really(REAL["os.open"], path, flags, *arguments, **options)
+    number = really(REAL["os.open"], path, flags, *arguments, **options)
     _register(world, number, os.fspath(path), new)
     return number
 
@@ -222,7 +222,7 @@ def _fsync(file: Any) -> None:
     if (world := _world(number)) is not None:
         world.scheduler.point("sync", world.disk.name(number), 0.01)
         world.disk.refuse_if_full(None)
-        _really(world.disk.sync, number)
+        really(world.disk.sync, number)
 
 
 def _flock(file: Any, how: int) -> None:
@@ -232,6 +232,9 @@ def _flock(file: Any, how: int) -> None:
         return
     world.scheduler.point("lock", world.disk.name(number))
     mine = world.disk.descriptors[number]
+    if how & fcntl.LOCK_UN:
+        mine.locked = None
+        return
     while mine.locked is not None and mine.locked[0] != number:
         if how & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, "locked")
@@ -242,51 +245,51 @@ def _flock(file: Any, how: int) -> None:
 
 def _rename(path: Any, new: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.replace"], path, new, **options)
+        really(REAL["os.replace"], path, new, **options)
         return
     world.scheduler.point("rename", f"{world.disk.name(path)} to {os.path.basename(new)}")
     world.disk.refuse_if_full(path)
-    _really(world.disk.rename, os.fspath(path), os.fspath(new))
-    _really(REAL["os.replace"], path, new)
+    really(world.disk.rename, os.fspath(path), os.fspath(new))
+    really(REAL["os.replace"], path, new)
 
 
 def _link(path: Any, new: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.link"], path, new, **options)
+        really(REAL["os.link"], path, new, **options)
         return
     world.scheduler.point("link", f"{world.disk.name(path)} to {os.path.basename(new)}")
     world.disk.refuse_if_full(path)
-    _really(REAL["os.link"], path, new)
+    really(REAL["os.link"], path, new)
     world.disk.link(os.fspath(path), os.fspath(new))
 
 
 def _unlink(path: Any, **options: Any) -> None:
     if options or (world := _world(path)) is None:
-        _really(REAL["os.unlink"], path, **options)
+        really(REAL["os.unlink"], path, **options)
         return
     world.scheduler.point("unlink", world.disk.name(path))
     if not os.path.lexists(path) or is_folder(path):
-        _really(REAL["os.unlink"], path)  # which raises
-    _really(world.disk.remove, os.fspath(path))
-    _really(REAL["os.unlink"], path)
+        really(REAL["os.unlink"], path)  # which raises
+    really(world.disk.remove, os.fspath(path))
+    really(REAL["os.unlink"], path)
 
 
 def _mkdir(path: Any, *arguments: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.mkdir"], path, *arguments, **options)
+        really(REAL["os.mkdir"], path, *arguments, **options)
         return
     world.scheduler.point("mkdir", world.disk.name(path))
     world.disk.refuse_if_full(path)
-    _really(REAL["os.mkdir"], path, *arguments)
+    really(REAL["os.mkdir"], path, *arguments)
     world.disk.add_folder(os.fspath(path))
 
 
 def _rmdir(path: Any, **options: Any) -> None:
     if options or (world := _world(path)) is None:
-        _really(REAL["os.rmdir"], path, **options)
+        really(REAL["os.rmdir"], path, **options)
         return
     world.scheduler.point("rmdir", world.disk.name(path))
-    _really(REAL["os.rmdir"], path)
+    really(REAL["os.rmdir"], path)
     world.disk.forget_folder(os.fspath(path))
 
 
@@ -298,9 +301,9 @@ def _stat(path: Any, **options: Any) -> Any:
 
 def _listdir(path: Any = ".") -> list[str]:
     if (world := _world(path)) is None:
-        return _really(REAL["os.listdir"], path)
+        return really(REAL["os.listdir"], path)
     world.scheduler.point("list", world.disk.name(path))
-    names = sorted(_really(REAL["os.listdir"], path))
+    names = sorted(really(REAL["os.listdir"], path))
     world.random.shuffle(names)
     return names
 
@@ -328,9 +331,9 @@ class _Scan:
 
 def _scandir(path: Any = ".") -> Any:
     if isinstance(path, int) or (world := _world(path)) is None:
-        return _really(REAL["os.scandir"], path)
+        return really(REAL["os.scandir"], path)
     world.scheduler.point("list", world.disk.name(path))
-    with _really(REAL["os.scandir"], path) as found:
+    with really(REAL["os.scandir"], path) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     world.random.shuffle(entries)
     return _Scan(entries)
