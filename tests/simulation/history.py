@@ -124,7 +124,7 @@ class History:
                 if current is None or not current.process.alive:
                     raise Killed from None  # which a loop told in its own words
                 fault = "connection reset by the simulation" in f"{error}"
-                fault |= isinstance(error, OSError) and self.disk.was_full
+                fault |= self.disk.was_full and "make room" in f"{error}"
                 fault |= self.in_bucket and "lost the lock" in f"{error}"
                 if fault:
                     raise
