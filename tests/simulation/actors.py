@@ -33,7 +33,7 @@ from tests.simulation.history import History
 from tests.simulation.seam import really
 
 FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
-KINDS_OF_READERS = "", "save", "save", "stat", "read", "map"
+KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
 
 BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
 OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]

@@ -138,8 +138,8 @@ class History:
         raise Killed
 
     def _draw_kill(self, kinds: Sequence[str]) -> tuple[str, int]:
-        of_bucket = KINDS_OF_BUCKETS if self.in_bucket else kinds
-        kind = self.random.choice([*of_bucket, *(each for each in kinds if each == "save")])
+        saves = [each for each in kinds if each == "save"]
+        kind = self.random.choice([*(KINDS_OF_BUCKETS if self.in_bucket else kinds), *saves])
         most = 600 if kind in ("", "stat", "read", "map", "get") else 4 if kind == "save" else 15
         return kind, int(most ** self.random.random())
 
