@@ -31,6 +31,7 @@ from pipeline.text.sources import source
 from pipeline.text.tokenizers import Bytes
 from tests.simulation.history import History
 from tests.simulation.seam import really
+from tests.simulation.threads import run_together
 
 FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
 KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
@@ -296,7 +297,7 @@ class Repeating:
             while waiting:
                 done.append(function(waiting.pop()))
 
-        self._history.together([work, work])
+        run_together([work, work])
         yield from done
 
 

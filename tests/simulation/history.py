@@ -85,25 +85,6 @@ class History:
 
         self.operate(f"operator of {name}", operate)
 
-    def together(self, works: Sequence[Callable[[], Any]]) -> None:
-        """Runs functions in threads of the running process."""
-        current, errors = self.scheduler.current, list[BaseException]()
-        assert current is not None
-
-        def guarded(work: Callable[[], Any]) -> None:
-            try:
-                work()
-            except Exception as error:
-                errors.append(error)
-
-        tasks = [
-            self.scheduler.start(current.process, f"{current.name}/{n}", lambda w=w: guarded(w))
-            for n, w in enumerate(works)
-        ]
-        self.scheduler.wait(lambda: all(task.done for task in tasks))
-        if errors:
-            raise errors[0]
-
     def _over(self, processes: list[Process]) -> bool:
         """Whether all have ended, or one has in another way than by doing its work."""
         return any(map(self._failed, processes)) or not any(each.alive for each in processes)
@@ -120,8 +101,7 @@ class History:
             except (Killed, Wrong):
                 raise
             except BaseException as error:
-                current = self.scheduler.current
-                if current is None or not current.process.alive:
+                if not self.scheduler.me.process.alive:
                     raise Killed from None  # which a loop told in its own words
                 fault = "connection reset by the simulation" in f"{error}"
                 fault |= self.disk.was_full and "make room" in f"{error}"

@@ -19,13 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-import types
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
+from tests.simulation import threads
 from tests.simulation.disk import Disk, File, is_folder
-from tests.simulation.scheduler import Killed, Process, Scheduler, Threads
+from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.storage import Bucket, Storage, open_reader
 
 # Globals of modules that each process has for itself.
@@ -56,13 +57,13 @@ class World:
         self.scheduler.swap, self.scheduler.on_kill = _swap, [self._unlock]
 
     def __enter__(self) -> "World":
-        World.active = self
+        World.active, Scheduler.active = self, self.scheduler
         random.seed(0)
         gc.disable()
         return self
 
     def __exit__(self, *_: object) -> None:
-        World.active = None
+        World.active = Scheduler.active = None
         gc.enable()
         gc.collect()
         for number in self.disk.descriptors:  # of processes that were killed before they had a file
@@ -93,10 +94,6 @@ def _world(path: Any = None) -> World | None:
     if world is None or world.scheduler.current is None or _inside[0]:
         return None
     return world if path is None or world.disk.has(path) else None
-
-
-def _scheduler() -> Scheduler | None:
-    return World.active.scheduler if World.active else None
 
 
 _inside = [0]
@@ -141,8 +138,7 @@ class FileIO(io.FileIO):
             _register(world, super().fileno(), os.fspath(file), new)
             if "w" in mode:
                 world.disk.write(super().fileno())
-        assert world.scheduler.current is not None
-        self._owner = world.scheduler.current.process
+        self._owner = world.scheduler.me.process
 
     def write(self, data: Any) -> int:
         if self._owner is None:
@@ -239,8 +235,7 @@ def _flock(file: Any, how: int) -> None:
         if how & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, "locked")
         world.scheduler.wait(lambda: mine.locked is None)
-    assert world.scheduler.current is not None
-    mine.locked = number, world.scheduler.current.process
+    mine.locked = number, world.scheduler.me.process
 
 
 def _rename(path: Any, new: Any, **options: Any) -> None:
@@ -357,9 +352,7 @@ def _map(path: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _getpid() -> int:
-    if (world := _world()) is not None and world.scheduler.current is not None:
-        return world.scheduler.current.process.pid
-    return REAL["os.getpid"]()
+    return REAL["os.getpid"]() if (world := _world()) is None else world.scheduler.me.process.pid
 
 
 def _kill(pid: int, signal: int) -> None:
@@ -378,8 +371,7 @@ def _uuid4() -> uuid.UUID:
 def _place() -> str:
     world = _world()
     assert world is not None
-    assert world.scheduler.current is not None
-    return world.scheduler.current.process.machine
+    return world.scheduler.me.process.machine
 
 
 def _open_bucket(path: Any) -> tuple[Bucket, str]:
@@ -475,19 +467,13 @@ def install() -> None:
         importlib.import_module(name)
     from pipeline.fs import lease, objects
 
-    threads = Threads(_scheduler)
-    of_threads, of_time = threads.namespace(), _Time()
-    classes = {"Future": threads.future(), "ThreadPoolExecutor": threads.pool()}
+    stand_ins = {"threading": (threading, threads.Module()), "time": (time, _Time())}
+    classes = {"Future": threads.Future, "ThreadPoolExecutor": threads.Pool}
+    stand_ins |= {name: (getattr(futures, name), each) for name, each in classes.items()}
     for name, module in [*sys.modules.items()]:
-        if name.partition(".")[0] == "pipeline" and isinstance(module, types.ModuleType):
-            for short, real, stand_in in (
-                ("threading", threading, of_threads),
-                ("time", time, of_time),
-            ):
+        if name.partition(".")[0] == "pipeline":
+            for short, (real, stand_in) in stand_ins.items():
                 if vars(module).get(short) is real:
-                    setattr(module, short, stand_in)
-            for short, stand_in in classes.items():
-                if getattr(vars(module).get(short), "__module__", "").startswith("concurrent"):
                     setattr(module, short, stand_in)
     objects._open, lease._place = _open_bucket, _place
     obstore.open_reader = open_reader
