@@ -71,7 +71,7 @@ def _sync_directory(path: epath.Path) -> None:
             raise StorageError(
                 error.errno,
                 f"names in {os.fspath(path)} may not survive a loss of power: {error.strerror}; "
-                "check the disk and its room, and run again",
+                "make room or check the disk, and run again",
             ) from error
     finally:
         os.close(directory)

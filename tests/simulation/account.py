@@ -76,8 +76,7 @@ class Account:
 
     @property
     def _me(self) -> Process:
-        assert self._scheduler.current is not None
-        return self._scheduler.current.process
+        return self._scheduler.me.process
 
     # ---- readers
 

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import itertools
 import json
+import os
+import pathlib
 import random
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,12 +26,15 @@ from pipeline.fs.atomic import make_directory
 from pipeline.loading.prefetch import Ended
 from pipeline.planning import growing
 from pipeline.text import ragged
+from pipeline.text.features import Feature
 from pipeline.text.sources import source
 from pipeline.text.tokenizers import Bytes
 from tests.simulation.history import History
+from tests.simulation.seam import really
+from tests.simulation.threads import run_together
 
 FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
-KINDS_OF_READERS = "", "save", "save", "stat", "read", "map"
+KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
 
 BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
 OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
@@ -183,7 +188,7 @@ class Run:
             self.holds = True
         batches: Any = self.open(process_index=host, process_count=hosts)
         step = 0 if not live or self._state is None else batches.origin.resume(self._state)
-        while True:
+        while step < len(batches):
             try:
                 planned, batch = batches[step]
             except Ended:
@@ -192,6 +197,7 @@ class Run:
             step += 1
             state = json.loads(json.dumps(batches.origin.state(step)))
             self._account.see(self.name, step - 1, planned, first, batch, state)
+            really(self.see_cache)
             if live and step % self._save == 0:
                 self._history.scheduler.point("save", f"{step}")
                 self._saved[host][step] = state
@@ -200,6 +206,9 @@ class Run:
             if live:
                 self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
         self._account.end(self.name, step)
+
+    def see_cache(self) -> None:
+        """Looks at what is in a cache, if there is one."""
 
     def _hold(self) -> None:
         """Protects the parts that the run needs if it goes on from its last state."""
@@ -288,7 +297,7 @@ class Repeating:
             while waiting:
                 done.append(function(waiting.pop()))
 
-        self._history.together([work, work])
+        run_together([work, work])
         yield from done
 
 
@@ -480,9 +489,75 @@ def files(history: History, root: str) -> list[Callable[[], Any]]:
     return [one.check]
 
 
+class Whole(Run):
+    """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
+
+    Args:
+        history: in which it happens.
+        name: of the reader.
+        stream: the corpus, which a writer makes first.
+    """
+
+    def __init__(self, history: History, name: str, stream: Stream):
+        super().__init__(history, name, [stream], None)
+        self._stream, self._folder = stream, f"{history.world.folder}/w/cache"
+        self._limit: int | None = None
+
+    def open(self, **hosts: int) -> Batches:
+        """The batches of the corpus, once it is finished."""
+        stream, options = self._stream, dict[str, Any]()
+        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
+        if self._history.in_bucket:
+            objects = self._history.world.storage.objects.items()
+            sizes = [len(each[0]) for (_, key), each in objects if "part-" in key]
+            self._limit = 2 * max(sizes) + 100
+            options = {"cache": self._folder, "cache_bytes": self._limit}
+        corpus = Corpus.open(stream.place, **options)
+        plan = Plan(corpus, self._buckets, **self._options)
+        return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
+
+    def see_cache(self) -> None:
+        """Refuses a cache that is larger than its limit."""
+        if self._limit is not None:
+            paths = [*pathlib.Path(self._folder).rglob("*part-*")]
+            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
+            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
+
+    def add(self) -> None:
+        """Adds the number of each example as a feature."""
+        stream = self._stream
+        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
+        corpus = Corpus.open(stream.place)
+        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
+
+    def check(self) -> None:
+        """Refuses another feature, also."""
+        super().check()
+        self.add()
+        corpus = Corpus.open(self._stream.place, features=["number"])
+        found = [int(corpus[number]["number"]) for number in range(len(corpus))]
+        self._account.require(found == [*range(len(corpus))], f"the feature is {found}")
+
+
+NUMBER = Feature("example", dtype=np.int32)
+
+
+def wholes(history: History, root: str) -> list[Callable[[], Any]]:
+    """A finished corpus, runs on it and those who add a feature; returns the checks."""
+    stream = Stream(history, "a", f"{root}/a")
+    stream.start()
+    runs = [Whole(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    for run in runs:
+        run.start()
+    for number in range(history.random.choice([0, 1, 2])):
+        history.keep(f"add {number}", runs[0].add)
+    return [stream.check, *(run.check for run in runs)]
+
+
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
+    "wholes": wholes,
     "locks": locks,
     "files": files,
 }

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from pipeline.corpus import log, parts
-from pipeline.fs import atomic
+from pipeline.fs import atomic, objects
 
 
 def leave_names_unsynced() -> None:
@@ -61,7 +61,13 @@ def store_the_cursor_after_parts() -> None:
     log.Log.append = twice  # type: ignore[method-assign]
 
 
+def write_without_the_lock() -> None:
+    """A holder that was silent does not look whether it has the lock of a bucket."""
+    objects._guard = lambda path: None  # type: ignore[assignment]
+
+
 FAULTS = {
+    "guard": write_without_the_lock,
     "names": leave_names_unsynced,
     "rename": copy_in_place_of_a_rename,
     "data": seal_before_data,

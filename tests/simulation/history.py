@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.account import Account
 from tests.simulation.scheduler import Killed, Process, Wrong
-from tests.simulation.seam import World, _really
+from tests.simulation.seam import World, really
 
 KINDS = "", "", "", "rename", "unlink", "link", "sync", "create", "write", "lock", "mkdir"
 KINDS_OF_BUCKETS = "", "", "", "put", "put", "delete", "list", "get"
@@ -85,25 +85,6 @@ class History:
 
         self.operate(f"operator of {name}", operate)
 
-    def together(self, works: Sequence[Callable[[], Any]]) -> None:
-        """Runs functions in threads of the running process."""
-        current, errors = self.scheduler.current, list[BaseException]()
-        assert current is not None
-
-        def guarded(work: Callable[[], Any]) -> None:
-            try:
-                work()
-            except Exception as error:
-                errors.append(error)
-
-        tasks = [
-            self.scheduler.start(current.process, f"{current.name}/{n}", lambda w=w: guarded(w))
-            for n, w in enumerate(works)
-        ]
-        self.scheduler.wait(lambda: all(task.done for task in tasks))
-        if errors:
-            raise errors[0]
-
     def _over(self, processes: list[Process]) -> bool:
         """Whether all have ended, or one has in another way than by doing its work."""
         return any(map(self._failed, processes)) or not any(each.alive for each in processes)
@@ -120,11 +101,10 @@ class History:
             except (Killed, Wrong):
                 raise
             except BaseException as error:
-                current = self.scheduler.current
-                if current is None or not current.process.alive:
+                if not self.scheduler.me.process.alive:
                     raise Killed from None  # which a loop told in its own words
                 fault = "connection reset by the simulation" in f"{error}"
-                fault |= isinstance(error, OSError) and self.disk.was_full
+                fault |= self.disk.was_full and "make room" in f"{error}"
                 fault |= self.in_bucket and "lost the lock" in f"{error}"
                 if fault:
                     raise
@@ -138,8 +118,9 @@ class History:
         raise Killed
 
     def _draw_kill(self, kinds: Sequence[str]) -> tuple[str, int]:
-        kind = self.random.choice(KINDS_OF_BUCKETS if self.in_bucket else kinds)
-        most = 15 if kind and kinds is KINDS else 600
+        saves = [each for each in kinds if each == "save"]
+        kind = self.random.choice([*(KINDS_OF_BUCKETS if self.in_bucket else kinds), *saves])
+        most = 600 if kind in ("", "stat", "read", "map", "get") else 4 if kind == "save" else 15
         return kind, int(most ** self.random.random())
 
     # ---- faults of the world
@@ -153,7 +134,7 @@ class History:
             self.account.counts["power losses"] += 1
             for process in [*self._running]:
                 self.scheduler.kill(process, "loses power")
-            for line in _really(self.disk.lose_power):
+            for line in really(self.disk.lose_power):
                 self.scheduler.note(line)
 
         self.operate("power", operate)

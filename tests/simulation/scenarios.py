@@ -1,5 +1,8 @@
 """Scenarios: which actors a history has, and which faults, all drawn from its seed."""
 
+import os
+
+from pipeline.corpus import cache
 from tests.simulation.actors import SCENARIOS, shrink
 from tests.simulation.history import History
 from tests.simulation.scheduler import Wrong
@@ -11,7 +14,9 @@ def play(seed: int, only: str | None = None) -> tuple[History, Wrong | None]:
     shrink()
     with World(f"{seed}") as world:
         history, chance = History(world), world.random
-        history.scenario = only or chance.choice([*SCENARIOS])
+        os.environ["XDG_CACHE_HOME"] = f"{world.folder}/w/caches"
+        cache.default_directory.cache_clear()
+        history.scenario = only or chance.choice(["streams", *SCENARIOS])
         world.disk.strict = chance.random() < 0.5
         history.in_bucket = chance.random() < 0.3 and history.scenario != "files"
         root = "s3://bucket" if history.in_bucket else f"{world.folder}/w"

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 NEVER = float("inf")
@@ -83,7 +83,7 @@ class _Carrier(threading.Thread):
 
 
 class Scheduler:
-    """Runs processes under one seed.
+    """Runs processes under one seed; `active` is the one of the history that happens now.
 
     Args:
         seed: decides all that is random.
@@ -95,6 +95,8 @@ class Scheduler:
         swap: called with the process that ran and the one that runs next.
         on_kill: called with a process that dies.
     """
+
+    active: "Scheduler | None" = None
 
     def __init__(self, seed: str):
         self.random = random.Random(seed)
@@ -196,6 +198,12 @@ class Scheduler:
         for task in self._tasks:
             task.process.alive = False
 
+    @property
+    def me(self) -> Task:
+        """The thread that runs."""
+        assert self.current is not None
+        return self.current
+
     # ---- handing over
 
     def note(self, what: str, name: str | None = None) -> None:
@@ -206,8 +214,7 @@ class Scheduler:
 
     def wait(self, ready: Callable[[], Any] | None, seconds: float | None = None) -> bool:
         """Lets others run until `ready()`, or for so many seconds; returns whether it is ready."""
-        me = self.current
-        assert me is not None
+        me = self.me
         if not me.process.alive:
             raise Killed
         me.ready, me.wake = ready, NEVER if seconds is None else self.now + seconds
@@ -223,8 +230,7 @@ class Scheduler:
 
     def point(self, kind: str, about: str = "", seconds: float = 0.001) -> None:
         """A call to the world of the running thread: others may run first, or it is killed."""
-        me = self.current
-        assert me is not None
+        me = self.me
         process = me.process
         if not process.alive:
             raise Killed
@@ -284,195 +290,6 @@ class Scheduler:
             self.now = first
             return best[0] if len(best) == 1 else self.random.choice(best)
         return None
-
-
-# ---- what stands in for locks, threads and pools while a simulation runs
-
-
-class Threads:
-    """The parts of `threading`, `concurrent.futures` and `time` that the project uses.
-
-    Outside of a simulation, they never block.
-    """
-
-    def __init__(self, find: Callable[[], Scheduler | None]):
-        self._find = find
-
-    def wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
-        """See `Scheduler.wait`; it does not hand over if it is ready."""
-        scheduler = self._find()
-        if scheduler is None or scheduler.current is None:
-            return bool(ready())
-        if not scheduler.current.process.alive:
-            raise Killed
-        return bool(ready()) or scheduler.wait(ready, seconds)
-
-    @property
-    def me(self) -> Any:
-        """The running thread."""
-        scheduler = self._find()
-        return scheduler.current if scheduler is not None else None
-
-    def start(self, name: str, work: Callable[[], Any]) -> Task:
-        """Starts a thread of the running process."""
-        scheduler = self._find()
-        assert scheduler is not None
-        assert scheduler.current is not None
-        mine = scheduler.current.process
-        return scheduler.start(mine, f"{mine.name}/{name}", work)
-
-    def namespace(self) -> Any:
-        """What stands in for the module `threading`."""
-        sim = self
-
-        class Lock:
-            reentrant = False
-
-            def __init__(self) -> None:
-                self.owner: Any = None
-                self.depth = 0
-
-            def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-                me = sim.me
-                if self.reentrant and self.depth and self.owner is me:
-                    self.depth += 1
-                    return True
-                limit = 0 if not blocking else None if timeout < 0 else timeout
-                if self.depth and not sim.wait(lambda: not self.depth, limit):
-                    return False
-                self.owner, self.depth = me, 1
-                return True
-
-            def release(self) -> None:
-                self.depth -= 1
-
-            def locked(self) -> bool:
-                return self.depth > 0
-
-            def __enter__(self) -> bool:
-                return self.acquire()
-
-            def __exit__(self, *_: object) -> None:
-                self.release()
-
-        class RLock(Lock):
-            reentrant = True
-
-        class Event:
-            def __init__(self) -> None:
-                self._set = False
-
-            def is_set(self) -> bool:
-                return self._set
-
-            def set(self) -> None:
-                self._set = True
-
-            def clear(self) -> None:
-                self._set = False
-
-            def wait(self, timeout: float | None = None) -> bool:
-                return sim.wait(self.is_set, timeout)
-
-        class Thread:
-            def __init__(
-                self,
-                target: Callable[..., Any] = lambda: None,
-                name: str = "thread",
-                args: tuple = (),
-                kwargs: Any = None,
-                daemon: bool = False,
-            ):
-                self.name, self.daemon = name, daemon
-                self._work = lambda: target(*args, **(kwargs or {}))
-                self._task: Task | None = None
-
-            def start(self) -> None:
-                self._task = sim.start(self.name, self._work)
-
-            def is_alive(self) -> bool:
-                return self._task is not None and not self._task.done
-
-            def join(self, timeout: float | None = None) -> None:
-                sim.wait(lambda: not self.is_alive(), timeout)
-
-        class Module:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(threading, name)
-
-        module: Any = Module()
-        module.Lock, module.RLock, module.Event, module.Thread = Lock, RLock, Event, Thread
-        return module
-
-    def future(self) -> type:
-        """What stands in for `concurrent.futures.Future`."""
-        sim = self
-
-        class Future:
-            def __init__(self) -> None:
-                self._result: list[Any] = []
-                self._error: BaseException | None = None
-
-            def set_result(self, result: Any) -> None:
-                self._result.append(result)
-
-            def set_exception(self, error: BaseException) -> None:
-                self._error = error
-
-            def cancel(self) -> None:
-                from concurrent.futures import CancelledError
-
-                self._error = CancelledError()
-
-            def done(self) -> bool:
-                return bool(self._result) or self._error is not None
-
-            def result(self) -> Any:
-                sim.wait(self.done)
-                if self._error is not None:
-                    raise self._error
-                return self._result[0]
-
-        return Future
-
-    def pool(self) -> type:
-        """What stands in for `concurrent.futures.ThreadPoolExecutor`."""
-        sim = self
-
-        class Pool:
-            def __init__(self, number: int):
-                self._number = min(number, 3)
-
-            def __enter__(self) -> "Pool":
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                pass
-
-            def map(self, call: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
-                items = list(zip(*arguments, strict=False))
-                if len(items) < 2 or sim.me is None:
-                    return iter([call(*item) for item in items])
-                results: dict[int, Any] = {}
-                errors: dict[int, BaseException] = {}
-                waiting = iter(enumerate(items))
-
-                def work() -> None:
-                    for number, item in waiting:
-                        try:
-                            results[number] = call(*item)
-                        except Exception as error:
-                            errors[number] = error
-                        if errors:
-                            return
-
-                tasks = [sim.start("pool", work) for _ in range(min(self._number, len(items)))]
-                sim.wait(lambda: all(task.done for task in tasks))
-                if errors:
-                    raise errors[min(errors)]
-                return iter([results[number] for number in range(len(items))])
-
-        return Pool
 
 
 def describe(trace: list[tuple[float, str, str]], last: int | None = None) -> str:

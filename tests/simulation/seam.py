@@ -19,13 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-import types
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
+from tests.simulation import threads
 from tests.simulation.disk import Disk, File, is_folder
-from tests.simulation.scheduler import Killed, Process, Scheduler, Threads
+from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.storage import Bucket, Storage, open_reader
 
 # Globals of modules that each process has for itself.
@@ -56,13 +57,13 @@ class World:
         self.scheduler.swap, self.scheduler.on_kill = _swap, [self._unlock]
 
     def __enter__(self) -> "World":
-        World.active = self
+        World.active, Scheduler.active = self, self.scheduler
         random.seed(0)
         gc.disable()
         return self
 
     def __exit__(self, *_: object) -> None:
-        World.active = None
+        World.active = Scheduler.active = None
         gc.enable()
         gc.collect()
         for number in self.disk.descriptors:  # of processes that were killed before they had a file
@@ -95,14 +96,10 @@ def _world(path: Any = None) -> World | None:
     return world if path is None or world.disk.has(path) else None
 
 
-def _scheduler() -> Scheduler | None:
-    return World.active.scheduler if World.active else None
-
-
 _inside = [0]
 
 
-def _really(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def really(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Calls what is wrapped."""
     _inside[0] += 1
     try:
@@ -136,13 +133,12 @@ class FileIO(io.FileIO):
             if "r" not in mode:
                 world.disk.refuse_if_full(file)
             new = not os.path.lexists(file)
-        _really(super().__init__, file, mode, closefd, opener)
+        really(super().__init__, file, mode, closefd, opener)
         if not isinstance(file, int):
             _register(world, super().fileno(), os.fspath(file), new)
             if "w" in mode:
                 world.disk.write(super().fileno())
-        assert world.scheduler.current is not None
-        self._owner = world.scheduler.current.process
+        self._owner = world.scheduler.me.process
 
     def write(self, data: Any) -> int:
         if self._owner is None:
@@ -191,10 +187,10 @@ def _forget(number: int) -> None:
 def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
     """What stands in for `open`."""
     if (world := _world(file)) is None:
-        return _really(REAL["open"], file, mode, *arguments, **options)
+        return really(REAL["open"], file, mode, *arguments, **options)
     if not {*mode} & {*"wax+"}:
         world.scheduler.point("read", world.disk.name(file))
-        return _really(REAL["open"], file, mode, *arguments, **options)
+        return really(REAL["open"], file, mode, *arguments, **options)
     raw = FileIO(file, mode.replace("b", "").replace("t", ""))
     content = io.BufferedWriter(raw)
     return content if "b" in mode else io.TextIOWrapper(content, options.get("encoding"))
@@ -202,12 +198,12 @@ def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> A
 
 def _os_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
     if (world := _world(path)) is None:
-        return _really(REAL["os.open"], path, flags, *arguments, **options)
+        return really(REAL["os.open"], path, flags, *arguments, **options)
     world.scheduler.point("open", world.disk.name(path))
     new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
     if new:
         world.disk.refuse_if_full(path)
-    number = _really(REAL["os.open"], path, flags, *arguments, **options)
+    number = really(REAL["os.open"], path, flags, *arguments, **options)
     _register(world, number, os.fspath(path), new)
     return number
 
@@ -222,7 +218,7 @@ def _fsync(file: Any) -> None:
     if (world := _world(number)) is not None:
         world.scheduler.point("sync", world.disk.name(number), 0.01)
         world.disk.refuse_if_full(None)
-        _really(world.disk.sync, number)
+        really(world.disk.sync, number)
 
 
 def _flock(file: Any, how: int) -> None:
@@ -232,61 +228,63 @@ def _flock(file: Any, how: int) -> None:
         return
     world.scheduler.point("lock", world.disk.name(number))
     mine = world.disk.descriptors[number]
+    if how & fcntl.LOCK_UN:
+        mine.locked = None
+        return
     while mine.locked is not None and mine.locked[0] != number:
         if how & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, "locked")
         world.scheduler.wait(lambda: mine.locked is None)
-    assert world.scheduler.current is not None
-    mine.locked = number, world.scheduler.current.process
+    mine.locked = number, world.scheduler.me.process
 
 
 def _rename(path: Any, new: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.replace"], path, new, **options)
+        really(REAL["os.replace"], path, new, **options)
         return
     world.scheduler.point("rename", f"{world.disk.name(path)} to {os.path.basename(new)}")
     world.disk.refuse_if_full(path)
-    _really(world.disk.rename, os.fspath(path), os.fspath(new))
-    _really(REAL["os.replace"], path, new)
+    really(world.disk.rename, os.fspath(path), os.fspath(new))
+    really(REAL["os.replace"], path, new)
 
 
 def _link(path: Any, new: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.link"], path, new, **options)
+        really(REAL["os.link"], path, new, **options)
         return
     world.scheduler.point("link", f"{world.disk.name(path)} to {os.path.basename(new)}")
     world.disk.refuse_if_full(path)
-    _really(REAL["os.link"], path, new)
+    really(REAL["os.link"], path, new)
     world.disk.link(os.fspath(path), os.fspath(new))
 
 
 def _unlink(path: Any, **options: Any) -> None:
     if options or (world := _world(path)) is None:
-        _really(REAL["os.unlink"], path, **options)
+        really(REAL["os.unlink"], path, **options)
         return
     world.scheduler.point("unlink", world.disk.name(path))
     if not os.path.lexists(path) or is_folder(path):
-        _really(REAL["os.unlink"], path)  # which raises
-    _really(world.disk.remove, os.fspath(path))
-    _really(REAL["os.unlink"], path)
+        really(REAL["os.unlink"], path)  # which raises
+    really(world.disk.remove, os.fspath(path))
+    really(REAL["os.unlink"], path)
 
 
 def _mkdir(path: Any, *arguments: Any, **options: Any) -> None:
     if (world := _world(path)) is None:
-        _really(REAL["os.mkdir"], path, *arguments, **options)
+        really(REAL["os.mkdir"], path, *arguments, **options)
         return
     world.scheduler.point("mkdir", world.disk.name(path))
     world.disk.refuse_if_full(path)
-    _really(REAL["os.mkdir"], path, *arguments)
+    really(REAL["os.mkdir"], path, *arguments)
     world.disk.add_folder(os.fspath(path))
 
 
 def _rmdir(path: Any, **options: Any) -> None:
     if options or (world := _world(path)) is None:
-        _really(REAL["os.rmdir"], path, **options)
+        really(REAL["os.rmdir"], path, **options)
         return
     world.scheduler.point("rmdir", world.disk.name(path))
-    _really(REAL["os.rmdir"], path)
+    really(REAL["os.rmdir"], path)
     world.disk.forget_folder(os.fspath(path))
 
 
@@ -298,9 +296,9 @@ def _stat(path: Any, **options: Any) -> Any:
 
 def _listdir(path: Any = ".") -> list[str]:
     if (world := _world(path)) is None:
-        return _really(REAL["os.listdir"], path)
+        return really(REAL["os.listdir"], path)
     world.scheduler.point("list", world.disk.name(path))
-    names = sorted(_really(REAL["os.listdir"], path))
+    names = sorted(really(REAL["os.listdir"], path))
     world.random.shuffle(names)
     return names
 
@@ -328,9 +326,9 @@ class _Scan:
 
 def _scandir(path: Any = ".") -> Any:
     if isinstance(path, int) or (world := _world(path)) is None:
-        return _really(REAL["os.scandir"], path)
+        return really(REAL["os.scandir"], path)
     world.scheduler.point("list", world.disk.name(path))
-    with _really(REAL["os.scandir"], path) as found:
+    with really(REAL["os.scandir"], path) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     world.random.shuffle(entries)
     return _Scan(entries)
@@ -354,9 +352,7 @@ def _map(path: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _getpid() -> int:
-    if (world := _world()) is not None and world.scheduler.current is not None:
-        return world.scheduler.current.process.pid
-    return REAL["os.getpid"]()
+    return REAL["os.getpid"]() if (world := _world()) is None else world.scheduler.me.process.pid
 
 
 def _kill(pid: int, signal: int) -> None:
@@ -375,8 +371,7 @@ def _uuid4() -> uuid.UUID:
 def _place() -> str:
     world = _world()
     assert world is not None
-    assert world.scheduler.current is not None
-    return world.scheduler.current.process.machine
+    return world.scheduler.me.process.machine
 
 
 def _open_bucket(path: Any) -> tuple[Bucket, str]:
@@ -472,19 +467,13 @@ def install() -> None:
         importlib.import_module(name)
     from pipeline.fs import lease, objects
 
-    threads = Threads(_scheduler)
-    of_threads, of_time = threads.namespace(), _Time()
-    classes = {"Future": threads.future(), "ThreadPoolExecutor": threads.pool()}
+    stand_ins = {"threading": (threading, threads.Module()), "time": (time, _Time())}
+    classes = {"Future": threads.Future, "ThreadPoolExecutor": threads.Pool}
+    stand_ins |= {name: (getattr(futures, name), each) for name, each in classes.items()}
     for name, module in [*sys.modules.items()]:
-        if name.partition(".")[0] == "pipeline" and isinstance(module, types.ModuleType):
-            for short, real, stand_in in (
-                ("threading", threading, of_threads),
-                ("time", time, of_time),
-            ):
+        if name.partition(".")[0] == "pipeline":
+            for short, (real, stand_in) in stand_ins.items():
                 if vars(module).get(short) is real:
-                    setattr(module, short, stand_in)
-            for short, stand_in in classes.items():
-                if getattr(vars(module).get(short), "__module__", "").startswith("concurrent"):
                     setattr(module, short, stand_in)
     objects._open, lease._place = _open_bucket, _place
     obstore.open_reader = open_reader

@@ -92,8 +92,7 @@ class Bucket:
 
         storage, at, content = self._storage, (self._name, key), file.read()
         scheduler = storage._scheduler
-        assert scheduler.current is not None
-        sender = scheduler.current.process
+        sender = scheduler.me.process
 
         def act() -> dict[str, Any]:
             there = storage.objects.get(at)
