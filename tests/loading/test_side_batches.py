@@ -475,7 +475,23 @@ PATCHES = {"patches": Feature("patches")}
         ),
         (lambda: pipeline.Writer("grows", features=PATCHES), "one side, .* cannot grow yet"),
         (
-            lambda: Examples({"tokens": [[1]], "patches": [[1]]}, features=PATCHES, loss="patches"),
+            lambda: Examples.from_groups(
+                {"tokens": [([1], [[2], [3]])], "patches": [[1]]},
+                features={"patches": Feature("patches")},
+            ),
+            "groups have one side, and 'patches' is of the side 'patches'",
+        ),
+        (
+            lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
+            "these examples have one side, and 'patches' is of the side 'patches'; Examples, .* "
+            "cannot grow yet",
+        ),
+        (
+            lambda: Examples(
+                {"tokens": [[1, 2]], "patches": [[1]]},
+                features={"patches": Feature("patches")},
+                loss="patches",
+            ),
             "inputs and patches both carry the loss; one side may",
         ),
     ],
