@@ -71,4 +71,4 @@ def test_sources_together_are_read_as_one():
     both = Concatenated([Records(["a", "b"]), Records(["c"])])
     assert [record["text"] for record in both] == ["a", "b", "c"]
     (block,) = both.read(both.shards()[1])
-    assert both.where(block, 0) == "record 0"
+    assert block.where(0) == "record 0"
