@@ -87,31 +87,25 @@ class Chat:
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """Two spans for each turn of a record."""
         spans: list[tuple[str, float]] = []
+        known, fields = (*ROLES, *self.weights), (self.role, self.content)
+        close = Markup(self.after)
         self._note_others(record, BESIDE_TURNS, "a field", "it")
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
-                others = (name for name in turn if name not in (*self._fields, *WEIGHTS_OF_TURNS))
+                others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))
                 self._note_others(turn, others, "turns with", what)
-                weight = weigh(turn, weight, what, self._fields)
-            spans.append((_open(self.before, role, self._known), 0.0))
-            spans.append((content + self._close, weight))
+                weight = weigh(turn, weight, what, fields)
+            spans.append((_open(self.before, role, known), 0.0))
+            spans.append((content + close, weight))
         if not spans:
             raise InvalidValue(f"its {self.messages} are empty")
         if self.last_only:
             last = max((n for n, (_, weight) in enumerate(spans) if weight), default=-1)
             spans = [(text, weight * (n == last)) for n, (text, weight) in enumerate(spans)]
         return spans
-
-    @functools.cached_property
-    def _close(self) -> Markup:
-        return Markup(self.after)
-
-    @functools.cached_property
-    def _known(self) -> tuple[str, ...]:
-        return *ROLES, *self.weights
 
     def _role(self, turn: Mapping[str, Any], what: str) -> str:
         role = turn.get(self.role)
@@ -131,10 +125,6 @@ class Chat:
         ):
             return "".join(as_text(part.get("text"), f"a part of {what}") for part in parts)
         return as_text(content, f"the {self.content} of {what}", self.null)
-
-    @functools.cached_property
-    def _fields(self) -> tuple[str, ...]:
-        return self.role, self.content
 
     def _note_others(
         self, fields: Mapping[str, Any], names: Iterable[str], where: str, what: str

@@ -129,7 +129,7 @@ def read_all(source: Any) -> list[Any]:
     for shard in source.shards():
         blocks = list(source.read(shard))
         for number, block in enumerate(blocks):
-            expect(all(source.where(block, at) for at in range(len(block.records))), "no place")
+            expect(all(block.where(at) for at in range(len(block.records))), "no place")
             if block.next is not None:
                 rest = list(clone.read(shard, json.loads(json.dumps(block.next))))
                 expect(repr(rest) == repr(blocks[number + 1 :]), "read otherwise from", block.next)

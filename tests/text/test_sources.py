@@ -152,10 +152,9 @@ def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
         list(source)
 
 
-def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
+def test_a_file_may_be_one_text(tmp_path):
     path = tmp_path / "windows.txt"
-    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n\xef\xbb\xbfthird without end")
-    assert texts_of(TextFiles(path)) == ["first", "second", "third without end"]
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n")
     whole = TextFiles(path, sample_by="file")
     (text,) = texts_of(whole)
     assert text.startswith("first\r\n\r\n")
@@ -251,22 +250,6 @@ def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_p
     assert TextFiles(tmp_path / "here" / "*.txt").fingerprint != here
 
 
-@pytest.mark.parametrize(
-    ("paths", "error", "sentence"),
-    [
-        ("nowhere.txt", FileNotFoundError, "there is no file .*nowhere.txt; check the path"),
-        ("*.nothing", FileNotFoundError, r"no file matches .*\*.nothing; check"),
-        (".", ValueError, r"is a directory; .* a glob such as .*data-\*\.arrow for a Hugging"),
-    ],
-)
-def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
-    for kind in (TextFiles, JsonLines):
-        with pytest.raises(error, match=sentence):
-            kind(os.path.join(tmp_path, paths))
-        with pytest.raises(ValueError, match="no files were given"):
-            kind([])
-
-
 def test_a_socket_or_a_pipe_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     with socket.socket(socket.AF_UNIX) as made:
@@ -328,26 +311,6 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
 def test_a_record_without_a_text_is_refused(record, sentence):
     with pytest.raises(ValueError, match=sentence):
         text_of(record, "text")
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
-    path = tmp_path / f"a.txt{suffix}"
-    whole = compressed(b"".join(b"%d\n" % number**3 for number in range(1000)), suffix)
-    for content in (whole[:20] + bytes(900), whole[:-20]):
-        path.write_bytes(content)
-        for sample_by in ("line", "file"):
-            with pytest.raises(ValueError, match=f"{path} cannot be unpacked as"):
-                list(TextFiles(path, sample_by=sample_by))
-
-
-def test_gzip_files_may_have_several_members_and_zeros_after_them(tmp_path):
-    text = [f"{number} {number**5:x}" for number in range(2000)]
-    parts = text[:900], [], text[900:], []
-    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(b"".join(members) + bytes(600))
-    assert texts_of(TextFiles(path)) == text
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 99), max_size=3, unique=True))
@@ -432,3 +395,10 @@ def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
     assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
     with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
         Tfds("questions", "test", data_dir)
+
+
+def test_sources_together_are_read_as_one():
+    both = Concatenated([Records(["a", "b"]), Records(["c"])])
+    assert [record["text"] for record in both] == ["a", "b", "c"]
+    (block,) = both.read(both.shards()[1])
+    assert block.where(0) == "record 0"

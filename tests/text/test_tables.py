@@ -151,19 +151,6 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     assert seen == due  # from any place, again
 
 
-def test_a_shard_of_rows_begins_at_any_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes, "BLOCK", 500)
-    table = pa.table({"text": [f"{row} " * (row % 30) for row in range(200)]})
-    for kind in KINDS:
-        source = write_table(tmp_path / f"a.{kind}", table, rows=90)
-        shard = source.shards()[0]
-        blocks = list(source.read(shard))
-        assert len(blocks) > 5
-        for number, block in enumerate(blocks[:-1]):
-            again = write_table(tmp_path / f"a.{kind}", table, rows=90)
-            assert list(again.read(shard, block.next)) == blocks[number + 1 :]
-
-
 def test_threads_read_the_same_file_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sizes, "BLOCK", 2000)
     table = pa.table({"text": [f"{row} " * 9 for row in range(500)]})

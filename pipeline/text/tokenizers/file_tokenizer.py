@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,13 +95,12 @@ class FileTokenizer:
             self._divide(text, within, not more)
             for text, within, more in zip(texts, inside, followed, strict=True)
         ]
-        encoded = {}
-        for kind in ("alone", "first", "inside", "mark"):
+        encoded: dict[str, Iterator[Any]] = {}
+        for kind in ("alone", "first", "inside"):
             chosen = [text for each in runs for text, its_kind in each if its_kind == kind]
-            if kind == "mark":
-                encoded[kind] = iter([[self._find(mark)] for mark in chosen])
-            else:
-                encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
+            encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
+        marks = (text for each in runs for text, kind in each if kind == "mark")
+        encoded["mark"] = ([self._find(mark)] for mark in marks)
         begin, end = ([] if mark is None else [[mark]] for mark in (self.begin_id, self.end_id))
         ids = [[*begin, *(next(encoded[kind]) for _, kind in each), *end] for each in runs]
         counts = np.array([sum(map(len, each)) for each in ids], np.int64)

@@ -59,9 +59,9 @@ class HuggingFace(FileTokenizer):
         special = [token.content for token in added.values() if token.special]
         named = [token.content for token in added.values() if is_mark(token.content)]
         others = [content for content in named if content not in special]
-        marks = {*special, *others} if parse_special else {*others}
+        parsed = {*special, *others} if parse_special else {*others}
         sides = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
-        self._set_marks({mark: sides[mark] for mark in sorted(marks)})
+        self._set_marks({mark: sides[mark] for mark in sorted(parsed)})
         described = json.loads(self._tokenizer.to_str())
         if described["model"].get("dropout"):
             raise InvalidValue(
