@@ -80,9 +80,7 @@ class Knapsack:
 class Columns:
     """The linear program of a histogram over the patterns found so far.
 
-    `counts` has the number of segments of each length, 0 for length 0. A row of each bucket has
-    `rooms` positions, costs `costs`, and has at most `most` segments. `sizes` are the lengths that
-    segments have.
+    A row of each bucket has `rooms` positions, costs `costs`, and has at most `most` segments.
     """
 
     def __init__(

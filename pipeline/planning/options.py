@@ -81,9 +81,7 @@ class Changes(PlanOptions, total=False):
 
 
 def by_side(name: str, value: Any, names: Sequence[str], default: Any = None) -> tuple[Any, ...]:
-    """The value of an option for each side, given by name, or as one value for all.
-
-    `default` is for sides that are not named; without it, all must be.
+    """The value of an option for each side; without a default, all must be named.
 
     >>> by_side("align", {"patches": 4}, ("inputs", "patches"), 1)
     (1, 4)

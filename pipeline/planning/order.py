@@ -97,22 +97,19 @@ def deal(
 ) -> np.ndarray:
     """An order of rows in which batches have about the same number of segments: int64 [rows].
 
-    Best fit puts segments of one length together: some rows have very many short segments, and
-    others have a few long ones. In batches of random rows, the mean length of a segment then varies
-    more than in batches of random segments.
+    Best fit puts segments of one length together. In batches of random rows, the mean length of a
+    segment then varies more than in batches of random segments.
 
     The `first` rows complete a batch that an earlier window began, and the last ones are too few
     for a batch: both are evenly spaced samples of all. The others are divided by their number of
-    segments into as many strata as a batch has rows, and each batch gets one row of each stratum.
-    The three quarters with the fewest segments are one stratum: these rows differ less in segments
-    than in the cost of attention, and if each batch had one of the costliest, every batch would
-    take as long as the slowest. Rows of a stratum are dealt at random, except in the last strata:
-    there the batch with the fewest segments so far gets the row with the most.
+    segments, which `segments` has, ascending, into as many strata as a batch has rows, and each
+    batch gets one row of each stratum. The three quarters with the fewest segments are one stratum:
+    if each batch had one of the costliest of them, every batch would take as long as the slowest.
+    Rows of a stratum are dealt at random, except in the last strata: there the batch with the
+    fewest segments so far gets the row with the most.
 
-    `segments` has the number of segments of each row, ascending. If `rows_per_batch` is None, a
-    plan takes any number of rows at a time: every `GROUP` rows then count as a batch, in random
-    order.
-    `draw(purpose, n)` returns n random uint64.
+    If `rows_per_batch` is None, a plan takes any number of rows at a time: every `GROUP` rows then
+    count as a batch, in random order. `draw(purpose, n)` returns n random uint64.
     """
     if rows_per_batch is None:
         order = deal(segments, GROUP, draw)

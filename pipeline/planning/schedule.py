@@ -164,8 +164,7 @@ class Schedule:
     Attributes:
         start: the first step.
         end: one past the last step; None if steps never end.
-        offsets: for each stream, the number to add to its epochs for those of the plan; None if it
-            has no weight.
+        offsets: what to add to each stream's epochs for those of the plan; None without a weight.
         marks: what was taken at the start and where chapters end, as far as it is known.
     """
 
@@ -180,10 +179,9 @@ class Schedule:
         taken: Taken | None = None,
         offsets: Sequence[int | None] | None = None,
     ):
-        """`before` is the schedule of the steps before `start`.
+        """`before` is the schedule of the steps before `start`, of which streams go on at `taken`.
 
-        `taken` is what was taken before `start`, if streams began earlier; `offsets` are known if
-        `start` is a mark of such a schedule.
+        `offsets` are known if `start` is a mark of it.
         """
         self.start, self._streams, self._options = start, streams, options
         self._groups = options.groups
@@ -385,10 +383,7 @@ class Schedule:
     def _run_out(
         self, taken: Taken, legs: Sequence[int], growing: Sequence[int]
     ) -> tuple[int, list[list[int]]]:
-        """The stream that runs out of rows of its leg first; and the rows due to all streams then.
-
-        If several do, the first by name. The rows due are for each length, times `UNIT`.
-        """
+        """The stream that first runs out of rows of its leg, and what is `owed` to all then."""
         shares = self._find_shares(legs)
         left, times = {}, {}
         for number in growing:
@@ -507,11 +502,7 @@ class Schedule:
         return self.marks[0] if step == self.start else self._reach(step - 1)[1].taken(step)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The number of a step's bucket, and its rows: (stream, first row, number of rows).
-
-        Rows are numbered by length, over all buckets of it. If a batch has fewer rows than its
-        bucket, the others are empty.
-        """
+        """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         return self._reach(step)[1].at(step)
 
     def used(self, first: int) -> np.ndarray:

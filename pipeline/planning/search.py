@@ -29,19 +29,15 @@ EVERY, QUANTILES, GEOMETRIC = 24, 11, 13
 # all positions, or if an epoch is of fewer than MANY batches, of which the last may lack rows.
 LONGER, SOME, WORTH_LONGER, MANY = (1.25, 1.5, 2, 3, 4, 6, 8), 2, 0.005, 16
 
-# Vectors: about this many combinations of quantiles of the sides are candidates. A side that costs
-# nothing has this many times the room that full rows of the others need.
-COMBINATIONS, ROOM = 16, 1.25
+# A side that costs nothing has this many times the room that full rows of the others need.
+ROOM = 1.25
 
-# The best sets of a number of buckets that are extended; the most sets that are packed in a round
-# of extensions or exchanges; the sets that are packed where a bound stands in; the most rounds.
-EXTENDED, PACKED, FINALISTS, ROUNDS = 3, 24, 6, 4
+# The most sets that are packed in a round of extensions, exchanges or moves; the best sets that are
+# packed where a bound stands in; the most rounds.
+PACKED, FINALISTS, ROUNDS = 24, 6, 12
 
 # Members of a set move by these shares of their length.
 MOVES = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
-
-# Exact programmes for packing "none" have at most this many lengths.
-EDGES = 1024
 
 Lengths = tuple[int, ...]
 
@@ -51,23 +47,14 @@ Price = Callable[[Bucket], tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class BucketSet:
-    """A set of buckets, and what an epoch in batches of them costs.
+    """A set of buckets, and what an epoch in batches of them costs."""
 
-    Attributes:
-        buckets: the buckets, ascending by length.
-        batches: the number of batches of each in an epoch; an estimate, if it is not whole.
-        positions: the positions of all batches, padding included, those of a side times its cost.
-        padding: the share of these that hold no token; columns that `align` adds are none.
-        cost: the cost of all batches, in the unit of the search's price.
-        sure: the part of `cost` that counts for the number of buckets; see `fit_buckets`.
-    """
-
-    buckets: tuple[Bucket, ...]
-    batches: tuple[float, ...]
-    positions: float
-    padding: float
-    cost: float
-    sure: float
+    buckets: tuple[Bucket, ...]  # ascending by length
+    batches: tuple[float, ...]  # of each bucket in an epoch; an estimate, if it is not whole
+    positions: float  # of all batches, padding included; those of a side times its cost
+    padding: float  # the share of these that hold no token; columns that `align` adds are none
+    cost: float  # of all batches, in the unit of the search's price
+    sure: float  # the part of `cost` that counts for the number of buckets; see `fit_buckets`
 
 
 class Search:
@@ -83,11 +70,6 @@ class Search:
         candidates: the lengths that sets are made of; None: chosen from the lengths of examples,
             and changed where that helps.
         worth: a set of one bucket more is not packed if it cannot save this share.
-
-    Attributes:
-        stock: as given.
-        longest: for each side, the least length of the last bucket of a set.
-        candidates: the lengths of rows that sets are made of at first, ascending.
     """
 
     def __init__(
@@ -109,6 +91,7 @@ class Search:
         self._paid = np.array(self._costs) > 0  # the sides that cost something
         self._sizes, self._counts = stock.examples
         longest = round_up(np.maximum(stock.longest, 1), multiple)
+        # For each side, the least length of the last bucket of a set.
         self.longest: Lengths = tuple(longest.tolist())
         self._is_unpacked = stock.options.packing == "none"
         cap = stock.most_segments
@@ -120,6 +103,7 @@ class Search:
         self._packed: dict[tuple[Lengths, ...], BucketSet] = {}
         self._bounds: dict[tuple[Lengths, ...], float] = {}
         self._stands_in = stock.options.packing == "fill" or len(longest) > 1
+        self._finalists = FINALISTS if self._stands_in else 1
         self._moves = candidates is None
         self._last: Lengths | None = None  # of all sets, if longer rows save no padding
         self.candidates = sorted(set(self._make_candidates() if candidates is None else candidates))
@@ -181,31 +165,27 @@ class Search:
     def find(self, most: int) -> dict[int, BucketSet]:
         """The best set of each number of buckets up to `most`, by that number."""
         found: dict[int, BucketSet] = {}
-        extended: list[tuple[Lengths, ...]] = []
-        exact = self._cut_exactly(most) if self._moves and self._is_unpacked else {}
+        best: list[tuple[Lengths, ...]] = [()]
         for number in range(1, most + 1):
-            if number == 1:
-                tried: list[tuple[Lengths, ...]] = [(each,) for each in self.candidates]
-            else:
-                pairs = itertools.product(extended, self.candidates)
-                tried = [tuple(sorted({*each, more}, key=_order)) for each, more in pairs]
-            tried = [each for each in {*tried, *exact.get(number, ())} if len(each) == number]
-            limit = np.inf if number == 1 else found[number - 1].cost * (1 - self._worth)
-            costs = self._try(tried, limit, len(tried) if number == 1 else PACKED)
+            tried = {each for fewer in best for each in self._sets_with(fewer)}
+            limit = found[number - 1].cost * (1 - self._worth) if found else np.inf
+            costs = self._try(tried, limit, PACKED if found else len(tried))
             if not costs:
                 break
             costs = self._improve(costs)
-            extended = sorted(costs, key=costs.__getitem__)[:EXTENDED]
-            finalists = extended[:1]
-            if self._stands_in:
-                finalists = sorted(costs, key=costs.__getitem__)[:FINALISTS]
-            sets = [each for each in map(self.measure, finalists) if all(each.batches[:-1])]
+            best = sorted(costs, key=costs.__getitem__)[: self._finalists]
+            sets = [each for each in map(self.measure, best) if all(each.batches[:-1])]
             if not sets:
                 break
             found[number] = min(
                 sets, key=lambda each: each.cost * self._handicap(each.buckets[-1].lengths)
             )
         return found
+
+    def _sets_with(self, lengths: tuple[Lengths, ...]) -> set[tuple[Lengths, ...]]:
+        """The sets of some lengths and one of the candidates."""
+        every = {tuple(sorted({*lengths, more}, key=_order)) for more in self.candidates}
+        return {each for each in every if len(each) > len(lengths)}
 
     def _cost(self, lengths: tuple[Lengths, ...]) -> float:
         """The cost of a set; infinite if a bucket has no batch (but the last, which holds all)."""
@@ -231,8 +211,7 @@ class Search:
         costs: dict[tuple[Lengths, ...], float] = {}
         every = sorted((self.bound(each), each) for each in sets if self._is_valid(each))
         for bound, each in every[:most]:
-            enough = FINALISTS if self._stands_in else EXTENDED
-            if len(costs) >= enough and bound >= min(costs.values()):
+            if len(costs) >= self._finalists and bound >= min(costs.values()):
                 break
             if bound < limit and (cost := self._cost(each)) < np.inf:
                 costs[each] = cost
@@ -243,17 +222,14 @@ class Search:
         for _ in range(ROUNDS):
             best = min(costs, key=costs.__getitem__)
             least = costs[best]
-            others = set()
-            for index, more in itertools.product(range(len(best)), self.candidates):
-                other = {*best[:index], *best[index + 1 :], more}
-                others.add(tuple(sorted(other, key=_order)))
-            others = {each for each in others if len(each) == len(best)} - costs.keys()
-            costs |= self._try(others, least, PACKED)
+            others = {
+                each for n in range(len(best)) for each in self._sets_with(best[:n] + best[n + 1 :])
+            }
+            costs |= self._try(others - costs.keys(), least, PACKED)
             if min(costs.values()) >= least:
                 break
-        rounds = ROUNDS * (4 if self._stands_in else 1)  # bounds are fast
         for share in MOVES if self._moves else ():
-            for _ in range(rounds):
+            for _ in range(ROUNDS):
                 best = min(costs, key=costs.__getitem__)
                 least = costs[best]
                 moved = set(self._move(best, share)) - costs.keys()
@@ -273,35 +249,6 @@ class Search:
                     members = {*lengths[:index], other, *lengths[index + 1 :]}
                     if len(members) == len(lengths):
                         yield tuple(sorted(members, key=_order))
-
-    def _cut_exactly(self, most: int) -> dict[int, list[tuple[Lengths, ...]]]:
-        """For rows of one example, the best sets of each number of lengths, without empty rows."""
-        if len(self.longest) > 1:
-            return {}
-        lengths, multiple = self._sizes[:, 0], self._multiple
-        ends = np.unique(np.append(round_up(lengths, multiple), self.longest))
-        if len(ends) > EDGES:
-            ends = ends[np.linspace(0, len(ends) - 1, EDGES).astype(int)]
-        below = np.searchsorted(lengths, ends, side="right")
-        examples = np.append(0, np.cumsum(self._counts)[below - 1])
-        price = np.array([self._row_price((end,)) for end in ends.tolist()])
-        if not np.isfinite(price).all():
-            return {}
-        least, begins = np.append(0, np.full(len(ends), np.inf)), []
-        found = {}
-        for number in range(1, min(most, len(ends)) + 1):
-            sums = [
-                least[: n + 1] + (examples[n + 1] - examples[: n + 1]) * price[n]
-                for n in range(len(ends))
-            ]
-            begins.append([int(each.argmin()) for each in sums])
-            least = np.append(np.inf, [each.min() for each in sums])
-            end, chosen = len(ends) - 1, list[Lengths]()
-            for begin in reversed(begins):
-                chosen.append((int(ends[end]),))
-                end = begin[end] - 1
-            found[number] = [tuple(reversed(chosen))]
-        return found
 
     # ---- candidates
 
@@ -350,10 +297,8 @@ class Search:
         return found
 
     def _make_vectors(self, positions: np.ndarray) -> np.ndarray:
-        """Combinations of quantiles of the sides, and lengths that hold the shorter examples."""
-        number = max(round(COMBINATIONS ** (1 / self._paid.sum())), 2)
-        every = [_quantiles(np.maximum(side, 1), positions, number) for side in self._sizes.T]
-        found = [*itertools.product(*every)]
+        """Lengths that hold the shorter examples: each the longest of them, and balanced."""
+        found = list[Lengths]()
         share = (self._sizes / np.array(self.longest))[:, self._paid].max(axis=1)
         for limit in _quantiles(share, positions, QUANTILES):
             longest = self._sizes[share <= limit].max(axis=0)

@@ -53,7 +53,7 @@ class Stage(Handles):
         weights: the share of each of several corpora, by name; None for one corpus.
         given: the lengths or corpora of the plan, with corpora that have joined.
         members: the lengths of each corpus by name, or the parts of one that grows.
-        firsts: the number of the first example of each corpus.
+        firsts: the number in the plan of the first example of each corpus.
         changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
             (their number from here on) instead of `lengths`. In the first stage, all options.
         replans: whether what the stage before it leaves of epochs is planned again, by new streams.

@@ -81,11 +81,9 @@ class _RowFiller:
     """The remaining examples, and a search for the best row with one of them.
 
     The remaining sizes, in descending order, are cut into up to `CANDIDATES` groups. One size of
-    each group is a candidate for a row. The candidates change after every few rows; otherwise those
-    that fit nowhere would stay candidates. Shares of a row are computed with the four basic
-    operations only, so that they are the same on every machine.
-
-    `counts` is changed in place; `order` has the sizes that fit into a row of `limits`.
+    each group is a candidate. Candidates change after every few rows; else those that fit nowhere
+    would stay. Shares of a row are computed with the four basic operations only, so that they are
+    the same on every machine.
     """
 
     def __init__(
