@@ -87,6 +87,11 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
 
 
 def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:
+    source: Any = _import(path, f"{name}.source")(split)
+    return source if hasattr(source, "fingerprint") else sources.Records(source)
+
+
+def _import(path: str, name: str) -> Callable:
     module, _, attribute = path.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
@@ -94,12 +99,11 @@ def _import_source(path: str, split: str, name: str) -> sources.Source | sources
             raise InvalidValue(f"{attribute} is a {type(make).__name__}")
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidValue(
-            f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "
-            "MODULE:NAME, such as configs.python_data:Functions, and Python must find MODULE in "
-            "the current directory or on PYTHONPATH"
+            f"{name} is {path!r}, which cannot be imported: {error}. It must be MODULE:NAME, such "
+            "as configs.python_data:Functions, and Python must find MODULE in the current "
+            "directory or on PYTHONPATH"
         ) from error
-    source: Any = make(split)
-    return source if hasattr(source, "fingerprint") else sources.Records(source)
+    return make
 
 
 def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
@@ -286,7 +290,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             their `weights`; if others may join `train` later, `added`, by name;
             for token files of another program `format`, one of `in_place.READERS`, with `files` and
             the `options` of that method of `InPlace`; for `eval`, instead of all others, a share
-            `hold_out` of the training corpus;
+            `hold_out` of the training corpus; or `corpus`, MODULE:NAME of a function that takes
+            `split` and the directory, and returns a corpus of any kind that it writes there;
             `follow` and `wait_seconds`, as for `load`, of each training corpus, which another
             program writes if it has no source;
             `template`, which a source may also have; `prepare`, with `on_error` and `strict`, as
@@ -326,10 +331,15 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if share is not None:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
+    made = {
+        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus")
+        for folder, fields in every.items()
+        if (path := fields.get("corpus"))
+    }
     texts = {
         folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
         for folder, fields in every.items()
-        if folder not in in_place
+        if folder not in {**in_place, **made}
         and (folder not in followed or any(fields.get(key) for key in SOURCES))
     }  # others are written by another program
     if len({isinstance(text.field, str) for text in texts.values()}) > 1:
@@ -390,6 +400,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         view(
             open_growing(directory / folder, growing[folder].get("wait_seconds"))
             if folder in growing
+            else made[folder](every[folder].split, directory / folder)
+            if folder in made
             else open_corpus(directory / folder, **cache)
         )
         for folder in every
