@@ -113,11 +113,17 @@ def draw(number: int) -> tuple[bytes, str, str]:
             (pen.ellipse if shape == "circle" else pen.rectangle)(box, fill=COLOURS[colour])
         colours.append(colour)
         shapes.append(shape)
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=90)
+    content = encode(picture)
     single = [shape for shape in shapes if shapes.count(shape) == 1]
     if single and rng.random() < 0.5:
         shape = str(rng.choice(single))
-        return file.getvalue(), f"the {shape} is", colours[shapes.index(shape)][0]
+        return content, f"the {shape} is", colours[shapes.index(shape)][0]
     colour = str(rng.choice([*COLOURS]))
-    return file.getvalue(), f"how many {colour}", str(colours.count(colour))
+    return content, f"how many {colour}", str(colours.count(colour))
+
+
+def encode(picture: Image.Image) -> bytes:
+    """The bytes of a picture as JPEG."""
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=90)
+    return file.getvalue()
