@@ -11,6 +11,7 @@ hosts, run it on each; if the platform does not say how many there are, add
 and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
 """
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -24,7 +25,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import pipeline
-from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, step_flops
+from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, VisionDecoder, step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline.errors import InvalidValue
@@ -61,7 +62,7 @@ flags.adopt_module_key_flags(launch)  # such as --workdir, for --help
 def make_model(config: ConfigDict, corpus: Any) -> Model:
     """A decoder for a corpus, an encoder for a masked one, or an encoder–decoder for pairs.
 
-    README.md lists the fields of a batch.
+    A decoder for a corpus with patches sees them. README.md lists the fields of a batch.
     """
     if corpus.unpriced:
         raise InvalidValue(
@@ -73,8 +74,11 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     arguments = ["inputs", "inputs_segment_ids", "inputs_positions"]  # fields of a batch, in order
-    if len(corpus.sides) == 2:  # pairs, or text with corrupted spans
-        network: Any = EncoderDecoder
+    if sees := "patches" in corpus.side_names:  # the features are those of configs/vision.py
+        network: Any = functools.partial(VisionDecoder, patch_size=corpus.features["patches"].size)
+        arguments += ["patches", "patch_image", "patch_yx", "patch"]
+    elif len(corpus.sides) == 2:  # pairs, or text with corrupted spans
+        network = EncoderDecoder
         arguments += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:
         network = Encoder if config.task.kind == "masked" else Decoder
@@ -93,6 +97,11 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
     def flops(planned):
         # The columns of segments: row, example, start, length; for pairs two lengths.
         example, lengths = planned.segments[:, 1], planned.segments[:, 3:]
+        if sees:  # exact if an example has one picture; the table of patches is like that of ids
+            encoder = dataclasses.replace(sizes, vocab_size=corpus.features["patches"].size)
+            patches = lengths[:, [corpus.side_names.index("patches")]]
+            seen = step_flops(encoder, patches, bidirectional=True)
+            return seen + step_flops(sizes, lengths[:, :1])
         trees = None if corpus.trees is None else corpus.trees[example]  # of groups
         return step_flops(sizes, lengths, bidirectional=network is Encoder, trees=trees)
 

@@ -12,6 +12,7 @@ python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside 
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 python -m benchmarks groups                # continuations that share a prefix in a row
 python -m benchmarks sides                 # rows of examples with several lengths
+python -m benchmarks pictures              # pictures decoded ahead, packed, and learnt
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
 python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
@@ -26,7 +27,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    *("following", "sides", "tokens"),
+    *("following", "sides", "tokens", "pictures"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
@@ -38,6 +39,7 @@ OPTIONS = {
     "following": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
+    "pictures": ("steps",),
     "groups": ("widths",),
 }
 
@@ -83,7 +85,7 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
     )
-    parser.add_argument("--steps", type=int, default=400, help="for why (400)")
+    parser.add_argument("--steps", type=int, default=400, help="for why and pictures (400)")
     parser.add_argument(
         "--widths", type=int, nargs="+", default=[256, 1_024], help="for groups (256 1024)"
     )

@@ -280,9 +280,11 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
-            or for token files of another program `format`, `files` and `options`; for a mixture,
-            `sources` instead of `train`, such fields by name; if others may join `train` later,
-            `added`, by name. Without `train` and `sources`, only the second corpus is made.
+            or for token files of another program `format`, `files` and `options`; or `corpus`,
+            MODULE:NAME of a function that takes `split` and the directory, and returns a corpus of
+            any kind that it writes there; for a mixture, `sources` instead of `train`, such fields
+            by name; if others may join `train` later, `added`, by name. Without `train` and
+            `sources`, only the second corpus is made.
         directory: the directory of the corpora, each in a directory called like its fields.
         whole: whether followed corpora must be finished; they are prepared to their end or, if
             another program writes them, refused if they are not finished.
@@ -313,10 +315,16 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if share:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
+    example = "such as configs.vision:make_corpus"
+    made = {
+        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus", example)
+        for folder, fields in every.items()
+        if (path := fields.get("corpus"))
+    }
     texts = {
         folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
         for folder, fields in every.items()
-        if folder not in in_place
+        if folder not in {**in_place, **made}
         and (folder not in followed or any(fields.get(key) for key in SOURCES))
     }  # others are written by another program
     pairs = {hasattr(text.template, "sides") for text in texts.values()}
@@ -381,6 +389,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         view(
             open_growing(directory / folder, growing[folder].get("wait_seconds"))
             if folder in growing
+            else made[folder](every[folder].split, directory / folder)
+            if folder in made
             else open_corpus(directory / folder, **cache)
         )
         for folder in every

@@ -1,0 +1,97 @@
+"""The examples of speech, graphs and pictures: packed rows compute what examples compute alone."""
+
+import re
+import runpy
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from pipeline import Batches, Bucket, Plan
+from tests.processes import ROOT, call
+
+ROWS = {
+    "speech": ({"targets": 48, "frames": 512}, {"frames": 2}),
+    "graphs": ({"nodes": 64, "edges": 192, "graphs": 6}, {}),
+    "images": ({"patches": 160, "images": 6}, {}),
+}
+STEP = re.compile(r"^step \d+ loss (\S+)$", re.M)
+
+
+def examples_of(name, program, folder):
+    if name != "images":
+        return program["make_examples"](8)
+    program["draw_pictures"](folder, 8)
+    return program["make_corpus"](folder)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_packed_examples_have_the_results_and_gradients_that_they_have_alone(name, tmp_path):
+    program = runpy.run_path(ROOT / f"examples/{name}.py")
+    examples = examples_of(name, program, tmp_path)
+    lengths, align = ROWS[name]
+    graph, state = nnx.split(program["Model"](nnx.Rngs(0)))
+
+    @jax.jit
+    def compute(state, batch):
+        model = nnx.merge(graph, state)
+
+        def loss(state):
+            return program["loss_sum"](nnx.merge(graph, state), batch)
+
+        return model(batch), jax.grad(loss)(state)
+
+    rows = 4
+    plan = Plan(examples, [Bucket(rows, lengths)], align=align, shuffle=False)
+    (batch,) = Batches(examples, plan)
+    planned = plan.batch(0)
+    side = examples.loss_side
+    results, gradient = compute(state, batch)
+    assert len(planned.segments) == len(examples) > rows
+    total = jax.tree.map(jnp.zeros_like, gradient)
+    for segment, column in zip(planned.segments, planned.columns, strict=True):
+        row, example, size = segment[0], segment[1], segment[3 + side]
+        others = [number for number in range(len(examples)) if number != example]
+        single = Plan(examples, [Bucket(1, lengths)], align=align, exclude=others)
+        expected, more = compute(state, Batches(examples, single)[0])
+        found = results[row, column[side] : column[side] + size]
+        error = np.linalg.norm(found - expected[0, :size])
+        assert error < 1e-6 * np.linalg.norm(expected[0, :size])
+        total = jax.tree.map(jnp.add, total, more)
+    error = optax.global_norm(jax.tree.map(jnp.subtract, gradient, total))
+    assert error < 1e-6 * optax.global_norm(total)
+
+
+def test_a_tap_of_the_convolution_stays_in_its_segment():
+    speech = runpy.run_path(ROOT / "examples/speech.py")
+    model, rng = speech["Model"](nnx.Rngs(0)), np.random.default_rng(0)
+    frames = rng.normal(size=(1, 8, speech["MELS"])).astype(np.float32)
+    ids = np.array([[1, 1, 1, 0, 2, 2, 0, 0]])
+    packed = model.shrink(frames, ids)
+    alone = model.shrink(frames[:, 4:], ids[:, 4:])
+    np.testing.assert_allclose(packed[:, 2], alone[:, 0], rtol=1e-6)
+    changed = frames.copy()
+    changed[0, 2] += 1  # the last one of the first segment
+    assert np.abs(model.shrink(changed, ids) - packed)[0].max(axis=1).astype(bool).tolist() == (
+        [False, True, False, False]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("speech", ("--utterances=60", "--steps=12", "--tokens-per-batch=1024")),
+        ("graphs", ()),
+        ("images", ("--folder=pictures", "--pictures=60", "--steps=12", "--tokens-per-batch=512")),
+    ],
+)
+def test_an_example_learns(name, options, tmp_path):
+    done = call(sys.executable, ROOT / f"examples/{name}.py", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    losses = [float(each) for each in STEP.findall(done.stdout)]
+    assert np.mean(losses[-4:]) < 0.95 * losses[0]
