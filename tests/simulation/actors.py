@@ -512,7 +512,7 @@ def files(history: History, root: str) -> list[Callable[[], Any]]:
     return [one.check, foreign.check]
 
 
-class Whole(Run):
+class FinishedRun(Run):
     """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
 
     Args:
@@ -565,11 +565,11 @@ class Whole(Run):
 NUMBER = Feature("example", dtype=np.int32)
 
 
-def wholes(history: History, root: str) -> list[Callable[[], Any]]:
+def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
     """A finished corpus, runs on it and those who add a feature; returns the checks."""
     stream = Stream(history, "a", f"{root}/a")
     stream.start()
-    runs = [Whole(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    runs = [FinishedRun(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
     for run in runs:
         run.start()
     for number in range(history.random.choice([0, 1, 2])):
@@ -580,7 +580,7 @@ def wholes(history: History, root: str) -> list[Callable[[], Any]]:
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
-    "wholes": wholes,
+    "finished": finished_corpora,
     "locks": locks,
     "files": files,
 }
