@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -87,11 +88,13 @@ class Stream:
 
     def start(self, writers: int = 1) -> None:
         """Starts writers that want to write at the same time, one after another."""
+        self._foreign = Foreign(self._history, self.place)
         for number in range(writers):
             self._history.keep(f"writer {number} of {self.name}", self.write)
 
     def check(self) -> None:
         """Refuses a corpus that is not the beginning of the stream, or has something beside it."""
+        self._foreign.check()
         with contextlib.suppress(Exists):  # what a loss of power brought back goes
             Writer(self.place, keep_parts=self.keep_parts).close()
         corpus = Corpus.open(self.place, follow=True)
@@ -112,7 +115,7 @@ class Stream:
                 )
                 self.account.require(same, f"{self.name}: example {number} is another one")
         names = sorted(path.name for path in self.place.iterdir())
-        wrong = [n for n in names if (n.startswith(".") and n != ".lock") or n == "shards"]
+        wrong = [n for n in names if re.match(r"\.(?!lock|notes)|shards", n)]
         ok = not wrong or self.keep_parts is not None
         self.account.require(ok, f"{self.name}: {wrong} are left")
 
@@ -120,6 +123,24 @@ class Stream:
     def due(self) -> np.ndarray:
         """The ids of the tokens that are learnt, of what is sealed in the end."""
         return np.concatenate([tokens[1:] for tokens in self.examples[: self.sealed]])
+
+
+class Foreign:
+    """A file of somebody else in a directory of the project."""
+
+    def __init__(self, history: History, place: Any):
+        self._history, self._path = history, place / "notes"
+        history.keep("somebody", self._write)
+
+    def _write(self) -> None:
+        make_directory(self._path.parent)
+        with atomic_write(self._path, shared=True) as file:
+            file.write(b"mine")
+
+    def check(self) -> None:
+        """Refuses a file that is gone or another one."""
+        there = self._path.exists() and self._path.read_bytes() == b"mine"
+        self._history.account.require(there, f"{self._path.name} of somebody else is gone")
 
 
 class Run:
@@ -477,19 +498,21 @@ class File:
         with atomic_write(self._path) as file:  # which removes what killed processes left
             file.write(content)
         names = sorted(path.name for path in self._place.iterdir())
-        self._history.account.require(names == ["file"], f"{names} are there, not only the file")
+        left = [name for name in names if name.startswith(".file")]
+        self._history.account.require(not left, f"{left} are left")
 
 
 def files(history: History, root: str) -> list[Callable[[], Any]]:
     """Processes that write one file; returns the checks."""
     one = File(history, f"{root}/files", history.random.random() < 0.3)
+    foreign = Foreign(history, as_path(f"{root}/files"))
     for number in range(history.random.choice([2, 3])):
         history.keep(f"writer {number}", one.write)
     history.keep("reader", one.read)
-    return [one.check]
+    return [one.check, foreign.check]
 
 
-class Whole(Run):
+class FinishedRun(Run):
     """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
 
     Args:
@@ -542,11 +565,11 @@ class Whole(Run):
 NUMBER = Feature("example", dtype=np.int32)
 
 
-def wholes(history: History, root: str) -> list[Callable[[], Any]]:
+def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
     """A finished corpus, runs on it and those who add a feature; returns the checks."""
     stream = Stream(history, "a", f"{root}/a")
     stream.start()
-    runs = [Whole(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    runs = [FinishedRun(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
     for run in runs:
         run.start()
     for number in range(history.random.choice([0, 1, 2])):
@@ -557,7 +580,7 @@ def wholes(history: History, root: str) -> list[Callable[[], Any]]:
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
-    "wholes": wholes,
+    "finished": finished_corpora,
     "locks": locks,
     "files": files,
 }

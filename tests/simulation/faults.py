@@ -12,7 +12,7 @@ from pipeline.fs import atomic, objects
 
 def leave_names_unsynced() -> None:
     """Names of files do not reach the disk."""
-    atomic._sync_directory = lambda path: None  # type: ignore[assignment]
+    atomic._sync_directory = lambda path: None
 
 
 def copy_in_place_of_a_rename() -> None:
@@ -26,12 +26,12 @@ def copy_in_place_of_a_rename() -> None:
         os.unlink(old)
         return new
 
-    atomic.epath.Path("/").__class__.replace = copy  # type: ignore[method-assign]
+    atomic.epath.Path("/").__class__.replace = copy
 
 
 def seal_before_data() -> None:
     """A part need not be on the disk before its record is."""
-    parts.atomic_write = functools.partial(atomic.atomic_write, durable=False)  # type: ignore
+    parts.atomic_write = functools.partial(atomic.atomic_write, durable=False)
 
 
 def unlock_before_the_rename() -> None:
@@ -42,7 +42,7 @@ def unlock_before_the_rename() -> None:
         sync(file)
         fcntl.flock(super(atomic._Temporary, file).fileno(), fcntl.LOCK_UN)
 
-    atomic._Temporary.sync = unlock  # type: ignore[method-assign]
+    atomic._Temporary.sync = unlock
 
 
 def store_the_cursor_after_parts() -> None:
@@ -58,12 +58,12 @@ def store_the_cursor_after_parts() -> None:
             with contextlib.suppress(KeyError):
                 log.write_entries(path, entries | {"next": [cursor]})
 
-    log.Log.append = twice  # type: ignore[method-assign]
+    log.Log.append = twice
 
 
 def write_without_the_lock() -> None:
     """A holder that was silent does not look whether it has the lock of a bucket."""
-    objects._guard = lambda path: None  # type: ignore[assignment]
+    objects._guard = lambda path: None
 
 
 FAULTS = {

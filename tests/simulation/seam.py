@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -39,6 +39,11 @@ STATE = {
 # Kinds of calls to files, by which Python tells of those that are not wrapped.
 AUDITED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.listdir"}
 AUDITED |= {"os.scandir", "os.truncate", "shutil.rmtree", "shutil.copyfile"}
+
+
+# What stands in for each call, and the call itself.
+WRAPPED: dict[str, Any] = {}
+REAL: dict[str, Any] = {"open": open}
 
 
 class World:
@@ -213,20 +218,39 @@ def _close(number: int) -> None:
     REAL["os.close"](number)
 
 
-def _fsync(file: Any) -> None:
-    number = file if isinstance(file, int) else file.fileno()
-    if (world := _world(number)) is not None:
-        world.scheduler.point("sync", world.disk.name(number), 0.01)
-        world.disk.refuse_if_full(None)
-        really(world.disk.sync, number)
+def _wrap(name: str, kind: str, seconds: float = 0.001, *, writes: bool = False) -> Any:
+    """Makes what stands in for a call whose first argument is a path, a file or a descriptor."""
+
+    def decorate(act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if hasattr(path, "fileno"):
+                path = path.fileno()
+            if (world := _world(path)) is None:
+                return really(REAL[name], path, *arguments, **options)
+            new = f" to {os.path.basename(arguments[0])}" if kind in ("rename", "link") else ""
+            world.scheduler.point(kind, world.disk.name(path) + new, seconds)
+            if writes:
+                world.disk.refuse_if_full(path)
+            path = path if isinstance(path, int) else os.fspath(path)
+            return act(world, path, *map(_as_text, arguments), **options)
+
+        WRAPPED[name] = call
+        return act
+
+    return decorate
 
 
-def _flock(file: Any, how: int) -> None:
-    number = file if isinstance(file, int) else file.fileno()
-    if (world := _world(number)) is None:
-        REAL["fcntl.flock"](number, how)
-        return
-    world.scheduler.point("lock", world.disk.name(number))
+def _as_text(argument: Any) -> Any:
+    return os.fspath(argument) if isinstance(argument, os.PathLike) else argument
+
+
+@_wrap("os.fsync", "sync", 0.01, writes=True)
+def _fsync(world: World, number: int) -> None:
+    really(world.disk.sync, number)
+
+
+@_wrap("fcntl.flock", "lock")
+def _flock(world: World, number: int, how: int) -> None:
     mine = world.disk.descriptors[number]
     if how & fcntl.LOCK_UN:
         mine.locked = None
@@ -238,82 +262,53 @@ def _flock(file: Any, how: int) -> None:
     mine.locked = number, world.scheduler.me.process
 
 
-def _rename(path: Any, new: Any, **options: Any) -> None:
-    if (world := _world(path)) is None:
-        really(REAL["os.replace"], path, new, **options)
-        return
-    world.scheduler.point("rename", f"{world.disk.name(path)} to {os.path.basename(new)}")
-    world.disk.refuse_if_full(path)
-    really(world.disk.rename, os.fspath(path), os.fspath(new))
+@_wrap("os.rename", "rename", writes=True)
+@_wrap("os.replace", "rename", writes=True)
+def _rename(world: World, path: str, new: str) -> None:
+    really(world.disk.rename, path, new)
     really(REAL["os.replace"], path, new)
 
 
-def _link(path: Any, new: Any, **options: Any) -> None:
-    if (world := _world(path)) is None:
-        really(REAL["os.link"], path, new, **options)
-        return
-    world.scheduler.point("link", f"{world.disk.name(path)} to {os.path.basename(new)}")
-    world.disk.refuse_if_full(path)
+@_wrap("os.link", "link", writes=True)
+def _link(world: World, path: str, new: str, **_: Any) -> None:
     really(REAL["os.link"], path, new)
-    world.disk.link(os.fspath(path), os.fspath(new))
+    world.disk.link(path, new)
 
 
-def _unlink(path: Any, **options: Any) -> None:
-    if options or (world := _world(path)) is None:
-        really(REAL["os.unlink"], path, **options)
-        return
-    world.scheduler.point("unlink", world.disk.name(path))
-    if not os.path.lexists(path) or is_folder(path):
-        really(REAL["os.unlink"], path)  # which raises
-    really(world.disk.remove, os.fspath(path))
+@_wrap("os.remove", "unlink")
+@_wrap("os.unlink", "unlink")
+def _unlink(world: World, path: str) -> None:
+    if os.path.lexists(path) and not is_folder(path):
+        really(world.disk.remove, path)
     really(REAL["os.unlink"], path)
 
 
-def _mkdir(path: Any, *arguments: Any, **options: Any) -> None:
-    if (world := _world(path)) is None:
-        really(REAL["os.mkdir"], path, *arguments, **options)
-        return
-    world.scheduler.point("mkdir", world.disk.name(path))
-    world.disk.refuse_if_full(path)
-    really(REAL["os.mkdir"], path, *arguments)
-    world.disk.add_folder(os.fspath(path))
+@_wrap("os.mkdir", "mkdir", writes=True)
+def _mkdir(world: World, path: str, *mode: int) -> None:
+    really(REAL["os.mkdir"], path, *mode)
+    world.disk.add_folder(path)
 
 
-def _rmdir(path: Any, **options: Any) -> None:
-    if options or (world := _world(path)) is None:
-        really(REAL["os.rmdir"], path, **options)
-        return
-    world.scheduler.point("rmdir", world.disk.name(path))
+@_wrap("os.rmdir", "rmdir")
+def _rmdir(world: World, path: str) -> None:
     really(REAL["os.rmdir"], path)
-    world.disk.forget_folder(os.fspath(path))
+    world.disk.forget_folder(path)
 
 
-def _stat(path: Any, **options: Any) -> Any:
-    if not isinstance(path, int) and (world := _world(path)) is not None:
-        world.scheduler.point("stat", world.disk.name(path), 0.0003)
+@_wrap("os.stat", "stat", 0.0003)
+def _stat(world: World, path: Any, **options: Any) -> Any:
     return REAL["os.stat"](path, **options)
 
 
-def _listdir(path: Any = ".") -> list[str]:
-    if (world := _world(path)) is None:
-        return really(REAL["os.listdir"], path)
-    world.scheduler.point("list", world.disk.name(path))
+@_wrap("os.listdir", "list")
+def _listdir(world: World, path: str) -> list[str]:
     names = sorted(really(REAL["os.listdir"], path))
     world.random.shuffle(names)
     return names
 
 
-class _Scan:
+class _Scan(list):
     """What `os.scandir` gives, in any order."""
-
-    def __init__(self, entries: list[os.DirEntry]):
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[os.DirEntry]:
-        return self._entries
-
-    def __next__(self) -> os.DirEntry:
-        return next(self._entries)
 
     def __enter__(self) -> "_Scan":
         return self
@@ -321,31 +316,24 @@ class _Scan:
     def __exit__(self, *_: object) -> None:
         pass
 
-    close = __exit__
 
-
-def _scandir(path: Any = ".") -> Any:
-    if isinstance(path, int) or (world := _world(path)) is None:
-        return really(REAL["os.scandir"], path)
-    world.scheduler.point("list", world.disk.name(path))
+@_wrap("os.scandir", "list")
+def _scandir(world: World, path: str) -> _Scan:
     with really(REAL["os.scandir"], path) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     world.random.shuffle(entries)
     return _Scan(entries)
 
 
-def _fallocate(number: int, offset: int, size: int) -> None:
-    if (world := _world(number)) is not None:
-        world.scheduler.point("allocate", world.disk.name(number))
-        world.disk.refuse_if_full(None)
-        world.disk.write(number)
+@_wrap("os.posix_fallocate", "allocate", writes=True)
+def _fallocate(world: World, number: int, offset: int, size: int) -> None:
+    world.disk.write(number)
     REAL["os.posix_fallocate"](number, offset, size)
 
 
-def _map(path: Any, *arguments: Any, **options: Any) -> Any:
-    if (world := _world(path)) is not None:
-        world.scheduler.point("map", world.disk.name(path))
-    return REAL["pyarrow.memory_map"](path, *arguments, **options)
+@_wrap("pyarrow.memory_map", "map")
+def _map(world: World, path: str, *how: Any) -> Any:
+    return REAL["pyarrow.memory_map"](path, *how)
 
 
 # ---- processes, time and chance
@@ -421,32 +409,17 @@ class _CachedProperty:
         return vars(thing)[self.name]
 
 
-WRAPPED: dict[str, Any] = {
+WRAPPED |= {
     "builtins.open": _open_file,
     "io.open": _open_file,
     "io.FileIO": FileIO,
     "os.open": _os_open,
     "os.close": _close,
-    "os.fsync": _fsync,
-    "os.replace": _rename,
-    "os.rename": _rename,
-    "os.link": _link,
-    "os.unlink": _unlink,
-    "os.remove": _unlink,
-    "os.mkdir": _mkdir,
-    "os.rmdir": _rmdir,
-    "os.stat": _stat,
-    "os.listdir": _listdir,
-    "os.scandir": _scandir,
-    "os.posix_fallocate": _fallocate,
     "os.getpid": _getpid,
     "os.kill": _kill,
-    "fcntl.flock": _flock,
     "uuid.uuid4": _uuid4,
-    "pyarrow.memory_map": _map,
     "functools.cached_property": _CachedProperty,
 }
-REAL: dict[str, Any] = {"open": open}
 
 
 def install() -> None:
