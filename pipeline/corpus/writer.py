@@ -39,7 +39,6 @@ from pipeline.fs.atomic import (
     atomic_write,
     directory_lock,
     make_directory,
-    remove_leftovers,
 )
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
@@ -352,6 +351,4 @@ def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> No
     digest = lengths_module.digest(lengths)
     manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
     manifest.write(log.directory / MANIFEST)
-    # Now what is late finds a finished corpus, and is not disturbed.
-    remove_leftovers(log.directory, TEMPORARY)
     log.remove()

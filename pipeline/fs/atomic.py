@@ -189,7 +189,7 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
 
 def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes local temporary files with such names; only a late process may be writing one."""
-    for left in folder.iterdir() if is_local(folder) else ():
+    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
         if names.fullmatch(left.name):
             left.unlink(missing_ok=True)
 
