@@ -57,6 +57,11 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
 
     README.md lists the fields of a batch.
     """
+    if corpus.unpriced:
+        raise InvalidValue(
+            f"the corpus has the sides {', '.join(corpus.side_names)}, and train.py trains on text "
+            "or pairs; load it with pipeline.load in a loop of your own, as in docs/sides.md"
+        )
     try:
         sizes = TransformerConfig(vocab_size=corpus.vocab_size, **config.model)
     except (TypeError, ValueError) as error:  # its message names the field

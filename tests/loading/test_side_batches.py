@@ -497,7 +497,7 @@ def examples_of(**features):
         ),
         (
             lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
-            "these examples have one side, and 'patches' is of the side 'patches'; Examples and .* "
+            "these examples have one side, and 'patches' is of the side 'patches'; Examples, .* "
             "cannot grow yet",
         ),
         (
