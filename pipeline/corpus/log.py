@@ -41,7 +41,13 @@ from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidState, InvalidValue, Missing, NotSealed
 from pipeline.fs import objects
-from pipeline.fs.atomic import as_path, make_directory, remove_files, remove_leftovers
+from pipeline.fs.atomic import (
+    as_path,
+    list_folder,
+    make_directory,
+    remove_files,
+    remove_leftovers,
+)
 from pipeline.fs.fork import Handles
 from pipeline.planning import lengths as lengths_module
 
@@ -504,9 +510,8 @@ class Log(Handles):
 
         Parts that a reader holds stay; without any reader, all parts do.
         """
-        folder = self.directory / SHARDS / READERS
-        paths = folder.iterdir() if folder.exists() else ()
-        holds = [path for path in paths if READER.fullmatch(path.name)]
+        readers = list_folder(self.directory / SHARDS / READERS)
+        holds = [path for path in readers if READER.fullmatch(path.name)]
         held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in holds]
         before = min(before, *held) if held else 0
         begin = Begin.read(self.directory)
@@ -548,9 +553,7 @@ def record_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
 
 def list_records(directory: epath.Path) -> list[Key]:
     """The keys of the records that are there, in order."""
-    folder = directory / SHARDS
-    paths = folder.iterdir() if folder.exists() else ()
-    named = [RECORD.fullmatch(path.name) for path in paths]
+    named = [RECORD.fullmatch(path.name) for path in list_folder(directory / SHARDS)]
     return sorted((int(name[1]), int(name[2])) for name in named if name)
 
 

@@ -173,8 +173,11 @@ class Manifest:
         require_sizes(directory, due, damage)
         return manifest
 
-    def write(self, path: epath.Path) -> None:
-        """Writes the table of parts, if they are known, and then the manifest."""
+    def write(self, path: epath.Path, *, once: bool = False) -> None:
+        """Writes the table of parts, if they are known, and then the manifest.
+
+        With `once`, it raises a `FileExistsError` if there is a manifest.
+        """
         entries, digest = dict(vars(self)), None
         if self.parts:
             content = self.parts.write()
@@ -182,7 +185,8 @@ class Manifest:
             with atomic_write(path.parent / PARTS) as file:
                 file.write(content)
         features = {name: each.as_json for name, each in self.features.items()}
-        write_entries(path, {**entries, "features": features, "parts": digest})
+        entries |= {"features": features, "parts": digest}
+        write_entries(path, entries, once=once)
 
 
 def is_finished(directory: epath.Path) -> bool:

@@ -124,7 +124,11 @@ class Work:
         make_directory(place)
         if (begun := Manifest.find(place)) is None:
             refuse_others(place)
-        elif begun.finished or list_records(place):
+        elif (
+            begun.finished
+            or (begun.origin, begun.task) == (manifest.origin, manifest.task)
+            or list_records(place)
+        ):
             require_same_origin(place, begun.origin, job.origin)
             if begun.task != manifest.task:
                 raise InvalidValue(
@@ -134,7 +138,10 @@ class Work:
             return begun
         saved = None if tokenizer is None else tokenizer.save(place)
         manifest = dataclasses.replace(manifest, tokenizer=saved)
-        begin(place, manifest)
+        try:
+            begin(place, manifest, once=begun is None)
+        except FileExistsError:  # another process began it meanwhile, and may have finished it
+            return self._declare(side, place)
         return manifest
 
     def remove_logs(self) -> None:

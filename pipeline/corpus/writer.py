@@ -38,6 +38,7 @@ from pipeline.fs.atomic import (
     as_path,
     atomic_write,
     directory_lock,
+    list_folder,
     make_directory,
 )
 from pipeline.planning import lengths as lengths_module
@@ -318,17 +319,21 @@ class Writer:
             )
 
 
-def begin(directory: epath.Path, manifest: Manifest) -> None:
-    """Writes the manifest without parts, before the first part; leaves a finished one."""
+def begin(directory: epath.Path, manifest: Manifest, *, once: bool = False) -> None:
+    """Writes the manifest without parts, before the first part; leaves a finished one.
+
+    With `once`, it raises a `FileExistsError` if there is a manifest.
+    """
     make_directory(directory / SHARDS)
     if not is_finished(directory):  # by another writer, which took the lock over
-        manifest.write(directory / MANIFEST)
+        manifest.write(directory / MANIFEST, once=once)
 
 
 def refuse_others(directory: epath.Path) -> None:
     """Refuses a directory in which no corpus was begun, but with files that would be in its way."""
-    for path in sorted(directory.iterdir()) if directory.exists() else ():
-        if PART_NAME.fullmatch(path.name) or path.name in BESIDE:
+    for path in sorted(list_folder(directory)):
+        named = PART_NAME.fullmatch(path.name) or path.name in BESIDE
+        if named and Manifest.find(directory) is None:  # no other process began one meanwhile
             raise InvalidValue(
                 f"{os.fspath(path)} is not of a corpus that was begun here, as there is no "
                 f"{MANIFEST}, and it would be in the way of one. Use a directory of its own, or "

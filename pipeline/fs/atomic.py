@@ -21,6 +21,8 @@ from pipeline.fs.objects import SCHEMES, ObjectPath, was_written
 logger = logging.getLogger(__name__)
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+# Errors of network file systems on which names cannot be synced.
+UNABLE = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -63,19 +65,33 @@ def _sync_directory(path: epath.Path) -> None:
     """Returns when the names of the files in a directory are on the disk itself."""
     directory = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(directory)
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise StorageError(
+                error.errno,
+                f"names in {os.fspath(path)} may not survive a loss of power: {error.strerror}; "
+                "make room or check the disk, and run again",
+            ) from error
     finally:
         os.close(directory)
 
 
+def list_folder(folder: epath.Path) -> list[epath.Path]:
+    """What is in a folder, which another process may remove; nothing if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return [*folder.iterdir()]
+    return []
+
+
 def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes the files with such names, and the folder if it then is empty."""
-    for path in folder.iterdir() if folder.exists() else ():
+    for path in list_folder(folder):
         if names.fullmatch(path.name):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        folder.rmdir()
+    if is_local(folder):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # that of epath also removes what came after it looked
 
 
 @contextlib.contextmanager
@@ -189,7 +205,7 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
 
 def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes local temporary files with such names; only a late process may be writing one."""
-    for left in folder.iterdir() if is_local(folder) and folder.exists() else ():
+    for left in list_folder(folder) if is_local(folder) else ():
         if names.fullmatch(left.name):
             left.unlink(missing_ok=True)
 

@@ -14,8 +14,8 @@ import pytest
 
 from pipeline import Corpus, Writer, prepare, prepare_pairs
 from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
-from pipeline.corpus.manifest import write_entries
-from pipeline.fs.atomic import directory_lock, make_directory
+from pipeline.corpus.manifest import Manifest, write_entries
+from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
 from pipeline.text.sources import source as sizes
@@ -391,10 +391,10 @@ def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_e
             Path(source.files[0]).write_text("else")
             yield from map(function, items)
 
-    def die(path, entries):
+    def die(path, entries, **how):
         if entries["parts"]:
             raise KeyError("killed")
-        write_entries(path, entries)
+        write_entries(path, entries, **how)
 
     directory = tmp_path / "corpus"
     monkeypatch.setattr("pipeline.corpus.manifest.write_entries", die)
@@ -491,3 +491,21 @@ def test_workers_get_the_functions_of_a_notebook(tmp_path):
     said = ran.stdout.splitlines()
     assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
     assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])
+
+
+def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("one\ntwo\n")
+    job = Job(TextFiles(tmp_path / "text"), Bytes(), "text", None, None)
+    find, seen = Manifest.find, []
+
+    def late(directory):  # others prepare all of it between a look and what follows
+        found = find(directory)
+        if not seen:
+            seen.append(found)
+            preparation.prepare_job(job, directory, num_workers=0, progress=False)
+        return found
+
+    monkeypatch.setattr(Manifest, "find", late)
+    monkeypatch.setattr("pipeline.corpus.writer.is_finished", lambda directory: False)
+    work.Work(job, as_path(tmp_path / "corpus")).declare()
+    assert len(Corpus.open(tmp_path / "corpus")) == 2

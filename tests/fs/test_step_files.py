@@ -1,11 +1,17 @@
 """Files that are written whole, and those of ranges of steps."""
 
+import errno
 import os
+import re
+import stat
+from contextlib import nullcontext
 
+import pytest
 from etils import epath
 
+from pipeline.errors import StorageError
 from pipeline.fs import StepFiles
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, remove_files
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_path, monkeypatch):
@@ -22,6 +28,33 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_p
     (inode, size, named), (directory, _, then_named) = synced
     assert (inode, size, named) == ((tmp_path / "x").stat().st_ino, 500_000, False)
     assert (directory, then_named) == (tmp_path.stat().st_ino, True)
+
+
+@pytest.mark.parametrize(("number", "raises"), [(errno.ENOSPC, True), (errno.EINVAL, False)])
+def test_names_that_cannot_be_synced_are_told(number, raises, tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    # Network file systems raise EINVAL.
+    expected = pytest.raises(StorageError, match="may not survive") if raises else nullcontext()
+    with expected, atomic_write(tmp_path / "x") as file:
+        file.write(b"bytes")
+
+
+def test_a_folder_is_not_removed_with_what_came_after_a_look(tmp_path, monkeypatch):
+    def look(path):
+        (tmp_path / "a/new").touch()
+        return []
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(os, "listdir", look)
+    remove_files(epath.Path(tmp_path / "a"), re.compile("old"))
+    assert (tmp_path / "a/new").exists()
 
 
 def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):

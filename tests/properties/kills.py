@@ -120,35 +120,27 @@ class Trial:
 
 
 class Preparation(Trial):
-    """Text becomes a corpus of many small parts; or two corpora.
+    """Text becomes a corpus of many small parts.
 
     Args:
         text: from `write_documents`.
-        kind: "prepare", "prepare_pairs" or "from_arrays".
         workers: processes that tokenise.
     """
 
-    def __init__(self, text: Path, kind: str = "prepare", workers: int = 0):
-        self.text, self.kind, self.workers = text, kind, workers
-        self.name = f"{kind}, {workers} workers" if workers else kind
+    def __init__(self, text: Path, workers: int = 0):
+        self.text, self.workers = text, workers
+        self.name = f"prepare, {workers} workers"
 
     def run(self, folder: Path) -> None:
-        from pipeline.corpus import Corpus, prepare, prepare_pairs
+        from pipeline.corpus import prepare
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
         from pipeline.text.sources import source as sizes
         from pipeline.text.tokenizers import Bytes
 
         ragged.TOKENS_PER_PART, sizes.LEAST, sizes.BLOCK = 600, 1500, 100
-        if self.kind == "from_arrays":
-            texts = [json.loads(line)["text"] for line in self.text.read_text().splitlines()]
-            Corpus.from_arrays([list(text.encode()) for text in texts], folder)
-            return
-        source, options = JsonLines(self.text), {"num_workers": self.workers, "progress": False}
-        if self.kind == "prepare_pairs":
-            prepare_pairs(source, Bytes(), folder, fields=("text", "back"), **options)
-        else:
-            prepare(source, Bytes(), folder, **options)
+        options: Any = {"num_workers": self.workers, "progress": False}
+        prepare(JsonLines(self.text), Bytes(), folder, **options)
 
 
 class Stream(Trial):
@@ -159,12 +151,12 @@ class Stream(Trial):
 
     Args:
         examples: how many.
-        bucket: of the corpora, if they are in one.
     """
 
-    def __init__(self, examples: int = 120, bucket: Path | None = None):
-        self.examples, self.bucket, self.notes = examples, bucket, True
-        self.name = "Writer in a bucket" if bucket else "Writer"
+    name = "Writer"
+
+    def __init__(self, examples: int = 120):
+        self.examples = examples
 
     def example(self, number: int) -> list[int]:
         """The tokens of an example, by which it is told from others."""
@@ -175,7 +167,7 @@ class Stream(Trial):
         from pipeline.text import ragged
 
         ragged.TOKENS_PER_PART = 50
-        place, note = self.address(folder) / "c", folder / "acknowledged"
+        place, note = folder / "c", folder / "acknowledged"
         acknowledged = len(note.read_bytes()) if note.exists() else 0
         with contextlib.suppress(FileExistsError), Writer(place) as writer:
             begin = writer.cursor or 0
@@ -185,9 +177,8 @@ class Stream(Trial):
                 writer.append(self.example(number))
                 if number % 10 == 9:
                     writer.seal(cursor=number + 1)
-                    if self.notes:
-                        with note.open("ab") as file:
-                            file.truncate(number + 1)
+                    with note.open("ab") as file:
+                        file.truncate(number + 1)
             writer.finish()
         self.check(place, self.examples)
         Corpus.open(place).verify()
@@ -214,7 +205,7 @@ class Stream(Trial):
             yield self.example(number)[:1] if not length else corpus[number]["inputs"]
 
     def result(self, folder: Path) -> dict[str, Any]:
-        return super().result(self.root(folder) / "c")
+        return super().result(folder / "c")
 
 
 class Training(Trial):
@@ -420,8 +411,8 @@ class Kills:
         setattr(point.owner, point.name, timed)
         self.trial.run(folder)
 
-    def run(self, kills: int | None) -> None:
-        """Kills that many processes; None: one before each change that an undisturbed run makes.
+    def run(self, kills: int) -> None:
+        """Kills that many processes.
 
         After one or several kills in a folder, the work is run to its end there.
         """
@@ -443,14 +434,9 @@ class Kills:
             for key in {**self.expected, **result}:
                 if (now := result.get(key)) != (due := self.expected.get(key)):
                     self._note(name, story, f"{key} is {now!s:.2000}, not {due!s:.2000}")
-        if kills is None and (done := self.kills.total()) != self.changes:
-            self._note("all", [], f"{done} kills before {self.changes} changes")
 
-    def _rounds(self, kills: int | None) -> Iterator[Iterable[Instant]]:
+    def _rounds(self, kills: int) -> Iterator[Iterable[Instant]]:
         """The instants of each folder."""
-        if kills is None:
-            yield from ([self._at_change(number)] for number in range(1, self.changes + 1))
-            return
         instants = self._instants()
         while (done := self.kills.total()) < kills:
             several = min(self.random.choice((1, 1, 2)), kills - done)

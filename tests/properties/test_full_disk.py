@@ -1,4 +1,4 @@
-"""A disk that is full at every write: a sentence, and a rerun with room ends as if nothing was."""
+"""Errors of files that are written name them; `tests.simulation` has disks that become full."""
 
 import errno
 import os
@@ -8,44 +8,9 @@ import pytest
 
 from pipeline.errors import StorageError
 from pipeline.fs.atomic import _name_errors, atomic_write
-from pipeline.text import ragged
-from pipeline.text.sources import source
-from tests.properties.disk import Disk, fails
-from tests.properties.kills import Preparation, Stream, write_documents
+from tests.properties.disk import Disk
 
 PAGE = 4096
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    # Trials set these, in processes of their own.
-    for module, name in ((ragged, "TOKENS_PER_PART"), (source, "LEAST"), (source, "BLOCK")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-
-
-@pytest.fixture
-def text(tmp_path):
-    write_documents(tmp_path / "documents.jsonl", 60)
-    return tmp_path / "documents.jsonl"
-
-
-@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "from_arrays", "Writer"])
-def test_preparations_end_with_a_sentence_and_go_on_with_room(kind, text, tmp_path, capsys):
-    trial = Stream(60) if kind == "Writer" else Preparation(text, kind)
-    trial.notes = False  # which would be on the disk as well
-    (tmp_path / "whole").mkdir()
-    trial.run(tmp_path / "whole")
-    expected, refusals = trial.result(tmp_path / "whole"), 0
-    rooms = [{"size": pages * PAGE} for pages in range(1, 40, 6)]
-    rooms += [{"files": files} for files in range(2, 16, 2)]
-    with Disk(tmp_path / "disk") as disk:
-        for room in rooms:
-            refusals += fails(trial.run, disk.make(**room))
-            disk.grow()
-            trial.run(disk.place)
-            assert trial.result(disk.place) == expected
-    assert refusals > 1
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_error_of_a_source_is_not_told_as_one_of_the_file_that_is_written(tmp_path):

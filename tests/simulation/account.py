@@ -1,0 +1,130 @@
+"""The account: what a history must show, told by actors, by code that it shares with no one."""
+
+import collections
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tests.simulation.scheduler import Process, Scheduler, Wrong
+
+
+class Account:
+    """What actors saw.
+
+    Attributes:
+        acknowledged: by corpus, the number of examples that its writer was told are sealed.
+        finished: the corpora whose writers were told that they are finished.
+        sealed: by corpus and part, the digest of what is in it.
+        steps: by reader, how many batches there are, once one saw the end.
+        counts: figures of what happened.
+    """
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self.acknowledged: dict[str, int] = collections.defaultdict(int)
+        self.finished: set[str] = set()
+        self.sealed: dict[tuple[str, int], str] = {}
+        self.steps: dict[str, int] = {}
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._rows: dict[tuple[str, int], dict[int, tuple[str, np.ndarray]]] = {}
+        self._buckets: dict[tuple[str, int], str] = {}
+        self._states: dict[tuple[str, int], Any] = {}
+        self._holders: dict[str, Process] = {}
+
+    def require(self, holds: Any, what: str) -> None:
+        """Ends the history with `what` if something does not hold."""
+        if not holds:
+            self._scheduler.fail(what)
+            raise Wrong(what)
+
+    # ---- writers
+
+    def begin(self, corpus: str, cursor: int, examples: int) -> None:
+        """A writer begins with this cursor and so many examples."""
+        due = self.acknowledged[corpus]
+        self.require(
+            due <= cursor == examples,
+            f"{corpus}: {due} examples were acknowledged; the cursor is {cursor}, and {examples} "
+            "examples are there",
+        )
+
+    def seal(self, corpus: str, examples: int) -> None:
+        """A writer was told that so many examples are sealed."""
+        self._scheduler.note(f"{examples} examples of {corpus} are acknowledged")
+        self.acknowledged[corpus] = max(examples, self.acknowledged[corpus])
+        self.counts["seals"] += 1
+
+    def see_part(self, corpus: str, number: int, digest: str) -> None:
+        """A reader sees a sealed part."""
+        there = self.sealed.setdefault((corpus, number), digest)
+        self.require(there == digest, f"{corpus}: part {number} changed after it was sealed")
+
+    # ---- locks
+
+    def enter(self, lock: str) -> None:
+        """The running process was given a lock that ends with its holder."""
+        me = self._me
+        holder = self._holders.get(lock)
+        both = holder is not None and holder is not me and holder.alive
+        self.require(not both, f"{lock}: {holder and holder.name} and {me.name} hold it")
+        self._holders[lock] = me
+
+    def leave(self, lock: str) -> None:
+        """The running process ends its hold."""
+        self._holders.pop(lock, None)
+
+    @property
+    def _me(self) -> Process:
+        return self._scheduler.me.process
+
+    # ---- readers
+
+    def see(self, reader: str, step: int, planned: Any, first: int, batch: Any, state: Any) -> None:
+        """A host sees its rows of a batch, from row `first` on, and the state after it."""
+        at, names = (reader, step), sorted(batch)
+        bucket, what = f"{planned.bucket}", f"{reader}, step {step}"
+        self.require(self._buckets.setdefault(at, bucket) == bucket, f"{what}: shapes differ")
+        self.require(self._states.setdefault(at, state) == state, f"{what}: states differ")
+        epochs = np.full(planned.bucket.rows, -1)
+        epochs[planned.segments[:, 0]] = planned.epoch_of_segments
+        rows = self._rows.setdefault(at, {})
+        for row in range(len(batch[names[0]])):
+            sha = hashlib.sha256()
+            for name in names:
+                sha.update(name.encode() + np.asarray(batch[name][row]).tobytes())
+            learnt = batch["targets"][row][batch["loss_weights"][row] > 0]
+            ids = learnt if epochs[first + row] == 0 else learnt[:0]
+            there = rows.setdefault(first + row, (sha.hexdigest(), ids))
+            self.require(there[0] == sha.hexdigest(), f"{what}: row {first + row} differs")
+        self.counts["batches"] += 1
+
+    def end(self, reader: str, steps: int) -> None:
+        """A host sees the end of the batches."""
+        self.require(
+            self.steps.setdefault(reader, steps) == steps,
+            f"{reader}: {self.steps[reader]} batches, and then {steps}",
+        )
+
+    def require_each_once(self, reader: str, every: list[np.ndarray | None], limit: int) -> None:
+        """Refuses what a reader saw in the first epoch if it is not each id that was due once.
+
+        Ids are below `limit`; None: they are not known.
+        """
+        steps = self.steps[reader]
+        ids = [np.zeros(0, np.int64)]
+        for step in range(steps):
+            rows = self._rows.get((reader, step), {})
+            self.require(len(rows), f"{reader}: step {step} of {steps} was seen by no one")
+            ids += [row[1] for row in rows.values()]
+        if None in [each if each is None else 0 for each in every]:
+            return
+        due = np.sort(np.concatenate([each for each in every if each is not None]))
+        found = np.sort(np.concatenate(ids))
+        found = found[found < limit]
+        if found.shape != due.shape or (found != due).any():
+            twice = found[1:][found[1:] == found[:-1]][:5].tolist()
+            never = np.setdiff1d(due, found)[:5].tolist()
+            other = np.setdiff1d(found, due)[:5].tolist()
+            what = f"ids {twice} come twice, {never} never, {other} are of no sealed example"
+            self.require(False, f"{reader}: {what}")

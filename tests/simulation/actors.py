@@ -1,0 +1,581 @@
+"""Actors: the project's own code, in processes of a simulation."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import random
+import re
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
+from pipeline.corpus.corpus import open_growing
+from pipeline.corpus.engines import Processes
+from pipeline.corpus.log import Log
+from pipeline.corpus.preparation import prepare_job, prepare_share
+from pipeline.corpus.tasks import CAUSAL
+from pipeline.corpus.tokenisation import Job
+from pipeline.errors import Exists, InvalidState
+from pipeline.fs import as_path, atomic_write, directory_lock
+from pipeline.fs.atomic import make_directory
+from pipeline.loading.prefetch import Ended
+from pipeline.planning import growing
+from pipeline.text import ragged
+from pipeline.text.features import Feature
+from pipeline.text.sources import source
+from pipeline.text.tokenizers import Bytes
+from tests.simulation.history import History
+from tests.simulation.seam import really
+from tests.simulation.threads import run_together
+
+FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
+KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
+
+BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
+OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
+OPTIONS += [{"packing": "none"}, {"align": 4}]
+
+
+class Stream:
+    """A stream that one or more writers make a corpus of, one after another.
+
+    Args:
+        history: in which it happens.
+        name: of the corpus, "a" or "b".
+        place: its directory.
+        keep_parts: as for `Writer`.
+    """
+
+    def __init__(self, history: History, name: str, place: str, keep_parts: int | None = None):
+        chance = self._random = history.random
+        self._history, self.name, self.place = history, name, as_path(place)
+        self.keep_parts, self.account = keep_parts, history.account
+        sizes = [chance.randint(1, 30) for _ in range(chance.randint(5, 24))]
+        ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
+        self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
+        self.readers: list[Run] = []
+        self._every = chance.choice([1, 2, 5, 9])
+        self._pause = chance.choice([0, 0.01, 0.3])
+        self.sealed = 0  # examples, in the end
+        self._varies = chance.random() < 0.3  # whether the source ends elsewhere after a restart
+
+    def write(self) -> None:
+        """Writes the corpus, from its cursor on."""
+        account, history = self.account, self._history
+        if self.keep_parts is not None:  # those who read all begin before anything is deleted
+            history.scheduler.wait(lambda: all(each.holds for each in self.readers))
+        with contextlib.suppress(Exists), Writer(self.place, keep_parts=self.keep_parts) as writer:
+            begin = writer.cursor or 0
+            account.begin(self.name, begin, writer.examples)
+            end = len(self.examples)
+            if self._varies:
+                end = self._random.randint(max(begin, end // 2, 1), end)
+            for number in range(begin, end):
+                writer.append(self.examples[number])
+                if self._random.random() < 1 / self._every:
+                    writer.seal(cursor=number + 1)
+                    account.seal(self.name, number + 1)
+                history.scheduler.wait(None, self._pause * self._random.expovariate(1))
+            writer.finish()
+            account.seal(self.name, writer.examples)
+        account.finished.add(self.name)
+
+    def start(self, writers: int = 1) -> None:
+        """Starts writers that want to write at the same time, one after another."""
+        self._foreign = Foreign(self._history, self.place)
+        for number in range(writers):
+            self._history.keep(f"writer {number} of {self.name}", self.write)
+
+    def check(self) -> None:
+        """Refuses a corpus that is not the beginning of the stream, or has something beside it."""
+        self._foreign.check()
+        with contextlib.suppress(Exists):  # what a loss of power brought back goes
+            Writer(self.place, keep_parts=self.keep_parts).close()
+        corpus = Corpus.open(self.place, follow=True)
+        corpus.refresh()
+        self.sealed, due = len(corpus), self.account.acknowledged[self.name]
+        self.account.require(
+            due <= self.sealed <= len(self.examples),
+            f"{self.name}: {self.sealed} examples are sealed, and {due} were acknowledged",
+        )
+        if self.keep_parts is None:
+            whole = Corpus.open(self.place)
+            whole.verify()
+            for number, (tokens, length) in enumerate(
+                zip(self.examples[: self.sealed], whole.lengths.tolist(), strict=True)
+            ):
+                same = length == len(tokens) - 1 and (
+                    not length or (whole[number]["inputs"] == tokens[:-1]).all()
+                )
+                self.account.require(same, f"{self.name}: example {number} is another one")
+        names = sorted(path.name for path in self.place.iterdir())
+        wrong = [n for n in names if re.match(r"\.(?!lock|notes)|shards", n)]
+        ok = not wrong or self.keep_parts is not None
+        self.account.require(ok, f"{self.name}: {wrong} are left")
+
+    @property
+    def due(self) -> np.ndarray:
+        """The ids of the tokens that are learnt, of what is sealed in the end."""
+        return np.concatenate([tokens[1:] for tokens in self.examples[: self.sealed]])
+
+
+class Foreign:
+    """A file of somebody else in a directory of the project."""
+
+    def __init__(self, history: History, place: Any):
+        self._history, self._path = history, place / "notes"
+        history.keep("somebody", self._write)
+
+    def _write(self) -> None:
+        make_directory(self._path.parent)
+        with atomic_write(self._path) as file:
+            file.write(b"mine")
+
+    def check(self) -> None:
+        """Refuses a file that is gone or another one."""
+        there = self._path.exists() and self._path.read_bytes() == b"mine"
+        self._history.account.require(there, f"{self._path.name} of somebody else is gone")
+
+
+class Run:
+    """A run that follows corpora, on hosts whose number changes; it restores states.
+
+    Args:
+        history: in which it happens.
+        name: of the reader.
+        streams: the corpora that grow, one or two.
+        whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
+    """
+
+    def __init__(self, history: History, name: str, streams: Sequence[Any], whole: str | None):
+        chance = self._random = history.random
+        self._history, self.name, self._streams, self._whole = history, name, streams, whole
+        self._account = history.account
+        mixed = len(streams) > 1 or whole is not None
+        self._buckets = chance.choice(BUCKETS[: 2 if mixed else 3])
+        self._options = {"window": chance.choice([10, 20, 40]), **chance.choice(OPTIONS)}
+        names = [*(each.name for each in streams), "c"]
+        self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
+        self._epochs = chance.choice([1, 1, 1, 1, 2])
+        self._save = chance.choice([1, 2, 5])
+        self._pause = chance.choice([0, 0.01, 0.2])
+        self._saved: dict[int, dict[int, Any]] = {}  # of this life: by host, states by step
+        self._state: Any = None
+        self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
+        self.holds = False
+
+    def begin(self, life: int) -> list[Callable[[], Any]]:
+        """What the hosts of a life do, which go on from the last state that all have saved."""
+        if self._saved:
+            self._state = self._last or self._state
+            self._account.counts["resumes"] += self._state is not None
+        hosts = self._random.choice([1, 1, 1, 2, 4])
+        self._saved = {host: {} for host in range(hosts)}
+        return [functools.partial(self.read, host, hosts) for host in range(hosts)]
+
+    @property
+    def _last(self) -> Any:
+        """The last state of this life that all hosts have saved; None: there is none."""
+        common = set.intersection(*(set(each) for each in self._saved.values()))
+        return self._saved[0][max(common)] if common else None
+
+    def open(self, **hosts: int) -> Batches:
+        """The batches of what is sealed and will be, once something is."""
+        corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
+        for name, corpus in corpora.items():
+            for entry in corpus.log.entries(corpus.log.first()):
+                self._account.see_part(name, entry.number, entry.digest)
+        parts: Any = {name: corpus.log for name, corpus in corpora.items()}
+        if self._weights is None:
+            ((name, corpus),) = corpora.items()
+            plan = Plan(parts[name], self._buckets, **self._options)
+            return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
+        assert self._whole is not None
+        self._history.scheduler.wait(lambda: "c" in self._account.finished)
+        corpora["c"] = parts["c"] = Corpus.open(self._whole)
+        plan = Plan(parts, self._buckets, weights=self._weights, **self._options)
+        return Batches(Corpora(corpora), plan, **hosts).repeat(self._epochs).with_plans()
+
+    def read(self, host: int = 0, hosts: int = 1, *, live: bool = True) -> None:
+        """Reads all batches from the state on."""
+        if self._keeps and not self.holds:
+            self._hold()
+            self.holds = True
+        batches: Any = self.open(process_index=host, process_count=hosts)
+        step = 0 if not live or self._state is None else batches.origin.resume(self._state)
+        while step < len(batches):
+            try:
+                planned, batch = batches[step]
+            except Ended:
+                break
+            first = host * planned.bucket.rows // hosts
+            step += 1
+            state = json.loads(json.dumps(batches.origin.state(step)))
+            self._account.see(self.name, step - 1, planned, first, batch, state)
+            really(self.see_cache)
+            if live and step % self._save == 0:
+                self._history.scheduler.point("save", f"{step}")
+                self._saved[host][step] = state
+                if self._keeps:
+                    self._hold()
+            if live:
+                self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
+        self._account.end(self.name, step)
+
+    def see_cache(self) -> None:
+        """Looks at what is in a cache, if there is one."""
+
+    def _hold(self) -> None:
+        """Protects the parts that the run needs if it goes on from its last state."""
+        state = self._last or self._state
+        number = state["plans"][-1]["places"][""]["part"] if state else 0
+        Log(self._streams[0].place).hold(self.name.replace(" ", "-"), number)
+
+    def start(self) -> None:
+        """Starts it."""
+        self._history.keep_group(self.name, self.begin, kinds=KINDS_OF_READERS)
+
+    def check(self) -> None:
+        """Compares with one who reads it all after the end."""
+        if not self._keeps:
+            self.read(live=False)
+        due = [each.due for each in self._streams]
+        self._account.require_each_once(self.name, due, len(due) * FIRST_ID)
+
+
+def shrink() -> None:
+    """Makes parts and chapters small, in all processes."""
+    ragged.TOKENS_PER_PART, source.LEAST, source.BLOCK = 60, 200, 30
+    growing.CHAPTER, growing.LEAST_WINDOW = 3, 8
+    if not JOBS:
+        prepare_references()
+
+
+def streams(history: History, root: str) -> list[Callable[[], Any]]:
+    """Writers of one corpus or two, and runs that follow them; returns the checks."""
+    chance = history.random
+    names = chance.choice(["a", "a", "ab"])
+    keep = chance.choice([None, None, 1, 3]) if len(names) == 1 else None
+    every = [Stream(history, name, f"{root}/{name}", keep) for name in names]
+    whole = None
+    if len(names) > 1:
+        whole = f"{root}/c"
+        sizes = [[*range(2 * FIRST_ID + 40 * n, 2 * FIRST_ID + 40 * n + 9)] for n in range(5)]
+
+        def make() -> None:
+            Corpus.from_arrays(sizes, whole)
+            history.account.finished.add("c")
+
+        history.keep("whole", make)
+    for each in every:
+        each.start(chance.choice([1, 1, 2]))
+    few = [1, 2] if keep else [0, 1, 1, 2]
+    runs = [Run(history, f"run {n}", every, whole) for n in range(chance.choice(few))]
+    for each in every:
+        each.readers = runs
+    for run in runs:
+        run.start()
+    return [*(each.check for each in every), *(run.check for run in runs)]
+
+
+class Documents:
+    """Records in memory, of which some may fail: a source."""
+
+    def __init__(self, number: int, failing: bool):
+        chance = random.Random(number)
+        sizes = [chance.randint(1, 60) for _ in range(10 + 8 * number)]
+        self._texts: list[Any] = [chance.choice("abcdef") * size for size in sizes]
+        if failing:
+            self._texts[number] = None
+        self.fingerprint = f"documents {number} {failing}"
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return {"text": self._texts[index]}
+
+
+class Repeating:
+    """An engine that runs items in any order, in two threads, and some of them twice."""
+
+    def __init__(self, history: History):
+        self._history = history
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
+        chance = self._history.random
+        waiting = [*items, *(item for item in items if chance.random() < 0.3)]
+        chance.shuffle(waiting)
+        done = list[Any]()
+
+        def work() -> None:
+            while waiting:
+                done.append(function(waiting.pop()))
+
+        run_together([work, work])
+        yield from done
+
+
+class Preparation:
+    """A corpus that processes prepare together, some of them shares of it.
+
+    It is followed as a `Stream` is; its tokens come more than once.
+    """
+
+    name, due, keep_parts = "a", None, None
+
+    def __init__(self, history: History, place: str):
+        chance = history.random
+        self._history, self.place = history, as_path(place)
+        self._job = chance.choice(JOBS)
+        self._shares = chance.choice([0, 1, 2, 3])
+
+    @property
+    def _engine(self) -> Any:
+        """This process alone, or an engine that repeats items."""
+        return Repeating(self._history) if self._history.random.random() < 0.4 else Processes(1)
+
+    def prepare(self) -> None:
+        """Prepares all of it."""
+        prepare_job(self._job, self.place, engine=self._engine, progress=False)
+
+    def share(self, number: int) -> None:
+        """Prepares a share."""
+        share = number, self._shares
+        prepare_share(self._job, self.place, share, engine=self._engine, progress=False)
+
+    def start(self) -> None:
+        """Starts those who prepare."""
+        for number in range(self._history.random.choice([1, 1, 2])):
+            self._history.keep(f"prepare {number}", self.prepare)
+        for number in range(self._shares):
+            self._history.keep(f"share {number}", functools.partial(self.share, number))
+
+    def check(self) -> None:
+        """Refuses files that differ from those of a preparation without any fault."""
+        self.prepare()  # what a loss of power brought back goes
+        found, due = contents(self.place), REFERENCES[self._job.records.fingerprint]
+        for name in {*found, *due}:
+            same = found.get(name) == due.get(name)
+            self._history.account.require(same, f"{name} differs from the reference, or is left")
+
+
+def contents(folder: Any) -> dict[str, bytes]:
+    """The bytes of all files in a folder, but for locks."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": each for name, each in contents(path).items()}
+        elif path.name != ".lock":
+            found[path.name] = path.read_bytes()
+    return found
+
+
+JOBS: list[Job] = []
+REFERENCES: dict[str, dict[str, bytes]] = {}
+
+
+def prepare_references() -> None:
+    """Prepares the corpora that others are compared with, before any simulation."""
+    for number, failing in enumerate([False, True, False]):
+        how: Any = {"on_error": "skip" if failing else "raise"}
+        job = Job(Documents(number, failing), Bytes(), "text", None, None, CAUSAL, **how)
+        with tempfile.TemporaryDirectory() as folder:
+            prepare_job(job, f"{folder}/c", num_workers=0, progress=False)
+            REFERENCES[job.records.fingerprint] = contents(as_path(f"{folder}/c"))
+        JOBS.append(job)
+
+
+def preparations(history: History, root: str) -> list[Callable[[], Any]]:
+    """A corpus that is prepared by several, and runs that follow it; returns the checks."""
+    made = Preparation(history, f"{root}/a")
+    made.start()
+    runs = [Run(history, f"run {n}", [made], None) for n in range(history.random.choice([0, 1]))]
+    for run in runs:
+        run.start()
+    return [made.check, *(run.check for run in runs)]
+
+
+class Holder:
+    """Takes the lock of a directory again and again, and writes a file while it holds it."""
+
+    def __init__(self, history: History, place: str):
+        self._history, self._place = history, as_path(place)
+
+    def work(self) -> None:
+        """Holds the lock some times."""
+        history, name = self._history, "the lock"
+        for _ in range(3):
+            with contextlib.suppress(InvalidState), directory_lock(self._place, "working"):
+                token = f"{history.random.getrandbits(60):015x}"
+                if not history.in_bucket:  # there, a stopped process may believe that it has it
+                    history.account.enter(name)
+                for _ in range(history.random.randint(1, 4)):
+                    with atomic_write(self._place / "file") as file:
+                        file.write(token.encode())
+                    history.scheduler.wait(None, history.random.expovariate(1 / history.hold))
+                if not history.in_bucket:
+                    history.account.leave(name)
+
+    def check(self) -> None:
+        """Refuses a write of a holder that came after one of the next holder."""
+        seen = list[bytes]()
+        for token, alive in self._history.world.storage.tokens.get("locked/file", []):
+            late = token in seen and seen[-1] != token
+            # What a process had sent when it was killed may come at any time.
+            self._history.account.require(not late or not alive, "two hold a lock in a bucket")
+            if token not in seen:
+                seen.append(token)
+
+
+def locks(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that want one lock, on one machine or on several; returns the checks."""
+    holder = Holder(history, f"{root}/locked")
+    history.hold = history.random.choice([0.01, 10, 40]) if history.in_bucket else 0.02
+    for number in range(history.random.choice([2, 3, 4])):
+        machine = f"machine {history.random.choice([0, number])}"
+        history.keep(f"holder {number}", holder.work, machine=machine)
+    if history.in_bucket:
+        for _ in range(history.random.choice([0, 1, 3])):
+            history.stall(40.0)
+    return [holder.check]
+
+
+class File:
+    """A file that several processes write, whole each time, while others read it.
+
+    Args:
+        history: in which it happens.
+        place: its directory, in which a file of somebody else is, too.
+        once: whether it is written once.
+    """
+
+    def __init__(self, history: History, place: str, once: bool):
+        self._history, self._place, self._once = history, as_path(place), once
+        self._path, self._last = self._place / "file", list[bytes]()
+
+    def write(self) -> None:
+        """Writes it."""
+        history = self._history
+        make_directory(self._place)
+        token = f"{history.random.getrandbits(60):015x}".encode()
+        content = (token + b" ") * history.random.choice([1, 10, 1000])
+        for _ in range(1 if self._once else 3):
+            with (
+                contextlib.suppress(FileExistsError),
+                atomic_write(self._path, once=self._once) as file,
+            ):
+                file.write(content)
+            if self._path.read_bytes() == content:
+                self._last = [*self._last, content] if self._once else [content]
+            history.scheduler.wait(None, 0.01)
+
+    def read(self) -> None:
+        """Reads it some times."""
+        for _ in range(20):
+            with contextlib.suppress(FileNotFoundError):
+                self._require_whole(self._path.read_bytes())
+            self._history.scheduler.wait(None, 0.01)
+
+    def _require_whole(self, content: bytes) -> None:
+        words = content.split()
+        whole = len({*words}) == 1 and len(words) in (1, 10, 1000) and content[-1:] == b" "
+        self._history.account.require(whole, f"a file is {content[:40]!r}, not whole")
+
+    def check(self) -> None:
+        """Refuses a file that is not whole, or another one than was acknowledged."""
+        content = self._path.read_bytes()
+        self._require_whole(content)
+        if self._once:
+            same = not self._last or {*self._last} == {content}
+            self._history.account.require(same, "a file that is written once has changed")
+
+
+def files(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that write one file; returns the checks."""
+    one = File(history, f"{root}/files", history.random.random() < 0.3)
+    foreign = Foreign(history, as_path(f"{root}/files"))
+    for number in range(history.random.choice([2, 3])):
+        history.keep(f"writer {number}", one.write)
+    history.keep("reader", one.read)
+    return [one.check, foreign.check]
+
+
+class FinishedRun(Run):
+    """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
+
+    Args:
+        history: in which it happens.
+        name: of the reader.
+        stream: the corpus, which a writer makes first.
+    """
+
+    def __init__(self, history: History, name: str, stream: Stream):
+        super().__init__(history, name, [stream], None)
+        self._stream, self._folder = stream, f"{history.world.folder}/w/cache"
+        self._limit: int | None = None
+
+    def open(self, **hosts: int) -> Batches:
+        """The batches of the corpus, once it is finished."""
+        stream, options = self._stream, dict[str, Any]()
+        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
+        if self._history.in_bucket:
+            objects = self._history.world.storage.objects.items()
+            sizes = [len(each[0]) for (_, key), each in objects if "part-" in key]
+            self._limit = 2 * max(sizes) + 100
+            options = {"cache": self._folder, "cache_bytes": self._limit}
+        corpus = Corpus.open(stream.place, **options)
+        plan = Plan(corpus, self._buckets, **self._options)
+        return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
+
+    def see_cache(self) -> None:
+        """Refuses a cache that is larger than its limit."""
+        if self._limit is not None:
+            paths = [*pathlib.Path(self._folder).rglob("*part-*")]
+            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
+            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
+
+    def add(self) -> None:
+        """Adds the number of each example as a feature."""
+        stream = self._stream
+        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
+        corpus = Corpus.open(stream.place)
+        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
+
+    def check(self) -> None:
+        """Refuses another feature, also."""
+        super().check()
+        self.add()
+        corpus = Corpus.open(self._stream.place, features=["number"])
+        found = [int(corpus[number]["number"]) for number in range(len(corpus))]
+        self._account.require(found == [*range(len(corpus))], f"the feature is {found}")
+
+
+NUMBER = Feature("example", dtype=np.int32)
+
+
+def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
+    """A finished corpus, runs on it and those who add a feature; returns the checks."""
+    stream = Stream(history, "a", f"{root}/a")
+    stream.start()
+    runs = [FinishedRun(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    for run in runs:
+        run.start()
+    for number in range(history.random.choice([0, 1, 2])):
+        history.keep(f"add {number}", runs[0].add)
+    return [stream.check, *(run.check for run in runs)]
+
+
+SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
+    "streams": streams,
+    "preparations": preparations,
+    "finished": finished_corpora,
+    "locks": locks,
+    "files": files,
+}
