@@ -13,6 +13,8 @@ from models.loss import cross_entropy
 from pipeline.loading.field_names import INPUTS, TARGETS
 from pipeline.text.tokenizers import Bytes
 
+ON_CPU = jax.default_backend() == "cpu"
+
 MODEL = TransformerConfig(
     vocab_size=Bytes.vocab_size,
     num_layers=2,
@@ -22,10 +24,25 @@ MODEL = TransformerConfig(
     mlp_width=384,
     attention="dense",
 )
+if not ON_CPU:  # 125 million parameters
+    MODEL = TransformerConfig(
+        vocab_size=Bytes.vocab_size,
+        num_layers=12,
+        width=768,
+        num_heads=12,
+        num_kv_heads=12,
+        mlp_width=2_048,
+        dtype="bfloat16",
+        attention="auto",
+        remat=True,
+        scan_layers=True,
+    )
 
 
 def model_for(length: int) -> TransformerConfig:
-    """The model for rows of some length: attention is in blocks if they are longer than 512."""
+    """The model for rows of some length: on CPUs, attention is in blocks above 512 positions."""
+    if not ON_CPU:
+        return MODEL
     return dataclasses.replace(MODEL, attention="dense" if length <= 512 else "blocked")
 
 

@@ -2,6 +2,9 @@
 
 python -m benchmarks peers --text FILE --interpreter trl=OTHER/bin/python
 
+On a GPU the model has 125 million parameters; set XLA_PYTHON_CLIENT_PREALLOCATE=false, since paths
+that measure steps share its memory.
+
 Each path runs in a process of its own, because no environment holds all of these libraries, and
 leaves its batches in a file. Then one process trains a model on each, step by step in turns.
 """
@@ -20,12 +23,12 @@ import numpy as np
 
 from benchmarks.account import account, numbered
 from benchmarks.input_paths import BEGIN, PATHS, Batch
-from benchmarks.model import MODEL, Step, model_for
+from benchmarks.model import MODEL, ON_CPU, Step, model_for
 from benchmarks.results import Section
 from configs.python_data import Functions
 from pipeline.text.tokenizers import Bytes
 
-POSITIONS = 8_192  # of a batch
+POSITIONS = 8_192 if ON_CPU else 49_152  # of a batch
 DOCUMENTS = 3_000
 
 # Different batches, and how often each is timed. With blocked attention a step depends on what its
@@ -136,6 +139,7 @@ def measure(text: str | None, interpreters: list[str], length: int = 512) -> Sec
             lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
     of = "functions" if text is None else pathlib.Path(text).name
     of += f" in rows of {length:,}" * (length != 512)
+    of += "" if ON_CPU else f": {jax.devices()[0].device_kind}"
     return Section(f"peers: {of}", about, lines, COLUMNS)
 
 
@@ -158,7 +162,9 @@ def read_documents(text: str | None) -> tuple[list[np.ndarray], str]:
 def _result(name: str, folder: str, python: str) -> dict[str, Any]:
     """What `benchmarks.input_paths` says of this path, run by `python`."""
     root = str(pathlib.Path(__file__).parent.parent)
-    environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
+    if ON_CPU:
+        environment["JAX_PLATFORMS"] = "cpu"
     command = [python, "-m", "benchmarks.input_paths", name, folder]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -180,17 +186,26 @@ def _choose(batches: list[Batch], steps: int) -> list[Batch]:
 def _rate(batches: list[Batch], timed: list[Batch], seconds: list[float]) -> float:
     """Trained tokens in a second of an epoch, from the seconds of steps of some of its batches.
 
-    A position takes as long in all batches of a length, and lengths between are interpolated.
+    Batches of a shape take as long as the mean of those timed; where none is timed, a position
+    takes as long as in others of its length, and lengths between are interpolated.
     """
-    each: dict[int, list[float]] = {}
+    of_shape: dict[tuple[int, ...], list[float]] = {}
+    of_length: dict[int, list[float]] = {}
     for batch, spent in zip(timed, seconds, strict=True):
-        each.setdefault(batch["inputs"].shape[1], []).append(spent / batch["inputs"].size)
-    lengths = sorted(each)
-    means = [float(np.mean(each[length])) for length in lengths]
-    sizes = np.array([batch["inputs"].size for batch in batches])
-    columns = [batch["inputs"].shape[1] for batch in batches]
-    trained = sum(float(batch["loss_weights"].sum()) for batch in batches)
-    return trained / float(sizes @ np.interp(columns, lengths, means))
+        shape = batch["inputs"].shape
+        of_shape.setdefault(shape, []).append(spent)
+        of_length.setdefault(shape[1], []).append(spent / batch["inputs"].size)
+    lengths = sorted(of_length)
+    means = [float(np.mean(of_length[length])) for length in lengths]
+    total = trained = 0.0
+    for batch in batches:
+        shape, size = batch["inputs"].shape, batch["inputs"].size
+        trained += float(batch["loss_weights"].sum())
+        if shape in of_shape:
+            total += float(np.mean(of_shape[shape]))
+        else:
+            total += size * float(np.interp(shape[1], lengths, means))
+    return trained / total
 
 
 def _mean_context(batches: list[Batch]) -> float:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import pipeline
-from benchmarks.model import MODEL, Step
+from benchmarks.model import MODEL, ON_CPU, Step
 from benchmarks.peers import read_documents
 from benchmarks.results import Section
 from models.config import TransformerConfig
@@ -29,15 +29,11 @@ from pipeline.steps.timing import Stopwatch
 from pipeline.steps.tuning import Tuned
 from pipeline.text.tokenizers import Bytes
 
-if jax.default_backend() == "cpu":
-    TOKENS, LONGEST = 6_144, 1_536  # positions of a batch, and of the longest row
-    MODELS = {str(width): dataclasses.replace(MODEL, width=width) for width in (128, 256)}
-else:
-    TOKENS, LONGEST = 49_152, 3_072
-    MODELS = {"768": dataclasses.replace(
-        MODEL, num_layers=12, width=768, num_heads=12, num_kv_heads=12, mlp_width=2_048,
-        dtype="bfloat16", attention="auto", remat=True, scan_layers=True,
-    )}  # fmt: skip
+# Positions of a batch, and of the longest row; and models by width.
+TOKENS, LONGEST = (6_144, 1_536) if ON_CPU else (49_152, 3_072)
+MODELS = {str(MODEL.width): MODEL}
+if ON_CPU:
+    MODELS["256"] = dataclasses.replace(MODEL, width=256)
 LONGEST_PAIR = 128, 128  # positions of the longest row of pairs, on each side
 GRID = tuple(LONGEST * part // 12 for part in range(1, 13))  # twelve lengths of rows
 ROUNDS, AGAIN = 5, 15

@@ -25,7 +25,9 @@ class Lockstep(InputPath):
 
     def buckets(self, rows):
         """The shapes, by the formula."""
-        return pipeline.fit_buckets(self._corpus, **self._options(rows), width=128)
+        from benchmarks.model import MODEL
+
+        return pipeline.fit_buckets(self._corpus, **self._options(rows), width=MODEL.width)
 
     def _options(self, rows):
         return {
