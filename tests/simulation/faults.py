@@ -10,7 +10,7 @@ from pipeline.fs import atomic, objects
 
 def leave_names_unsynced() -> None:
     """Names of files do not reach the disk."""
-    atomic._sync_directory = lambda path: None  # type: ignore[assignment]
+    atomic._sync_directory = lambda path: None
 
 
 def copy_in_place_of_a_rename() -> None:
@@ -24,12 +24,12 @@ def copy_in_place_of_a_rename() -> None:
         os.unlink(old)
         return new
 
-    atomic.epath.Path("/").__class__.replace = copy  # type: ignore[method-assign]
+    atomic.epath.Path("/").__class__.replace = copy
 
 
 def seal_before_data() -> None:
     """What a file holds need not be on the disk before it has its name."""
-    atomic._Temporary.sync = lambda file: None  # type: ignore[method-assign]
+    atomic._Temporary.sync = lambda file: None
 
 
 def store_the_cursor_after_parts() -> None:
@@ -45,12 +45,12 @@ def store_the_cursor_after_parts() -> None:
             with contextlib.suppress(KeyError):
                 log.write_entries(path, entries | {"next": [cursor]})
 
-    log.Log.append = twice  # type: ignore[method-assign]
+    log.Log.append = twice
 
 
 def write_without_the_lock() -> None:
     """A holder that was silent does not look whether it has the lock of a bucket."""
-    objects._guard = lambda path: None  # type: ignore[assignment]
+    objects._guard = lambda path: None
 
 
 FAULTS = {
