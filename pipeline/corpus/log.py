@@ -27,6 +27,7 @@ from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
     SHARDS,
+    TEMPORARY,
     Manifest,
     is_finished,
     part_name,
@@ -40,7 +41,13 @@ from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidState, InvalidValue, Missing, NotSealed
 from pipeline.fs import objects
-from pipeline.fs.atomic import as_path, list_folder, make_directory, remove_files
+from pipeline.fs.atomic import (
+    as_path,
+    list_folder,
+    make_directory,
+    remove_files,
+    remove_leftovers,
+)
 from pipeline.fs.fork import Handles
 from pipeline.planning import lengths as lengths_module
 
@@ -311,9 +318,11 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self.finished  # before the poll
+            finished = self._finished() is not None  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
+            if self._ended and self.first():  # parts were deleted, so there will be no manifest
+                return None
         raise AssertionError("looks() ends only with an error")
 
     def looks(self, number: int) -> Iterator[None]:
@@ -527,8 +536,9 @@ class Log(Handles):
         return 0 if self._finished() is not None else Begin.read(self.directory).number
 
     def remove(self) -> None:
-        """Removes the records, once a manifest has replaced them, or to start over."""
+        """Removes the records and what killed processes left, once there is a manifest, or anew."""
         self.restart()
+        remove_leftovers(self.directory, TEMPORARY)
         remove_files(self.directory / SHARDS / READERS, OF_READERS)
         remove_files(self.directory / SHARDS, NAMES)
 

@@ -40,7 +40,6 @@ from pipeline.fs.atomic import (
     directory_lock,
     list_folder,
     make_directory,
-    remove_leftovers,
 )
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
@@ -357,6 +356,4 @@ def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> No
     digest = lengths_module.digest(lengths)
     manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
     manifest.write(log.directory / MANIFEST)
-    # Now what is late finds a finished corpus, and is not disturbed.
-    remove_leftovers(log.directory, TEMPORARY)
     log.remove()

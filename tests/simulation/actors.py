@@ -134,7 +134,7 @@ class Foreign:
 
     def _write(self) -> None:
         make_directory(self._path.parent)
-        with atomic_write(self._path, shared=True) as file:
+        with atomic_write(self._path) as file:
             file.write(b"mine")
 
     def check(self) -> None:
@@ -417,7 +417,7 @@ class Holder:
                 if not history.in_bucket:  # there, a stopped process may believe that it has it
                     history.account.enter(name)
                 for _ in range(history.random.randint(1, 4)):
-                    with atomic_write(self._place / "file", shared=True) as file:
+                    with atomic_write(self._place / "file") as file:
                         file.write(token.encode())
                     history.scheduler.wait(None, history.random.expovariate(1 / history.hold))
                 if not history.in_bucket:
@@ -489,17 +489,12 @@ class File:
         self._history.account.require(whole, f"a file is {content[:40]!r}, not whole")
 
     def check(self) -> None:
-        """Refuses a file that is not whole, or another one than was acknowledged, or leftovers."""
+        """Refuses a file that is not whole, or another one than was acknowledged."""
         content = self._path.read_bytes()
         self._require_whole(content)
         if self._once:
             same = not self._last or {*self._last} == {content}
             self._history.account.require(same, "a file that is written once has changed")
-        with atomic_write(self._path) as file:  # which removes what killed processes left
-            file.write(content)
-        names = sorted(path.name for path in self._place.iterdir())
-        left = [name for name in names if name.startswith(".file")]
-        self._history.account.require(not left, f"{left} are left")
 
 
 def files(history: History, root: str) -> list[Callable[[], Any]]:

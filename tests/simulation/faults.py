@@ -1,12 +1,10 @@
 """Faults that are planted in the project while it runs, so that a blind simulator is noticed."""
 
 import contextlib
-import fcntl
-import functools
 import os
 from typing import Any
 
-from pipeline.corpus import log, parts
+from pipeline.corpus import log
 from pipeline.fs import atomic, objects
 
 
@@ -30,19 +28,8 @@ def copy_in_place_of_a_rename() -> None:
 
 
 def seal_before_data() -> None:
-    """A part need not be on the disk before its record is."""
-    parts.atomic_write = functools.partial(atomic.atomic_write, durable=False)
-
-
-def unlock_before_the_rename() -> None:
-    """A temporary file is unlocked before it has its name."""
-    sync = atomic._Temporary.sync
-
-    def unlock(file: Any) -> None:
-        sync(file)
-        fcntl.flock(super(atomic._Temporary, file).fileno(), fcntl.LOCK_UN)
-
-    atomic._Temporary.sync = unlock
+    """What a file holds need not be on the disk before it has its name."""
+    atomic._Temporary.sync = lambda file: None
 
 
 def store_the_cursor_after_parts() -> None:
@@ -71,6 +58,5 @@ FAULTS = {
     "names": leave_names_unsynced,
     "rename": copy_in_place_of_a_rename,
     "data": seal_before_data,
-    "unlock": unlock_before_the_rename,
     "cursor": store_the_cursor_after_parts,
 }

@@ -43,7 +43,6 @@ def test_a_seed_has_one_trace_a_hundred_times():
         pytest.param("rename", "half-written|not whole", marks=pytest.mark.slow),
         pytest.param("data", "bytes instead of", marks=pytest.mark.slow),
         ("cursor", "were acknowledged; the cursor is"),
-        pytest.param("unlock", "No such file", marks=pytest.mark.slow),
         pytest.param("guard", "two hold a lock", marks=pytest.mark.slow),
     ],
 )
