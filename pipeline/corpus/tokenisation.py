@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -163,7 +163,7 @@ class Job:
         """Whether the examples have one side, of tokens."""
         return len(self.sides) == 1 and self.loss is None and self.tokenizer is not None
 
-    @property
+    @functools.cached_property
     def columns(self) -> dict[str, Feature]:
         """The features of the stored examples."""
         return {name: each for features in self.sides.values() for name, each in features.items()}
@@ -458,36 +458,34 @@ class _OfBlock:
 
         Features of records that failed are zeros, and they have no arrays.
         """
-        sides, nodes = self._job.sides, self._job.nodes
+        job, nodes = self._job, self._job.nodes
         known = {name for chunk in chunks.values() for name in chunk.columns}
-        found: dict[str, list[np.ndarray]] = {n: [] for n in self._job.columns if n not in known}
-        points = any(feature.to is not None for feature in self._job.columns.values())
-        begins = {side: np.cumsum(chunk.counts) - chunk.counts for side, chunk in chunks.items()}
-        for number in range(len(items)) if found or points else ():
-            tokens: dict[str, Any] = {}
-            for side, chunk in chunks.items():
-                first, counts = begins[side][number * nodes], chunk.counts[number * nodes :]
-                tokens[side] = chunk.columns, first, counts[:nodes].tolist()
-            values: dict[str, list[np.ndarray]] = {}
+        found: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in known}
+        pointers = {
+            name: np.split(chunk.columns[name].values, np.cumsum(chunk.counts)[:-1])
+            for side, chunk in chunks.items()
+            for name, feature in job.sides[side].items()
+            if feature.to is not None and name in known
+        }
+        for number in range(len(items)) if found or pointers else ():
+            own, values = slice(number * nodes, (number + 1) * nodes), {}
+            counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
+            example = {name: of_records[number] for name, of_records in pointers.items()}
             try:
                 if self._stays(number):
-                    values = self._values_of(number, items[number], tokens)
+                    values = self._values_of(number, items[number], counts, example, found)
             except Exception as error:
                 self._fail(number, error)
-            for name, several in found.items() if self._stays(number) else ():
-                several += values[name]
-            for side, features in sides.items() if not self._stays(number) else ():
-                sizes = tokens[side][2] if side in tokens else [0]
+            for side, features in job.sides.items():
                 for name in features.keys() & found.keys():
-                    each = features[name]
-                    shapes = [(1 if each.per_example else n, *each.shape) for n in sizes]
-                    found[name] += [np.zeros(shape, each.dtype) for shape in shapes]
-        made = dict(chunks)
-        for side, features in sides.items():
-            columns = {} if side not in chunks else dict(chunks[side].columns)
+                    zeros = _zeros(features[name], counts.get(side, [0]))
+                    found[name] += values[name] if self._stays(number) else zeros
+        made = {}
+        for side, features in job.sides.items():
+            columns = dict(chunks[side].columns) if side in chunks else {}
             for name, each in features.items():  # always in one order
-                mine = columns.pop(name, None) or Column(each, np.concatenate(found[name]))
-                columns[name] = mine
+                own_values = found[name] if name in found else [columns.pop(name).values]
+                columns[name] = Column(each, np.concatenate(own_values))
             if side in chunks:
                 made[side] = dataclasses.replace(chunks[side], columns=columns)
             else:
@@ -496,36 +494,32 @@ class _OfBlock:
         return made
 
     def _values_of(
-        self, number: int, item: Mapping[str, Any], tokens: Mapping[str, Any]
+        self,
+        number: int,
+        item: Mapping[str, Any],
+        counts: Mapping[str, list[int]],
+        example: dict[str, Any],
+        names: Collection[str],
     ) -> dict[str, list[np.ndarray]]:
-        """The values of a record for features that are not of spans, by name.
+        """The values of features of a record, by name, each checked.
 
-        `tokens` has for each side of tokens its columns, the first token of the record, and the
-        number of tokens of each node.
+        `counts` has the tokens of each node, by side, and `example` the pointers of spans.
         """
-        record, sides = self._block.records[number], self._job.sides
+        job, record = self._job, self._block.records[number]
         values: dict[str, list[np.ndarray]] = {}
-        example: dict[str, Any] = {}
-        sizes: dict[str, int] = {}
-        for side, features in sides.items():
-            columns, first, counts = tokens.get(side, ({}, 0, [1]))
-            given = item.get(side, record)
-            for name, feature in features.items():
-                if side not in tokens and not feature.per_example:
-                    example[name] = _array_of(given, name, feature)
-                elif name not in columns:
-                    values[name] = _features_of(record, name, feature, counts)
-                if side in tokens and feature.to is not None:
-                    of_spans = name in columns
-                    column = columns[name].values[first : first + counts[0]] if of_spans else None
-                    example[name] = values[name][0] if column is None else column
-            if side in tokens:
-                sizes[side] = max(counts[0] - self._job.task_of(side).lookahead, 0)
-        measure(example, sides, sizes)
-        for side, features in sides.items():
-            for name, feature in features.items():
-                if side not in tokens and not feature.per_example:
-                    values[name] = [feature.convert([example[name]], name, [sizes[side]])]
+        for side, features in job.sides.items():
+            for name in [name for name in features if name in names]:
+                feature = features[name]
+                if side in counts or feature.per_example:
+                    values[name] = _features_of(record, name, feature, counts.get(side, [1]))
+                    example |= {} if feature.to is None else {name: values[name][0]}
+                else:
+                    example[name] = _array_of(item.get(side, record), name, feature)
+        sizes = {task.side: max(counts[task.side][0] - task.lookahead, 0) for task in job.tasks}
+        measure(example, job.sides, sizes)
+        for name in (example.keys() & {*names}) - values.keys():
+            feature = job.columns[name]
+            values[name] = [feature.convert([example[name]], name, [sizes[feature.of]])]
         return values
 
     def _empty_failed(self, chunk: Ragged) -> Ragged:
@@ -550,6 +544,12 @@ def _describe_change(text: str, decoded: str) -> str:
     at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
     before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
     return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"
+
+
+def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Zeros for examples of these sizes."""
+    shapes = [(1 if feature.per_example else size, *feature.shape) for size in sizes]
+    return [np.zeros(shape, feature.dtype) for shape in shapes]
 
 
 def _array_of(given: Mapping[str, Any], name: str, feature: Feature) -> Any:

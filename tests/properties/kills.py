@@ -52,6 +52,19 @@ def write_documents(path: Path, count: int = 160) -> None:
     )
 
 
+def spell(record: dict[str, Any]) -> dict[str, Any]:
+    """The sides of a document: its text as inputs, backwards as targets, and its letters."""
+    letters = {"letters": [*record["text"].encode()]} if record["text"] else {}
+    return {
+        "inputs": [(record["text"], 1.0)],
+        "targets": [(record["back"], 1.0)],
+        "letters": letters,
+    }
+
+
+spell.sides = "inputs", "targets"  # type: ignore[attr-defined]
+
+
 @dataclasses.dataclass(frozen=True)
 class Point:
     """Calls of a method at which a kill may hit, up to 30 ms after the call begins.
@@ -132,6 +145,7 @@ class Preparation(Trial):
         self.name = f"prepare, {workers} workers"
 
     def run(self, folder: Path) -> None:
+        from pipeline import Feature
         from pipeline.corpus import prepare
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
@@ -139,7 +153,8 @@ class Preparation(Trial):
         from pipeline.text.tokenizers import Bytes
 
         ragged.TOKENS_PER_PART, sizes.LEAST, sizes.BLOCK = 600, 1500, 100
-        options: Any = {"num_workers": self.workers, "progress": False}
+        options: Any = {"num_workers": self.workers, "progress": False, "template": spell}
+        options["features"] = {"letters": Feature("letters", dtype="uint8")}
         prepare(JsonLines(self.text), Bytes(), folder, **options)
 
 
