@@ -28,8 +28,14 @@ def copy_in_place_of_a_rename() -> None:
 
 
 def seal_before_data() -> None:
-    """What a file holds need not be on the disk before it has its name."""
-    atomic._Temporary.sync = lambda file: None
+    """A part need not be on the disk before its record is."""
+    sync = atomic._Temporary.sync
+
+    def skip(file: Any) -> None:
+        if not file._path.name.startswith("part-"):
+            sync(file)
+
+    atomic._Temporary.sync = skip
 
 
 def store_the_cursor_after_parts() -> None:
