@@ -211,7 +211,10 @@ def parser() -> argparse.ArgumentParser:
     flag("--field", default="text", help="the field of a record that holds its text (text)")
     about = "instead of --field, the text of a record and its loss: answer prompt='{question}' "
     about += "answer='{answer}'; or chat; or preference; with other fields of templates.Answer, "
-    about += "templates.Chat or templates.Preference"
+    about += (
+        "templates.Chat or templates.Preference; or MODULE:NAME of a function, whose attribute "
+    )
+    about += "features describes the sides that it returns"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
     flag("--begin", type=float, default=0.0, help="where records begin, as a share (0.0)")
     flag("--end", type=float, default=1.0, help="where records end, as a share (1.0)")

@@ -4,7 +4,9 @@ import argparse
 import ast
 import contextlib
 import json
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +14,13 @@ from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import call_for, guess, link
-from pipeline.corpus.preparation import pair_jobs, prepare_share
+from pipeline.corpus.preparation import prepare_share
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources
 from pipeline.text.sources.tables import Tables
-from pipeline.text.templates import Template
+from pipeline.text.templates import Pair, Template
 from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
@@ -67,7 +69,6 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         if not arguments.kind and (form := guess(name)):
             raise InvalidValue(f"{name} {call_for(name, form)}")
     engine = _engine(arguments)
-    field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
     names = "tfds", "split", "kind", "begin", "end", "targets"
     fields = {"files": arguments.source} | {name: getattr(arguments, name) for name in names}
     source = corpora.open_source(fields, "the command")
@@ -76,20 +77,15 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         form = "arrow" if isinstance(source, sources.ArrowFiles) else "parquet"
         raise InvalidValue(f"{source} {call_for(arguments.source[0], form)}")
     rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
-    template = _template(arguments) if arguments.template else None
-    text = corpora.Text(source, field, template, rules)
+    template = _template(arguments) if arguments.template or arguments.targets else None
+    text = corpora.Text(source, arguments.field, template, rules)
     model = directory / "tokenizer.model"
     tokenizer = corpora.open_tokenizer(
         _tokenizer_fields(arguments), [text], model, advice=MARK_ADVICE
     )
     if arguments.of is not None:
-        share = arguments.task, arguments.of
-        if isinstance(field, str):
-            job = Job(source, tokenizer, field, text.template, **rules)
-            prepare_share(job, directory, share, engine=engine)
-        else:
-            for job in pair_jobs(source, tokenizer, field, **rules):
-                prepare_share(job, directory / job.task.name, share, engine=engine)
+        job = Job(source, tokenizer, arguments.field, template, **rules)
+        prepare_share(job, directory, (arguments.task, arguments.of), engine=engine)
         return (
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"
@@ -99,12 +95,16 @@ def prepare_files(arguments: argparse.Namespace) -> str:
 
 
 def _template(arguments: argparse.Namespace) -> Template | None:
+    if not arguments.template:
+        return Pair.of(sources.ParallelText.fields)
     kind, *given = arguments.template
     if arguments.targets or not all("=" in each for each in given):
         raise InvalidValue(
             f"--template is {' '.join(arguments.template)!r}; give a kind and fields as NAME=TEXT, "
-            "as in --template answer prompt='{question}' answer='{answer}', and no --targets"
+            "as in --template answer prompt='{question}' answer='{answer}', or a function as "
+            "MODULE:NAME, and no --targets"
         )
+    sys.path.append(os.getcwd())  # for MODULE:NAME
     fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
     for name in {*JSON_FIELDS} & {*fields}:
         with contextlib.suppress(ValueError):  # other values are refused by the template

@@ -29,7 +29,7 @@ from pipeline.corpus.manifest import (
 from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
-from pipeline.corpus.sides import Sides, record_sides
+from pipeline.corpus.sides import Sides, read_sides, record_sides
 from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
 from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.writer import ARRAYS, Writer
@@ -196,7 +196,15 @@ class Corpus(Handles, SingleCorpus):
         self.directory, self.grows, self.hold_out = place, follow, hold_out
         self.log = Log(place, wait_seconds, hold_out)
         self._cache = None if cache is None else pathlib.Path(cache).expanduser()
-        self._manifest = manifest = self.log.about() if follow else Manifest.of(place)
+        try:
+            self._manifest = manifest = self.log.about() if follow else Manifest.of(place)
+        except Missing:
+            if read_sides(place) is not None:
+                raise InvalidValue(
+                    f"{os.fspath(place)} holds a corpus of several sides, which cannot grow yet; "
+                    "open it with pipeline.corpus.open_corpus or pipeline.load, without follow=True"
+                ) from None
+            raise
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.features: Mapping[str, Feature] = manifest.features

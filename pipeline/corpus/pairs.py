@@ -11,7 +11,7 @@ from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.links import LINK, open_link
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.sides import Sides, read_sides
-from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.corpus.tasks import INPUTS, OF_PAIRS, TARGETS
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
@@ -40,7 +40,7 @@ class Pairs(Sides):
 
         Each side gets half of `cache_bytes`. Pairs are read in any order, so all parts are fetched.
         """
-        return cls(**_open_each(as_path(directory), (INPUTS.name, TARGETS.name), **options))
+        return cls(**_open_each(as_path(directory), [*OF_PAIRS], **options))
 
     @classmethod
     def from_arrays(
@@ -77,6 +77,11 @@ class Pairs(Sides):
         return cls(*sides)
 
 
+def as_sides(made: Mapping[str, Any], loss: str | None = None) -> Sides:
+    """The corpora of sides as one: of inputs and targets, `Pairs`."""
+    return Pairs(**made) if [*made] == [*OF_PAIRS] else Sides(made, loss=loss)
+
+
 def _open_each(
     directory: epath.Path, names: Sequence[str], **options: Unpack[OpenOptions]
 ) -> dict[str, Corpus | InPlace]:
@@ -107,7 +112,7 @@ def open_corpus(
         )
     if (recorded := read_sides(directory)) is not None:
         names, loss = recorded
-        return Sides(_open_each(directory, names, **options), loss=loss)
+        return as_sides(_open_each(directory, names, **options), loss)
     whole = any((directory / name).exists() for name in (MANIFEST, LINK))
     if not whole and any((directory / TARGETS.name / n).exists() for n in (MANIFEST, LINK)):
         return Pairs.open(directory, **options)

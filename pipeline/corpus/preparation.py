@@ -30,20 +30,19 @@ from pipeline.corpus.manifest import (
     SKIPPED,
     TEMPORARY,
     Manifest,
-    is_finished,
     require_same_origin,
 )
-from pipeline.corpus.pairs import Pairs
-from pipeline.corpus.tasks import CAUSAL, GROUPS, INPUTS, TARGETS, TASKS, Task
-from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes, require_tokenizable
+from pipeline.corpus.pairs import Pairs, as_sides
+from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes
 from pipeline.corpus.work import Work, failures_path
 from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue, counted, name_some
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
-from pipeline.text.features import Feature, check_features
+from pipeline.text.features import Feature
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
-from pipeline.text.templates import Template
+from pipeline.text.templates import Pair, Template
 from pipeline.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class _Bar(tqdm):
 
 def prepare(
     source: Source | Sharded,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     directory: epath.PathLike,
     *,
     field: str = "text",
@@ -66,6 +65,7 @@ def prepare(
     task: Task = CAUSAL,
     on_error: OnError = "raise",
     strict: bool = False,
+    loss: str | None = None,
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
@@ -80,15 +80,17 @@ def prepare(
 
     Args:
         source: records; see `pipeline.text.sources`.
-        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus.
+        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus. None: for examples
+            without a side of tokens.
         directory: where to write.
         field: see `Job`, as for the next four.
-        template: a function from a record to spans of text with loss weights.
-        features: the features of examples, by name.
+        template: a function from a record to spans of text with loss weights, or to several sides.
+        features: the features of examples, by name. If some are of sides, `Sides` are returned.
         task: decides the fields and the lengths.
         on_error: "raise" (default) or "skip", for records that fail.
         strict: whether text that the tokenizer cannot hold, among the first records, is an error;
             by default it is counted and logged.
+        loss: the side of arrays that carries the loss, if one does; see `Sides`.
         num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as there are
             CPUs, if the source has as many shards. They start by `spawn`, so a script must guard
             its main part with `if __name__ == "__main__":`.
@@ -103,13 +105,14 @@ def prepare(
         OSError: the disk is full; finished work is kept.
         RuntimeError: a worker died.
     """
-    job = Job(source, tokenizer, field, template, features, task, on_error, strict)
+    job = Job(source, tokenizer, field, template, features, task, on_error, strict, loss)
     return prepare_job(job, directory, num_workers=num_workers, engine=engine, progress=progress)
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of `prepare` that both sides of pairs share, for type checkers."""
+class PrepareOptions(TypedDict, total=False):
+    """The other options of `prepare`, for type checkers."""
 
+    features: Mapping[str, Feature] | None
     on_error: OnError
     strict: bool
     num_workers: int | None
@@ -123,64 +126,21 @@ def prepare_pairs(
     directory: epath.PathLike,
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
-    features: Mapping[str, Feature] | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[PrepareOptions],
 ) -> Pairs:
-    """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
+    """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
 
     Args:
         source: records by number, each with two texts; for two parallel texts,
             `sources.ParallelText`.
         tokenizer: for both texts; it must have a begin mark, from which the decoder starts.
-        directory: where to write; each side is prepared as by `prepare`.
+        directory: where to write.
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which tokens carry loss. Default: "inputs" and "targets".
-        features: as for `prepare`; those of "inputs" are read with the inputs, others with the
-            targets.
-        **options: `on_error`, `strict`, `num_workers`, `engine` and `progress`, as for `prepare`.
+        **options: as for `prepare`.
     """
-    how: Any = dict(options)
-    jobs = pair_jobs(
-        source, tokenizer, fields, features, how.pop("on_error", "raise"), how.pop("strict", False)
-    )
-    inputs, targets = (prepare_job(job, as_path(directory) / job.task.name, **how) for job in jobs)
-    then, now = (side.origin["source"] for side in (inputs, targets))
-    if then != now:
-        raise InvalidValue(
-            f"the source changed between inputs and targets: its fingerprint was {then} and is now "
-            f"{now}. Let nothing write to it meanwhile, delete {os.fspath(directory)}, and prepare "
-            "again"
-        )
-    return Pairs(inputs, targets)
-
-
-def pair_jobs(
-    source: Source | Sharded,
-    tokenizer: Tokenizer,
-    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
-    features: Mapping[str, Feature] | None = None,
-    on_error: OnError = "raise",
-    strict: bool = False,
-) -> list[Job]:
-    """The recipes of the two sides of pairs; see `prepare_pairs`."""
-    require_tokenizable(source, tokenizer)
-    if len(fields) != 2 or isinstance(fields, str):
-        raise InvalidValue(
-            f"fields is {fields!r}; it must be two, of the inputs and of the targets"
-        )
-    if tokenizer.begin_id is None:
-        raise InvalidValue(
-            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
-            "begins with that mark; make the tokenizer with begin=True"
-        )
-    known, jobs = check_features(features), []
-    for text, task in zip(fields, (INPUTS, TARGETS), strict=True):
-        field, template = (text, None) if isinstance(text, str) else ("text", text)
-        mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
-        jobs.append(
-            Job(source, tokenizer, field, template, mine, task, on_error, strict, of_pair=True)
-        )
-    return jobs
+    pair = Pair.of(fields)
+    return prepare(source, tokenizer, directory, template=pair, **options)  # type: ignore[return-value]
 
 
 def prepare_share(
@@ -209,7 +169,7 @@ def prepare_share(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
     work = Work(job, _as_directory(directory))
-    if is_finished(work.directory):
+    if work.finished:
         return
     refuse_import()
     work.declare()
@@ -235,20 +195,24 @@ def prepare_job(
             "machine without an engine, so give only one of the two"
         )
     engine, work = engine or Processes(num_workers), Work(job, _as_directory(directory))
-    origin = job.origin
+    origin = job.origin  # before anything is written
     # Finished work needs no lock, and may lie in a read-only directory.
-    if not is_finished(work.directory):
+    if not work.finished:
         refuse_import()
         # The lock only keeps others from doing the same work.
         with directory_lock(work.directory, "preparing a corpus"):
-            if not is_finished(work.directory):
+            if not work.finished:
                 _prepare(work, engine, progress)
-    if (work.directory / SHARDS).exists():  # a process was killed between the manifest and this
-        Log(work.directory).remove()
-    corpus = Corpus(work.directory)
-    require_same_origin(work.directory, corpus.origin, origin)
-    corpus.require_task(job.stored_task)
-    return Groups(corpus) if job.stored_task == GROUPS else corpus  # type: ignore[return-value]
+    if (work.last / SHARDS).exists():  # a process was killed between the manifest and this
+        work.remove_logs()
+    made = {side: Corpus(place) for side, place in work.places.items()}
+    for side, corpus in made.items():
+        require_same_origin(work.places[side], corpus.origin, origin)
+        corpus.require_task(job.task_of(side))
+    if not job.is_single:
+        return as_sides(made, job.loss)  # type: ignore[return-value]
+    (corpus,) = made.values()
+    return Groups(corpus) if job.nodes > 1 else corpus  # type: ignore[return-value]
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -258,13 +222,13 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 
 
 def _prepare(work: Work, engine: Engine, progress: bool) -> None:
-    manifest, shards = work.declare(), work.job.records.shards()
+    manifests, shards = work.declare(), work.job.records.shards()
     work.job.require_unchanged()  # such as one whose fingerprint is never the same twice
     _run(engine, work, list(enumerate(shards)), name="preparing", progress=progress)
     try:
-        _finish(work, manifest, len(shards), engine)
+        _finish(work, manifests, len(shards), engine)
     except (OSError, ValueError, InvalidState):
-        if not is_finished(work.directory):  # else another process has finished it
+        if not work.finished:  # else another process has finished it
             raise
 
 
@@ -272,7 +236,7 @@ def _run(
     engine: Engine, work: Work, items: Sequence[tuple[int, Shard]], *, name: str, progress: bool
 ) -> None:
     """Does the shards that are not done yet, with a progress bar."""
-    there = work.read_all(number for number, _ in items)
+    there = work.read_all((number for number, _ in items), work.last)
     missing = {number: shard for number, shard in items if not there[number][1]}
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
@@ -298,27 +262,37 @@ def _run(
         raise
 
 
-def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None:
+def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: Engine) -> None:
     """Makes a corpus of the parts, once all shards are done."""
-    log, there = Log(work.directory), work.read_all(range(shards))
-    records = [record for found, _ in there.values() for record in found]
-    if missing := [shard for shard, (_, done) in there.items() if not done]:
-        raise InvalidState(
-            f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, first "
-            f"shard {missing[0]}; run again to finish"
-        )
-    paths = [record_path(work.directory, each["shard"], each["number"]) for each in records]
-    of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
-    parts = [part for each in of_records for part in each]
-    log.require_files(parts)
-    task = TASKS[manifest.task]
-    counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, task)])
-    failures = list(_read_failures(work.directory, records))
-    notes = _describe_notes(records, len(counts) // work.job.nodes)
-    with _discarding(work):
-        work.job.require_unchanged()  # some parts may be from before an edit, others from after it
-        _require_tokens(work.job, counts, sum(part.learnt for part in parts), failures + notes)
-    for line in notes:
+    tokens = learnt = 0
+    todo, lines, failures = [], list[str](), list[str]()
+    for side, place in work.places.items():
+        manifest = manifests[side]
+        if manifest.finished:  # by a process that was killed before it finished the others
+            continue
+        log, there = Log(place), work.read_all(range(shards), place)
+        records = [record for found, _ in there.values() for record in found]
+        if missing := [shard for shard, (_, done) in there.items() if not done]:
+            raise InvalidState(
+                f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, "
+                f"first shard {missing[0]}; run again to finish"
+            )
+        paths = [record_path(place, each["shard"], each["number"]) for each in records]
+        of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
+        parts = [part for each in of_records for part in each]
+        log.require_files(parts)
+        counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, log.task)])
+        todo.append((log, dataclasses.replace(manifest, parts=parts), counts))
+        tokens += int(counts.sum())
+        learnt += sum(part.learnt for part in parts) * log.task.has_targets
+        failures += _read_failures(place, records)
+        lines += _describe_notes(records, len(counts) // work.job.nodes)
+    examples = len(todo[0][2])
+    if len(todo) == len(manifests):
+        with _discarding(work):
+            work.job.require_unchanged()  # some parts may be from before an edit, others from later
+            _require_tokens(work.job, examples, tokens, learnt, failures + lines)
+    for line in lines:
         logger.warning("%s", line)
     if failures:
         path = work.directory / SKIPPED
@@ -326,9 +300,10 @@ def _finish(work: Work, manifest: Manifest, shards: int, engine: Engine) -> None
             # A name that is not UTF-8 is spelled as JSON can, with escapes.
             file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in failures)
         text = "%s of %s records failed and have no tokens; %s lists them: %s"
-        every, failed = f"{len(counts) // work.job.nodes:,}", f"{len(failures):,}"
+        every, failed = f"{examples // work.job.nodes:,}", f"{len(failures):,}"
         logger.warning(text, failed, every, os.fspath(path), _count_reasons(failures))
-    finish(log, dataclasses.replace(manifest, parts=parts), counts)
+    for each in todo:
+        finish(*each)
 
 
 def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) -> Any:
@@ -357,17 +332,20 @@ def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[st
     ]
 
 
-def _require_tokens(job: Job, counts: np.ndarray, learnt: int, failures: Sequence[str]) -> None:
+def _require_tokens(
+    job: Job, examples: int, tokens: int, learnt: int, failures: Sequence[str]
+) -> None:
     """Refuses a corpus without examples, tokens or loss."""
-    if not len(counts):
+    if not examples:
         raise InvalidValue(
             f"the source is empty ({job.source}); check that it names the right files"
         )
-    if failures and not counts.any():
+    if failures and not tokens:
         raise InvalidValue(f"no record of {job.source} has tokens; the first: {failures[0]}")
-    if job.template is not None and job.stored_task.has_targets and not learnt:
+    learns = any(task.has_targets for task in job.tasks)
+    if job.template is not None and learns and not learnt:
         raise InvalidValue(
-            f"the template gives weight 0 to every token of all {len(counts) // job.nodes:,} "
+            f"the template gives weight 0 to every token of all {examples // job.nodes:,} "
             "records, so nothing would be learnt; give a weight to the parts of a record to train "
             "on, such as weights={'gpt': 1.0} for the turns of that role"
         )
@@ -388,10 +366,10 @@ def _discarding(work: Work) -> Iterator[None]:
     try:
         yield
     except ValueError:
-        if not is_finished(work.directory):
-            (work.directory / MANIFEST).unlink(missing_ok=True)  # first: it tells readers
-            Log(work.directory).remove()
-            for path in work.directory.iterdir():
+        for place in () if work.finished else {work.directory, *work.places.values()}:
+            (place / MANIFEST).unlink(missing_ok=True)  # first: it tells readers
+            Log(place).remove()
+            for path in place.iterdir():
                 named = PART_NAME.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)
                 if named or path.name in BESIDE:
                     path.unlink(missing_ok=True)

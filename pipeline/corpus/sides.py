@@ -63,10 +63,6 @@ class Sides(AnyCorpus):
         # Plans are stored with the first member.
         self.members = first, *(each for each in self.by_name.values() if each is not first)
         lengths = np.stack([side.lengths for side in self.sides], axis=1)
-        for side in self.by_name.values():
-            origin = getattr(side, "origin", None) or {}
-            if origin.get("on_error") == "skip" and side.task != ARRAYS:
-                lengths[side.lengths == 0] = 0  # others have at least a begin mark
         if self.loss_side is not None:
             lengths[lengths[:, self.loss_side] == 0] = 0  # nothing to train on
         self.lengths = lengths if len(self.sides) > 1 else lengths[:, 0]

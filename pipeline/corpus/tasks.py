@@ -1,6 +1,6 @@
 """Tasks: the fields that a model takes from an example, and so the length of an example."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Task:
     @property
     def side(self) -> str:
         """The name of the side that these tokens are, if examples have several."""
-        return "inputs" if "inputs" in self.shifts else "targets"
+        return next((of for of in ("inputs", "targets") if of in self.shifts), self.name)
 
     def shift_of(self, feature: Feature) -> int:
         """The shift of a feature against the inputs."""
@@ -47,67 +47,24 @@ class Task:
     def divide(
         self, columns: Any, features: Mapping[str, Feature] | None
     ) -> dict[str, dict[str, Feature]]:
-        """The features of each side of examples by name, those of the tokens first; checked.
-
-        Values of whole examples are stored with the first side.
-        """
-        known, sides = check_features(features), dict[str, dict[str, Feature]]()
+        """The features of each side of examples in `columns`; see `divide_features`."""
         has_tokens = not isinstance(columns, Mapping) or TOKENS in columns
-        if has_tokens or all(feature.of in OF for feature in known.values()):
-            sides[self.side] = {}
-        for feature in known.values():
-            if feature.of not in OF and self.name != GROUPS.name:
-                sides.setdefault(feature.of, {})
-        first = next(iter(sides))
-        for name, feature in known.items():
-            sides[feature.of if feature.of in sides else first][name] = feature
-            if feature.to is not None and feature.to not in sides:
-                raise InvalidValue(
-                    f"the feature {name!r} points to the side {feature.to!r}; there are "
-                    f"{', '.join(sides)}"
-                )
-            for side in sides:
-                if name in (f"{side}_segment_ids", f"{side}_positions"):
+        alone = all(feature.of in OF for feature in check_features(features).values())
+        return divide_features([self] if has_tokens or alone else [], features)
+
+    def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
+        """`features` as a dict; refuses those that examples of this task alone cannot have."""
+        for side, mine in divide_features([self], features).items():
+            for name, feature in mine.items():
+                beside = side != self.side and self.name != ARRAYS.name
+                if beside or feature.to is not None:
+                    what = f"is of the side {side!r}" if beside else "is a pointer"
                     raise InvalidValue(
-                        f"a feature is named {name!r}, as a field of the side {side!r}; give it "
-                        "another name"
+                        f"{'groups' if self.name == GROUPS.name else 'these examples'} have one "
+                        f"side, and {name!r} {what}; Examples, Corpus.from_arrays and prepare make "
+                        "such examples, and a corpus of several sides cannot grow yet"
                     )
-        for side, mine in sides.items():
-            (self if side == self.side else ARRAYS).check(mine, pointers=True)
-        return sides
-
-    def check(
-        self, features: Mapping[str, Feature] | None, *, pointers: bool = False
-    ) -> dict[str, Feature]:
-        """`features` as a dict; refuses those that examples of this task cannot have.
-
-        `pointers` is whether the caller checks what pointers point to.
-        """
-        known = check_features(features)
-        allowed = [of for of in ("inputs", "targets") if of in self.shifts]
-        for name, feature in known.items():
-            beside = feature.of not in OF and self.name != ARRAYS.name
-            if beside or (feature.to is not None and not pointers):
-                what = f"is of the side {feature.of!r}" if beside else "is a pointer"
-                raise InvalidValue(
-                    f"{'groups' if self.name == GROUPS.name else 'these examples'} have one side, "
-                    f"and {name!r} {what}; Examples and Corpus.from_arrays make such examples, and "
-                    "a corpus of several sides cannot grow yet"
-                )
-            if self.name == GROUPS.name:
-                continue
-            if feature.of == "continuation":
-                raise InvalidValue(
-                    f"the feature {name!r} is of continuations, but these examples are not groups; "
-                    "make them with from_groups, or give it of='example'"
-                )
-            if feature.of in OF and feature.of not in [*allowed, "example"]:
-                raise InvalidValue(
-                    f"the feature {name!r} is of {feature.of}, but examples of the task "
-                    f"{self.name!r} have {' and '.join(allowed) or 'no tokens'}; give it to the "
-                    "other side of the pairs, or give another task="
-                )
-        return known
+        return dict(features or {})
 
     @property
     def has_targets(self) -> bool:
@@ -170,6 +127,9 @@ CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 INPUTS = Task(name="inputs", shifts={"inputs": 0})
 TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 
+# The tasks of inputs and targets that are sides of their own.
+OF_PAIRS = {task.side: task for task in (INPUTS, TARGETS)}
+
 # The nodes of groups, each stored as an example of its unshifted tokens; see `corpus.groups`.
 GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 
@@ -177,3 +137,49 @@ GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 ARRAYS = Task(name="arrays", shifts={})
 
 TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS, ARRAYS)}
+
+
+def divide_features(
+    tasks: Sequence[Task], features: Mapping[str, Feature] | None
+) -> dict[str, dict[str, Feature]]:
+    """The features of each side of examples by name, those of tokens first; checked.
+
+    Values of whole examples are stored with the first side.
+
+    Args:
+        tasks: those of the sides of tokens.
+        features: by name; names of sides of arrays, in `of`, are theirs.
+    """
+    known, sides = check_features(features), {task.side: dict[str, Feature]() for task in tasks}
+    # The side that a feature is stored with, by `of`.
+    stored = {of: task.side for task in tasks for of in ("inputs", "targets") if of in task.shifts}
+    stored |= {"continuation": GROUPS.side} if GROUPS in tasks else {}
+    for feature in known.values():
+        if feature.of not in OF:
+            sides.setdefault(stored.setdefault(feature.of, feature.of), {})
+    stored["example"] = next(iter(sides), ARRAYS.side)
+    for name, feature in known.items():
+        if feature.of == "continuation" and feature.of not in stored:
+            raise InvalidValue(
+                f"the feature {name!r} is of continuations, but these examples are not groups; "
+                "make them with from_groups, or give it of='example'"
+            )
+        if feature.of not in stored:
+            there = " and ".join(of for of in stored if of != "example") or "no tokens"
+            raise InvalidValue(
+                f"the feature {name!r} is of {feature.of}, but these examples have {there}; give "
+                "it to the other side of the pairs, or give another task="
+            )
+        sides[stored[feature.of]][name] = feature
+        if feature.to is not None and feature.to not in sides:
+            raise InvalidValue(
+                f"the feature {name!r} points to the side {feature.to!r}; there are "
+                f"{', '.join(sides)}"
+            )
+        for side in sides:
+            if name in (f"{side}_segment_ids", f"{side}_positions"):
+                raise InvalidValue(
+                    f"a feature is named {name!r}, as a field of the side {side!r}; give it "
+                    "another name"
+                )
+    return sides

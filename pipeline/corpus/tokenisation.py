@@ -2,18 +2,27 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
 from pipeline.corpus.groups import add_parents
-from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, Task
+from pipeline.corpus.tasks import (
+    ABOVE,
+    ARRAYS,
+    CAUSAL,
+    GROUPS,
+    OF_PAIRS,
+    TARGETS,
+    Task,
+    divide_features,
+)
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature, check_features
-from pipeline.text.ragged import IDS, Ragged
+from pipeline.text.features import OF, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature, check_features
+from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Block, sharded, text_of, with_place
 from pipeline.text.templates import Template
@@ -56,20 +65,23 @@ class Job:
 
     Args:
         source: the records; see `pipeline.text.sources`.
-        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus.
+        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus. None: there is no
+            side of tokens.
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1. A template of
-            groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`.
+            groups, such as `templates.Preference`, makes a corpus like `Corpus.from_groups`. One
+            may return several sides.
         features: the features of examples, by name, each with a dtype. Each is read from the field
             of its name in the records; with a template, those of tokens come from the third entry
-            of each span.
+            of each span, and those of sides of arrays from the sides that it returns. Default
+            None: the attribute `features` of the template, if it has one.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
             without tokens, which no batch has, and lists it in `skipped.jsonl`.
         strict: whether a record fails if its tokens do not decode to its text, among the first of
             each shard, rather than being counted.
-        of_pair: whether it is one side of pairs, the other one of which decides the weights.
+        loss: the side of arrays that carries the loss, if one does; see `Sides`.
 
     Raises:
         ValueError: the arguments do not fit each other.
@@ -77,22 +89,29 @@ class Job:
     """
 
     source: Source | Sharded
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     field: str = "text"
     template: Template | None = None
     features: Mapping[str, Feature] | None = None
     task: Task = CAUSAL
     on_error: OnError = "raise"
     strict: bool = False
-    of_pair: bool = False
+    loss: str | None = None
 
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
-        if self.nodes > 1 and self.task != CAUSAL:
+        if self.task != CAUSAL and self.tasks != [self.task]:
+            made = "pairs" if hasattr(self.template, "sides") else "groups"
             raise InvalidValue(
-                f"the template {templates.fingerprint(self.template)} makes groups, which are of "
+                f"the template {templates.fingerprint(self.template)} makes {made}, which are of "
                 f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
+            )
+        if TARGETS in self.tasks and cast(Tokenizer, self.tokenizer).begin_id is None:
+            raise InvalidValue(
+                f"the tokenizer {cast(Tokenizer, self.tokenizer).fingerprint} does not mark where "
+                "texts begin, and a decoder begins with that mark; make the tokenizer with "
+                "begin=True"
             )
         for name, feature in self.columns.items():
             if feature.dtype is None:
@@ -112,15 +131,42 @@ class Job:
         return templates.count_nodes(self.template)
 
     @property
-    def stored_task(self) -> Task:
-        """The task of the stored examples."""
-        return GROUPS if self.nodes > 1 else self.task
+    def tasks(self) -> list[Task]:
+        """The tasks of the sides of tokens."""
+        if self.tokenizer is None:
+            return []
+        if self.nodes > 1:
+            return [GROUPS]
+        names = getattr(self.template, "sides", ())
+        return [OF_PAIRS[name] for name in names] or [self.task]
+
+    @functools.cached_property
+    def sides(self) -> dict[str, dict[str, Feature]]:
+        """The features of each side of the stored examples; those of tokens first."""
+        given = self.features
+        known = check_features(getattr(self.template, "features", None) if given is None else given)
+        if self.nodes > 1:
+            known = add_parents(GROUPS.check(known))
+        if self.tokenizer is None and all(feature.of in OF for feature in known.values()):
+            raise InvalidValue(
+                "tokenizer is None, and features describe no side of arrays; give a tokenizer for "
+                "text, or features such as {'patches': Feature('patches', dtype='uint8')}"
+            )
+        return divide_features(self.tasks, known)
+
+    def task_of(self, side: str) -> Task:
+        """The task of a side."""
+        return next((task for task in self.tasks if task.side == side), ARRAYS)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the examples have one side, of tokens."""
+        return len(self.sides) == 1 and self.loss is None and self.tokenizer is not None
 
     @functools.cached_property
     def columns(self) -> dict[str, Feature]:
         """The features of the stored examples."""
-        known = check_features(self.features)
-        return self.stored_task.check(add_parents(known) if self.nodes > 1 else known)
+        return {name: each for features in self.sides.values() for name, each in features.items()}
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
@@ -128,7 +174,7 @@ class Job:
         template = None if self.template is None else templates.fingerprint(self.template)
         origin = {
             "source": self.source.fingerprint,
-            "tokenizer": self.tokenizer.fingerprint,
+            "tokenizer": None if self.tokenizer is None else self.tokenizer.fingerprint,
             "field": self.field if template is None else None,
             "template": template,
         }
@@ -149,8 +195,8 @@ class Job:
 
     def run(
         self, block: Block, *, compare: bool = False
-    ) -> tuple[Ragged, dict[int, Exception], Notes]:
-        """The examples of a block, by number why records failed, and what is not trained on.
+    ) -> tuple[dict[str, Ragged], dict[int, Exception], Notes]:
+        """The examples of a block by side; by number, why records failed; and notes.
 
         Examples of records that failed are empty. Unless `on_error` is "skip", the first failure
         that is found is raised. The block has at least one record. With `compare`, the tokens of
@@ -177,49 +223,62 @@ class _OfBlock:
             raise with_place(error, self._place(number))
         self.failed[number] = error
 
-    def encode(self, compare: bool) -> Ragged:
-        """The examples; those of records that failed have no tokens."""
+    def _stays(self, number: int) -> bool:
+        """Whether a record has an example."""
+        return number not in self.failed and number not in self._left_out
+
+    def encode(self, compare: bool) -> dict[str, Ragged]:
+        """The examples by side; those of records that failed have no tokens or arrays."""
         job, records = self._job, self._block.records
-        items, noted = [], collect_notes()
+        items, noted = list[dict[str, Any]](), collect_notes()
         for number in range(len(records)):
             items.append(self._prepare(number))
             for about, example in noted.items():
                 self._note(about, example, number)
             noted.clear()
-        chunk = Ragged.concatenate(self._encode(items, 0))
-        self._require_ids(chunk)
+        chunks: dict[str, Ragged] = {}
+        for task in job.tasks:
+            of_side = [item[task.side] for item in items]
+            chunks[task.side] = chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
+            self._require_ids(chunk)
         if compare:
-            self._compare(items, chunk)
-        columns = dict(chunk.columns)
-        weights = None if job.task.has_targets else columns.pop(WEIGHTS, None)
-        if weights is not None and not job.of_pair:
-            self._require_equal_weights(chunk.counts, weights.values)
-        if job.nodes > 1:
-            self._require_nodes(chunk.counts)
-            above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
-            columns[ABOVE] = Column(job.columns[ABOVE], above)
-        if missing := {name: each for name, each in job.columns.items() if name not in columns}:
-            columns |= self._read_features(chunk.counts, missing)
-        of_features = {name: columns.pop(name) for name in job.columns}  # always in one order
-        chunk = self._empty_failed(dataclasses.replace(chunk, columns=columns | of_features))
-        loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
-        silent = job.task.find_silent(chunk.counts, loss)
-        if len(silent):
-            add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
-        ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
-        return dataclasses.replace(chunk, columns={**chunk.columns, TOKENS: ids})
+            self._compare(items, chunks)
+        for task in job.tasks:
+            chunk = chunks[task.side]
+            columns = dict(chunk.columns)
+            if not task.has_targets or getattr(job.template, "unweighted", False):
+                weights = columns.pop(WEIGHTS, None)
+                if weights is not None and len(job.tasks) == 1:
+                    self._require_equal_weights(chunk.counts, weights.values)
+            if job.nodes > 1:
+                self._require_nodes(chunk.counts)
+                above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
+                columns[ABOVE] = Column(job.columns[ABOVE], above)
+            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        chunks = self._read_features(items, chunks)
+        for task in job.tasks:
+            chunk = self._empty_failed(chunks[task.side])
+            loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
+            silent = task.find_silent(chunk.counts, loss)
+            if len(silent):
+                add_notes(self.notes, {SILENT: (len(silent), 0, self._place(int(silent[0])))})
+            ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
+            columns = {**chunk.columns, TOKENS: ids}
+            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        return chunks
 
     # ---- items: what the tokenizer gets of each record
 
-    def _prepare(self, number: int) -> Any:
-        """The text of a record, or the spans of each of its nodes."""
+    def _prepare(self, number: int) -> dict[str, Any]:
+        """By side, the text of a record, the spans of each of its nodes, or arrays by feature."""
         job, record = self._job, self._block.records[number]
         try:
             if isinstance(record, Exception):
                 raise record
             if job.template is None:
-                return text_of(record, job.field)
-            return templates.fill(job.template, record, self._of_spans)
+                return {task.side: text_of(record, job.field) for task in job.tasks}
+            arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
+            return templates.fill(job.template, record, self._of_spans, arrays)
         except templates.LeftOut as error:
             self._left_out.add(number)
             self._note(f"{error}; they are left out", "", number)
@@ -237,36 +296,44 @@ class _OfBlock:
         return self._job.records.where(self._block, number)
 
     @functools.cached_property
-    def _of_spans(self) -> dict[str, Feature]:
-        return {name: each for name, each in self._job.columns.items() if not each.per_example}
+    def _of_spans(self) -> dict[str, dict[str, Feature]]:
+        """The features of each side of tokens that have a value for each token."""
+        return {
+            task.side: {n: f for n, f in self._job.sides[task.side].items() if not f.per_example}
+            for task in self._job.tasks
+        }
 
-    @property
-    def _nothing(self) -> Any:
+    @functools.cached_property
+    def _nothing(self) -> dict[str, Any]:
         if self._job.template is None:
-            return ""
-        values = {n: np.zeros((1, *each.shape), each.dtype) for n, each in self._of_spans.items()}
-        return [[("", 0.0, values)]] * self._job.nodes
+            return dict.fromkeys(self._of_spans, "")
+        return {
+            side: [[("", 0.0, {n: np.zeros((1, *f.shape), f.dtype) for n, f in known.items()})]]
+            * self._job.nodes
+            for side, known in self._of_spans.items()
+        }
 
-    def _encode(self, items: Sequence[Any], first: int) -> list[Ragged]:
-        """The examples of items, the first of which is of the record `first`.
+    def _encode(self, items: Sequence[Any], side: str, first: int) -> list[Ragged]:
+        """The examples of items of a side, the first of which is of the record `first`.
 
         If the tokenizer fails, halves are tried, to find the records that it fails for.
         """
         try:
-            return [self._encode_now(items)]
+            return [self._encode_now(items, side)]
         except Exception as error:
             if len(items) == 1:
                 self._fail(first, error)
-                return [self._encode_now([self._nothing])]
+                return [self._encode_now([self._nothing[side]], side)]
         half = len(items) // 2
-        return self._encode(items[:half], first) + self._encode(items[half:], first + half)
+        halves = (items[:half], first), (items[half:], first + half)
+        return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
 
-    def _encode_now(self, items: Sequence[Any]) -> Ragged:
-        job = self._job
-        if job.template is not None:
-            return templates.encode(items, job.tokenizer, self._of_spans)
+    def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
+        tokenizer = cast(Tokenizer, self._job.tokenizer)
+        if self._job.template is not None:
+            return templates.encode(items, tokenizer, self._of_spans[side])
         sizes = np.fromiter(map(count_bytes, items), np.int64, len(items))
-        return Ragged.of(*job.tokenizer.encode_batch(list(items)), text_bytes=sizes)
+        return Ragged.of(*tokenizer.encode_batch(list(items)), text_bytes=sizes)
 
     # ---- checks of the examples
 
@@ -274,11 +341,11 @@ class _OfBlock:
         """Fails the records of some examples, each with a description."""
         for example in examples.tolist():
             number = example // self._job.nodes
-            if number not in self.failed and number not in self._left_out:
+            if self._stays(number):
                 self._fail(number, InvalidValue(describe(example)))
 
     def _require_ids(self, chunk: Ragged) -> None:
-        flat, tokenizer = chunk.flat, self._job.tokenizer
+        flat, tokenizer = chunk.flat, cast(Tokenizer, self._job.tokenizer)
         if not len(flat):
             return
         if flat.dtype.kind not in "iu":
@@ -301,39 +368,50 @@ class _OfBlock:
             ),
         )
 
-    def _compare(self, items: Sequence[Any], chunk: Ragged) -> None:
+    def _compare(self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]) -> None:
         """Notes records whose tokens do not decode to their text, and marks that stay text."""
-        job, size, compared, characters = self._job, self._job.nodes, 0, 0
-        counts = chunk.counts[: COMPARED * size]
-        ids = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
-        find_unparsed = getattr(job.tokenizer, "find_unparsed", lambda text: None)
-        spell = getattr(job.tokenizer, "spell", job.tokenizer.decode)
+        size, compared, characters, ids = self._job.nodes, 0, 0, dict[str, list[np.ndarray]]()
+        for side, chunk in chunks.items():
+            counts = chunk.counts[: COMPARED * size]
+            ids[side] = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
         for number, item in enumerate(items[:COMPARED]):
-            if number in self.failed or number in self._left_out:
+            if not self._stays(number):
                 continue
-            nodes = [[(item,)]] if job.template is None else item
-            texts = ["".join(text for text, *_ in spans) for spans in nodes]
-            characters += sum(map(len, texts))
+            nodes = {
+                side: [[(item[side],)]] if self._job.template is None else item[side]
+                for side in ids
+            }
+            characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
             if characters > CHARACTERS and compared:
                 break
             compared += 1
-            unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
-            if found := next(filter(None, unparsed), None):
-                example, is_own = found
-                # The text of a record is text as it should be, and `strict` allows it.
-                (self._differ if is_own else self._note)(UNPARSED, example, number)
-            own = ids[number * size : (number + 1) * size]
-            wholes = [(texts[0], own[0])]
-            if size > 1:  # a continuation goes on from its prefix
-                pairs = zip(texts[1:], own[1:], strict=True)
-                wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-            decoded = ((text, spell(each)) for text, each in wholes)
-            if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
-                self._differ(CHANGED, _describe_change(*changed), number)
-            marks = [job.tokenizer.begin_id] * 2, [job.tokenizer.end_id] * 2
-            if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
-                self._note(TWICE, ONCE, number)
+            for side, spans in nodes.items():
+                self._compare_one(spans, ids[side][number * size : (number + 1) * size], number)
         add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
+
+    def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
+        """Compares the ids of the nodes of a record, of one side, with their spans."""
+        tokenizer = cast(Any, self._job.tokenizer)
+        find_unparsed = getattr(tokenizer, "find_unparsed", lambda text: None)
+        spell = getattr(tokenizer, "spell", tokenizer.decode)
+        texts = ["".join(text for text, *_ in spans) for spans in nodes]
+        if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
+            own = [each[~np.isin(each, slots)] for each in own]
+        unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
+        if found := next(filter(None, unparsed), None):
+            example, is_own = found
+            # The text of a record is text as it should be, and `strict` allows it.
+            (self._differ if is_own else self._note)(UNPARSED, example, number)
+        wholes = [(texts[0], own[0])]
+        if len(nodes) > 1:  # a continuation goes on from its prefix
+            pairs = zip(texts[1:], own[1:], strict=True)
+            wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
+        decoded = ((text, spell(each)) for text, each in wholes)
+        if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
+            self._differ(CHANGED, _describe_change(*changed), number)
+        marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2
+        if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
+            self._note(TWICE, ONCE, number)
 
     def _differ(self, about: str, example: str, number: int) -> None:
         """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
@@ -350,7 +428,7 @@ class _OfBlock:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
         ends = np.cumsum(counts)
         other = weights != 1
-        if self._job.tokenizer.begin_id is not None:
+        if cast(Tokenizer, self._job.tokenizer).begin_id is not None:
             other[(ends - counts)[counts > 0]] = False
         at = np.flatnonzero(other)
         examples, first = np.unique(np.searchsorted(ends, at, side="right"), return_index=True)
@@ -375,27 +453,75 @@ class _OfBlock:
         )
 
     def _read_features(
-        self, counts: np.ndarray, features: Mapping[str, Feature]
-    ) -> dict[str, Column]:
-        """Features from fields of the records; those of records that failed are zeros."""
-        nodes = self._job.nodes
-        found: dict[str, list[np.ndarray]] = {name: [] for name in features}
-        for number, record in enumerate(self._block.records):
-            sizes = counts[number * nodes : (number + 1) * nodes].tolist()
-            values: dict[str, list[np.ndarray]] = {}
+        self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]
+    ) -> dict[str, Ragged]:
+        """The examples of all sides, with features that are not of spans.
+
+        Features of records that failed are zeros, and they have no arrays.
+        """
+        job, nodes = self._job, self._job.nodes
+        known = {name for chunk in chunks.values() for name in chunk.columns}
+        found: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in known}
+        pointers = {
+            name: np.split(chunk.columns[name].values, np.cumsum(chunk.counts)[:-1])
+            for side, chunk in chunks.items()
+            for name, feature in job.sides[side].items()
+            if feature.to is not None and name in known
+        }
+        for number in range(len(items)) if found or pointers else ():
+            own, values = slice(number * nodes, (number + 1) * nodes), {}
+            counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
+            example = {name: of_records[number] for name, of_records in pointers.items()}
             try:
-                if number not in self.failed and number not in self._left_out:
-                    for name, feature in features.items():
-                        values[name] = _values_of(record, name, feature, sizes)
+                if self._stays(number):
+                    values = self._values_of(number, items[number], counts, example, found)
             except Exception as error:
                 self._fail(number, error)
-            if number in self.failed or number in self._left_out:
-                for name, each in features.items():
-                    shapes = [(1 if each.per_example else size, *each.shape) for size in sizes]
-                    values[name] = [np.zeros(shape, each.dtype) for shape in shapes]
-            for name, of_record in values.items():
-                found[name] += of_record
-        return {name: Column(each, np.concatenate(found[name])) for name, each in features.items()}
+            for side, features in job.sides.items():
+                for name in features.keys() & found.keys():
+                    zeros = _zeros(features[name], counts.get(side, [0]))
+                    found[name] += values[name] if self._stays(number) else zeros
+        made = {}
+        for side, features in job.sides.items():
+            columns = dict(chunks[side].columns) if side in chunks else {}
+            for name, each in features.items():  # always in one order
+                own_values = found[name] if name in found else [columns.pop(name).values]
+                columns[name] = Column(each, np.concatenate(own_values))
+            if side in chunks:
+                made[side] = dataclasses.replace(chunks[side], columns=columns)
+            else:
+                sizes = [len(values) for values in found[cast(str, find_lead(features))]]
+                made[side] = Ragged(np.array(sizes, np.int64), columns)
+        return made
+
+    def _values_of(
+        self,
+        number: int,
+        item: Mapping[str, Any],
+        counts: Mapping[str, list[int]],
+        example: dict[str, Any],
+        names: Collection[str],
+    ) -> dict[str, list[np.ndarray]]:
+        """The values of features of a record, by name, each checked.
+
+        `counts` has the tokens of each node, by side, and `example` the pointers of spans.
+        """
+        job, record = self._job, self._block.records[number]
+        values: dict[str, list[np.ndarray]] = {}
+        for side, features in job.sides.items():
+            for name in [name for name in features if name in names]:
+                feature = features[name]
+                if side in counts or feature.per_example:
+                    values[name] = _features_of(record, name, feature, counts.get(side, [1]))
+                    example |= {} if feature.to is None else {name: values[name][0]}
+                else:
+                    example[name] = _array_of(item.get(side, record), name, feature)
+        sizes = {task.side: max(counts[task.side][0] - task.lookahead, 0) for task in job.tasks}
+        measure(example, job.sides, sizes)
+        for name in (example.keys() & {*names}) - values.keys():
+            feature = job.columns[name]
+            values[name] = [feature.convert([example[name]], name, [sizes[feature.of]])]
+        return values
 
     def _empty_failed(self, chunk: Ragged) -> Ragged:
         """The examples, without the tokens of those of records that failed."""
@@ -421,7 +547,25 @@ def _describe_change(text: str, decoded: str) -> str:
     return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"
 
 
-def _values_of(
+def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Zeros for examples of these sizes."""
+    shapes = [(1 if feature.per_example else size, *feature.shape) for size in sizes]
+    return [np.zeros(shape, feature.dtype) for shape in shapes]
+
+
+def _array_of(given: Mapping[str, Any], name: str, feature: Feature) -> Any:
+    """The array of a feature of a side; an empty one if the side is empty, or it is null."""
+    if given and name not in given:
+        raise InvalidValue(
+            f"{name} of the side {feature.of!r} is missing; there are "
+            f"{', '.join(map(str, given))}: name the feature like its field, or return all arrays "
+            "of the side, or none"
+        )
+    array = given[name] if given else None
+    return np.zeros((0, *feature.shape), feature.dtype) if array is None else array
+
+
+def _features_of(
     record: Mapping[str, Any], name: str, feature: Feature, sizes: Sequence[int]
 ) -> list[np.ndarray]:
     """The values of a feature for each example of a record, which have so many tokens."""
@@ -449,12 +593,14 @@ def _values_of(
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:
-    """Raises a `TypeError` for an object that is not a source, or not a tokenizer."""
+    """Raises a `TypeError` for an object that is not a source, or not a tokenizer or None."""
     if not hasattr(source, "fingerprint"):
         raise InvalidType(
             f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
             "sources.Records([{'text': '…'}])"
         )
+    if tokenizer is None:
+        return
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
         raise InvalidType(
             f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"

@@ -1,15 +1,18 @@
 """Work: from a shard of a source to parts of a corpus, each with a record beside it.
 
+Each side of the examples is a corpus of its own, with as many parts, which hold the same examples.
+The last side is the last to be written and finished: where it has a record, or a manifest, the
+others have theirs.
+
 Whatever does the work, and however often, the parts are the same: the end of a block ends a part,
 and the record of a part says where its shard continues.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -30,7 +33,8 @@ from pipeline.corpus.manifest import (
     part_name,
     require_same_origin,
 )
-from pipeline.corpus.parts import json_digest, write_part
+from pipeline.corpus.parts import Part, json_digest, write_part
+from pipeline.corpus.sides import read_sides, record_sides
 from pipeline.corpus.tokenisation import Job, Notes, add_notes
 from pipeline.corpus.writer import begin, refuse_others
 from pipeline.errors import InvalidState, InvalidValue
@@ -47,13 +51,13 @@ class Piece(NamedTuple):
     """Consecutive examples of a shard: of a block, or of a part.
 
     Attributes:
-        examples: the examples; None if there are none.
+        examples: the examples by side; none if it is empty.
         failed: a description of each record that failed, as JSON, with its `example` among these.
         next: where the shard continues; None at its end.
         notes: of its records.
     """
 
-    examples: Ragged | None
+    examples: Mapping[str, Ragged]
     failed: list[dict[str, Any]]
     next: Any
     notes: Notes
@@ -78,37 +82,71 @@ class Work:
     @functools.cached_property
     def origin(self) -> str:
         """A digest of all that decides the parts."""
-        return json_digest([self.job.origin, self.job.stored_task.name])
+        return json_digest([self.job.origin, [task.name for task in self.job.tasks]])
 
-    def declare(self) -> Manifest:
+    @functools.cached_property
+    def places(self) -> dict[str, epath.Path]:
+        """The directory of each side: that of the corpus itself if it is single, or one in it."""
+        if self.job.is_single:
+            return dict.fromkeys(self.job.sides, self.directory)
+        return {side: self.directory / side for side in self.job.sides}
+
+    @property
+    def last(self) -> epath.Path:
+        """The directory of the last side."""
+        return [*self.places.values()][-1]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the corpus is finished."""
+        return is_finished(self.last)
+
+    def declare(self) -> dict[str, Manifest]:
         """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
-        job = self.job
+        if not self.job.is_single:
+            record_sides(self.directory, [*self.places], self.job.loss)
+        elif read_sides(self.directory) is not None:
+            raise InvalidValue(
+                f"{os.fspath(self.directory)} holds a corpus of several sides; prepare with their "
+                "features, or choose another directory"
+            )
+        return {side: self._declare(side, place) for side, place in self.places.items()}
+
+    def _declare(self, side: str, place: epath.Path) -> Manifest:
+        job, tokenizer = self.job, self.job.tokenizer if self.job.task_of(side).shifts else None
         manifest = Manifest(
-            task=job.stored_task.name,
+            task=job.task_of(side).name,
             origin=job.origin,
-            vocab_size=job.tokenizer.vocab_size,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
             source=str(job.source),
-            features=job.columns,
+            features=job.sides[side],
         )
-        make_directory(self.directory)
-        if (begun := Manifest.find(self.directory)) is None:
-            refuse_others(self.directory)
-        elif begun.finished or list_records(self.directory):
-            require_same_origin(self.directory, begun.origin, job.origin)
+        make_directory(place)
+        if (begun := Manifest.find(place)) is None:
+            refuse_others(place)
+        elif begun.finished or list_records(place):
+            require_same_origin(place, begun.origin, job.origin)
             if begun.task != manifest.task:
                 raise InvalidValue(
-                    f"{os.fspath(self.directory)} holds a corpus of the task {begun.task!r}, not "
+                    f"{os.fspath(place)} holds a corpus of the task {begun.task!r}, not "
                     f"{manifest.task!r}; give that, or another directory"
                 )
             return begun
-        tokenizer = job.tokenizer.save(self.directory)
-        manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
-        begin(self.directory, manifest)
+        saved = None if tokenizer is None else tokenizer.save(place)
+        manifest = dataclasses.replace(manifest, tokenizer=saved)
+        begin(place, manifest)
         return manifest
 
-    def read_all(self, shards: Iterable[int]) -> dict[int, tuple[list[dict[str, Any]], bool]]:
-        """For each shard its records, in order, and whether it is done."""
-        there = read_records(self.directory)
+    def remove_logs(self) -> None:
+        """Removes the records of all sides."""
+        for place in self.places.values():
+            Log(place).remove()
+
+    def read_all(
+        self, shards: Iterable[int], place: epath.Path
+    ) -> dict[int, tuple[list[dict[str, Any]], bool]]:
+        """For each shard its records in a directory, in order, and whether it is done."""
+        there = read_records(place)
         return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
 
     def _follow(
@@ -118,7 +156,7 @@ class Work:
         records: list[dict[str, Any]] = []
         while record := read(shard, len(records)):
             if record["origin"] != self.origin:
-                path = record_path(self.directory, shard, record["number"])
+                path = record_path(self.last, shard, record["number"])
                 raise damaged(path, "it was made from something else")
             records.append(record)
             if record["next"] is None:
@@ -130,44 +168,53 @@ class Work:
         number, shard = numbered
         tokens = 0
         try:
-            records, done = self._follow(number, functools.partial(read_record, self.directory))
+            records, done = self._follow(number, functools.partial(read_record, self.last))
             start, part = records[-1]["next"] if records else None, len(records)
             blocks = () if done else self.job.records.read(shard, start)
             for piece in divide(self.job, blocks, self.most):
                 tokens += self._write(number, part, piece)
                 part += 1
         except (OSError, Damaged):
-            if not is_finished(self.directory):
+            if not self.finished:
                 raise
-        if is_finished(self.directory):  # others did this shard, and finished
-            Log(self.directory).remove()
+        if self.finished:  # others did this shard, and finished
+            self.remove_logs()
         return number, tokens
 
     def _write(self, shard: int, number: int, piece: Piece) -> int:
-        """Writes a part and then its record, unless others have written the same."""
-        job, parts = self.job, []
-        if piece.examples is not None:
-            path = self.directory / part_name(shard, number)
-            size, task = job.tokenizer.vocab_size, job.stored_task
-            parts = [write_part(path, piece.examples, job.origin, task, vocab_size=size).part]
-        if piece.failed:
-            lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in piece.failed)
-            path = failures_path(self.directory, shard, number)
-            with atomic_write(path, shared=True) as file:
-                file.write("".join(lines).encode(errors="backslashreplace"))
-        rest: Any = {"next": piece.next, "failed": len(piece.failed), "origin": self.origin}
-        rest["notes"] = piece.notes
-        with contextlib.suppress(FileExistsError):
-            write_record(self.directory, shard, number, parts=parts, **rest)
-            return sum(part.tokens for part in parts)
-        there = read_record(self.directory, shard, number)
+        """Writes a part of each side and then its record, unless others have written the same."""
+        job, tokens, failed, notes = self.job, 0, piece.failed, piece.notes
+        for side, place in self.places.items():
+            parts = []
+            if piece.examples:
+                path, examples = place / part_name(shard, number), piece.examples[side]
+                task, size = job.task_of(side), None
+                if task.shifts and job.tokenizer is not None:
+                    size = job.tokenizer.vocab_size
+                parts = [write_part(path, examples, job.origin, task, vocab_size=size).part]
+            if failed:
+                lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in failed)
+                with atomic_write(failures_path(place, shard, number), shared=True) as file:
+                    file.write("".join(lines).encode(errors="backslashreplace"))
+            rest: Any = {"next": piece.next, "failed": len(failed), "origin": self.origin}
+            try:
+                write_record(place, shard, number, parts=parts, notes=notes, **rest)
+                tokens += sum(part.tokens for part in parts)
+            except FileExistsError:
+                self._require_same(place, shard, number, parts)
+            failed, notes = [], {}  # the first side has those of all
+        return tokens
+
+    def _require_same(
+        self, place: epath.Path, shard: int, number: int, parts: Sequence[Part]
+    ) -> None:
+        there = read_record(place, shard, number)
         if there and [each["sha256"] for each in there["parts"]] != [p.sha256 for p in parts]:
             raise InvalidState(
                 f"another process made other examples of shard {shard}, part {number}, of "
-                f"{job.source}: the source or a function gives different results each time. Delete "
-                "the directory, correct that, and prepare again"
+                f"{self.job.source}: the source or a function gives different results each time. "
+                "Delete the directory, correct that, and prepare again"
             )
-        return 0
 
 
 def failures_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
@@ -197,31 +244,32 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
 def _work(job: Job, block: Block, compare: bool) -> Piece:
     """The examples of a block; see `Job.run`."""
     if not block.records:
-        return Piece(None, [], block.next, {})
+        return Piece({}, [], block.next, {})
     examples, errors, notes = job.run(block, compare=compare)
-    nodes, failed = len(examples.counts) // len(block.records), []
+    failed = []
     for number, error in errors.items():
         named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        reason = {"example": number * nodes, "reason": f"{named}{error}"}
+        reason = {"example": number * job.nodes, "reason": f"{named}{error}"}
         failed.append(block.place(number) | reason)
     return Piece(examples, failed, block.next, notes)
 
 
 def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:
     """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
-    counts = [piece.examples.counts for piece in pieces if piece.examples is not None]
-    examples, tokens = sum(map(len, counts)), sum(int(each.sum()) for each in counts)
-    return fraction * examples >= most[0] or fraction * tokens >= most[1]
+    every = [each for piece in pieces for each in piece.examples.values()]
+    examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
+    size = sum(each.size for each in every)
+    return fraction * examples >= most[0] or fraction * size >= most[1]
 
 
 def _join(pieces: Sequence[Piece]) -> Piece:
     """Consecutive pieces as one."""
-    chunks, failed, before = list[Ragged](), list[dict[str, Any]](), 0
+    chunks, failed, before = dict[str, list[Ragged]](), list[dict[str, Any]](), 0
     for piece in pieces:
         failed += [each | {"example": each["example"] + before} for each in piece.failed]
-        if piece.examples is not None:
-            chunks.append(piece.examples)
-            before += len(piece.examples.counts)
+        for side, examples in piece.examples.items():
+            chunks.setdefault(side, []).append(examples)
+        before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
     notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
-    examples = Ragged.concatenate(chunks) if chunks else None
-    return Piece(examples, failed, pieces[-1].next, notes)
+    whole = {side: Ragged.concatenate(several) for side, several in chunks.items()}
+    return Piece(whole, failed, pieces[-1].next, notes)

@@ -74,6 +74,12 @@ class Ragged:
         return None if column is None else column.values
 
     @property
+    def size(self) -> int:
+        """What it adds to a part: tokens, or arrays in units of four bytes."""
+        known = {name: each.feature for name, each in self.columns.items()}
+        return int(self.counts.sum()) * width_of(known) // 4
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the counts, tokens, weights and features, as far as there are any."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
@@ -122,8 +128,14 @@ class Ragged:
 
 def is_full(examples: int, tokens: int, width: int = 4) -> bool:
     """Whether a part with this many examples and tokens, or arrays of `width` bytes, is full."""
-    most = TOKENS_PER_PART * 4 // max(width, 4)
-    return tokens >= most or examples >= EXAMPLES_PER_PART
+    return tokens >= TOKENS_PER_PART * 4 // width or examples >= EXAMPLES_PER_PART
+
+
+def width_of(columns: Mapping[str, Feature]) -> int:
+    """The bytes of a position that count for the size of a part, at least 4; 4 of tokens."""
+    moving = (each for each in columns.values() if not each.per_example)
+    width = 4 if TOKENS in columns else sum(each.size * each.dtype.itemsize for each in moving)
+    return max(width, 4)
 
 
 def find_lead(columns: Mapping[str, Feature]) -> str | None:
@@ -189,7 +201,12 @@ def divide_arrays(
                 else Buffer.of_arrays(features, example)
                 for side, features in sides.items()
             }
-        sizes = _measure(example, sides, tokens, lookahead, number) if measured else {}
+        sizes = {}
+        if measured and tokens is not None:
+            count = as_array(example[TOKENS], f"example {number}").size
+            sizes[tokens] = max(count - lookahead, 0)
+        if measured:
+            measure(example, sides, sizes, f" of example {number}")
         for side, buffer in buffers.items():
             if side == tokens:
                 mine = {name: example[name] for name in (TOKENS, *buffer.features)}
@@ -207,39 +224,41 @@ def _join_sides(sides: Mapping[str, Mapping[str, Feature]]) -> dict[str, Feature
     return {name: each for features in sides.values() for name, each in features.items()}
 
 
-def _measure(
+def measure(
     example: dict[str, Any],
     sides: Mapping[str, Mapping[str, Feature]],
-    tokens: str | None,
-    lookahead: int,
-    number: int,
-) -> dict[str, int]:
-    """The positions of an example on each side; refuses arrays and pointers that do not fit."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int],
+    what: str = "",
+) -> None:
+    """Refuses arrays and pointers of an example that do not fit its sides; makes them arrays.
+
+    Args:
+        example: its entry for each feature of the sides; of those of tokens, pointers suffice.
+        sides: the features of each side.
+        sizes: the positions of each side of tokens; those of the others are added.
+        what: names the example in errors, after the name of a feature.
+    """
+    of_tokens = {*sizes}
     for side, features in sides.items():
-        if side == tokens:
-            sizes[side] = max(as_array(example[TOKENS], f"example {number}").size - lookahead, 0)
-            continue
-        for name, feature in features.items():
+        for name, feature in features.items() if side not in of_tokens else ():
             if feature.per_example:
                 continue
-            example[name] = array = as_array(example[name], f"{name} of example {number}")
+            example[name] = array = as_array(example[name], f"{name}{what}")
             size = len(array) if array.ndim else 0
             if sizes.setdefault(side, size) != size:
                 lead = find_lead(features)
                 raise InvalidValue(
-                    f"{name} of example {number} has {size:,} values, and {lead} {sizes[side]:,}; "
+                    f"{name}{what} has {size:,} values, and {lead} {sizes[side]:,}; "
                     f"both are of the side {side!r}"
                 )
     for name, feature in _join_sides(sides).items():
         if feature.to is not None:
-            places, room = as_array(example[name], f"{name} of example {number}"), sizes[feature.to]
+            places, room = as_array(example[name], f"{name}{what}"), sizes[feature.to]
             for at in places[(places < NOWHERE) | (places >= room)][:1] if places.size else ():
                 raise InvalidValue(
-                    f"{name} of example {number} points to position {at} of {feature.to}, which "
-                    f"has {room:,}; give positions from 0, or {NOWHERE} for none"
+                    f"{name}{what} points to position {at} of {feature.to}, which has {room:,}; "
+                    f"give positions from 0, or {NOWHERE} for none"
                 )
-    return sizes
 
 
 class Buffer:
@@ -264,8 +283,8 @@ class Buffer:
     def of_arrays(cls, features: Mapping[str, Feature], example: Mapping[str, Any]) -> "Buffer":
         """The buffer of a side of arrays, the first of which tell their dtypes."""
         known = {name: each.infer(example[name], name) for name, each in features.items()}
-        buffer, moving = cls(known, None), [f for f in known.values() if not f.per_example]
-        buffer._width = sum(each.size * each.dtype.itemsize for each in moving)
+        buffer = cls(known, None)
+        buffer._width = width_of(known)
         return buffer
 
     def _clear(self) -> None:

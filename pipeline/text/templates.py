@@ -8,7 +8,7 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Col
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.jinja import Jinja
 from pipeline.text.ragged import Ragged
+from pipeline.text.sources.source import text_of
 from pipeline.text.tokenizers import Markup, Tokenizer
 from pipeline.text.tokenizers.markup import Null, parse_format, parts_of
 from pipeline.text.values import as_text, count_bytes, decode_bytes, not_text, note
@@ -31,7 +32,9 @@ __all__ = [
     "Jinja",
     "LeftOut",
     "Markup",
+    "Pair",
     "Preference",
+    "Slots",
     "Span",
     "Template",
     "encode",
@@ -43,9 +46,55 @@ __all__ = [
 # each token for features, by name.
 Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
 
+# A template of several sides returns `{"inputs": spans, "patches": {"patches": …, "patch_yx": …}}`:
+# the spans of a side of tokens, and arrays by feature of the others. If inputs and targets are
+# sides of their own, it has an attribute `sides`, as `Pair` has. A side that it does not return is
+# read from fields of the record; return an empty dict for one that an example lacks.
+#
 # A template of groups has an attribute `nodes`, such as 3 for a prefix and two continuations, and
-# returns that many lists of spans.
-Template = Callable[[dict[str, Any]], Sequence[Span] | Sequence[Sequence[Span]]]
+# returns that many lists of spans. A template may have its `features` as an attribute, too.
+Template = Callable[[dict[str, Any]], Sequence[Span] | Sequence[Sequence[Span]] | Mapping[str, Any]]
+
+
+class Slots(str):
+    """Placeholder tokens that point to a side, in place of the text of a span.
+
+    >>> picture = [("What is this? ", 0.0), (Slots(9, at=[0, 1, 2]), 0.0), ("A cat.", 1.0)]
+
+    Args:
+        id: the token id of each placeholder.
+        at: the position that each of them points to, if the tokens have one pointer; or a dict of
+            such positions and of the values of other features of tokens, `[n, *shape]`, by name.
+    """
+
+    id: int
+    at: Any
+
+    def __new__(cls, id: int, at: Any) -> "Slots":  # noqa: D102
+        slots = super().__new__(cls)  # no text
+        slots.id, slots.at = id, at
+        return slots
+
+    @property
+    def size(self) -> int:
+        """The number of placeholders."""
+        return len(next(iter(self.at.values())) if isinstance(self.at, Mapping) else self.at)
+
+    def values(self, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
+        """The values of features of tokens, `[n, *shape]`, by name."""
+        pointers = [name for name, each in features.items() if each.to is not None]
+        if not isinstance(self.at, Mapping) and len(pointers) != 1:
+            raise InvalidValue(
+                f"it returned Slots, and the pointers of tokens are {', '.join(pointers) or 'none'}"
+                "; give Slots(id, {pointer: positions}), and a feature with to= for each pointer"
+            )
+        at = self.at if isinstance(self.at, Mapping) else {pointers[0]: self.at}
+        if unknown := [name for name in at if name not in features]:
+            raise InvalidValue(f"it returned Slots with {unknown[0]!r}, no feature of the tokens")
+        return {
+            name: features[name].convert([values], f"{name} of the slots", [self.size])
+            for name, values in at.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -110,6 +159,53 @@ class Answer:
             Markup.fill(each, record, self.null) for each in (self.prompt, self.answer)
         )
         return [(prompt, 0.0), (answer, 1.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The inputs and the targets of a record, two sides, for sequence to sequence.
+
+    >>> Pair(inputs="de", targets="en")({"de": "ja", "en": "yes"})
+    {'inputs': [('ja', 1.0)], 'targets': [('yes', 1.0)]}
+
+    Attributes:
+        inputs: the field of the text, or a template.
+        targets: the same; a template decides which tokens carry loss.
+    """
+
+    inputs: str | Template
+    targets: str | Template
+
+    sides: ClassVar = ("inputs", "targets")
+
+    def __post_init__(self) -> None:
+        for each in (self.inputs, self.targets):
+            if count_nodes(each) > 1 or hasattr(each, "sides"):
+                raise InvalidValue(
+                    f"the template {fingerprint(each)} makes groups or sides, and one of inputs or "
+                    "of targets makes a list of spans; give it to prepare alone"
+                )
+
+    @classmethod
+    def of(cls, fields: Any) -> "Pair":
+        """The template of two fields or templates, of inputs and targets."""
+        if len(fields) != 2 or isinstance(fields, str):
+            raise InvalidValue(
+                f"fields is {fields!r}; it must be two, of the inputs and of the targets"
+            )
+        return cls(inputs=fields[0], targets=fields[1])
+
+    @property
+    def unweighted(self) -> bool:
+        """Whether all tokens of the targets carry loss."""
+        return isinstance(self.targets, str)
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The spans of both sides of a record."""
+        return {
+            side: [(text_of(record, each), 1.0)] if isinstance(each, str) else _apply(each, record)
+            for side, each in (("inputs", self.inputs), ("targets", self.targets))
+        }
 
 
 class LeftOut(InvalidValue):
@@ -237,40 +333,54 @@ def _has_text(spans: Sequence[Any], side: str | Template) -> bool:
     return any(text and (own or not is_own) for text, is_own in parts)
 
 
-def count_nodes(template: Template | None) -> int:
+def count_nodes(template: Any) -> int:
     """The number of lists of spans that a template makes of a record: 1, or more for groups."""
     return getattr(template, "nodes", 1)
 
 
-# A span with its weight, and the value of its tokens for each feature, `[1, *shape]`.
+# A span with its weight, and for each feature the value of its tokens, `[1, *shape]`; of `Slots`
+# that of the marks around them, and one for each of them.
 Filled = tuple[str, float, Mapping[str, np.ndarray]]
 
 
 def fill(
-    template: Template, record: Mapping[str, Any], features: Mapping[str, Feature] | None = None
-) -> list[list[Filled]]:
-    """The spans that a template makes of a record, checked: a list, or one for each node of groups.
+    template: Template,
+    record: Mapping[str, Any],
+    tokens: Mapping[str, Mapping[str, Feature] | None] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a template makes of a record, checked: by side, the spans, or arrays by feature.
+
+    Spans are a list of lists: one, or one for each node of groups.
 
     >>> fill(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": b"4"})
-    [[('2+2=', 0.0, {}), ('4', 1.0, {})]]
+    {'inputs': [[('2+2=', 0.0, {}), ('4', 1.0, {})]]}
+
+    Args:
+        template: see `Template`.
+        record: its fields.
+        tokens: the sides of tokens, and the features of each. None: as the template returns, and
+            without features.
+        arrays: the other sides; None: any.
     """
     try:
         given: Any = _apply(template, record)
-        if (nodes := count_nodes(template)) == 1:
-            given = [given]
-        elif not isinstance(given, list | tuple) or len(given) != nodes:
+        if not isinstance(given, Mapping) and (tokens is None or len(tokens) == 1):
+            given = {next(iter(tokens or ("inputs",))): given}
+        found = given if isinstance(given, Mapping) else {}
+        of_spans = [side for side, each in found.items() if not isinstance(each, Mapping)]
+        tokens = dict.fromkeys(of_spans) if tokens is None else tokens
+        known = {**tokens, **(found if arrays is None else arrays)}
+        if {*of_spans} != {*tokens} or not {*found} <= {*known}:
             raise InvalidValue(
-                f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
-                "many lists of spans, the prefix first"
+                f"it returned {given!r:.80}; return a dict of sides, with spans for "
+                f"{' and '.join(tokens) or 'none'}, and arrays by feature for others "
+                f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
-        return [
-            [
-                (text, weight, {n: _value_of(text, more, n, each) for n, each in known.items()})
-                for known in [features or {}]
-                for text, weight, more in _check(spans)
-            ]
-            for spans in given
-        ]
+        return {
+            side: _fill_nodes(template, each, tokens[side]) if side in tokens else each
+            for side, each in found.items()
+        }
     except (LeftOut, MemoryError):
         raise
     except Exception as error:
@@ -282,6 +392,23 @@ def fill(
         ) from error
 
 
+def _fill_nodes(
+    template: Template, given: Any, features: Mapping[str, Feature] | None
+) -> list[list[Filled]]:
+    """The spans of one side of a record, for each node a list."""
+    if (nodes := count_nodes(template)) == 1:
+        given = [given]
+    elif not isinstance(given, list | tuple) or len(given) != nodes:
+        raise InvalidValue(
+            f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
+            "many lists of spans, the prefix first"
+        )
+    return [
+        [(text, weight, _values_of(text, more, features)) for text, weight, more in _check(spans)]
+        for spans in given
+    ]
+
+
 def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
     """The text of the spans that a template makes of a record, for each node one text.
 
@@ -289,7 +416,8 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
     ['2+2=4']
     """
     try:
-        nodes = ["".join(text for text, *_ in spans) for spans in fill(template, record)]
+        sides = [each for each in fill(template, record).values() if isinstance(each, list)]
+        nodes = ["".join(text for text, *_ in spans) for each in sides for spans in each]
         return [as_text(text, "the text of a template") for text in nodes]
     except LeftOut:
         return []
@@ -300,7 +428,7 @@ def _apply(template: Template, record: Mapping[str, Any]) -> Any:
 
     A row of a table, whose columns are read when they are asked for, has text already.
     """
-    own = isinstance(template, Answer | Chat | Jinja | Preference)
+    own = isinstance(template, Answer | Chat | Jinja | Pair | Preference)
     as_is = own or not isinstance(record, dict)
     return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
 
@@ -344,6 +472,7 @@ def encode(
     Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks enclose
     each record: the begin mark weighs 0, the end mark as much as the last span. For features, the
     begin mark has the value of the first span. A span without a value has the feature's `fill`.
+    In the place of `Slots` are their placeholders.
 
     A tokenizer that puts a space before a text puts it before the first text of an example alone.
     Each node of a group is an example. Prefixes have the begin marks, and continuations the end
@@ -352,7 +481,7 @@ def encode(
     >>> from pipeline.text.tokenizers import Bytes
     >>> def greeting(record):
     ...     return [(record["name"], 0.0), ("!", 1.0)]
-    >>> chunk = encode([fill(greeting, {"name": "Jo"})], Bytes())
+    >>> chunk = encode([fill(greeting, {"name": "Jo"})["inputs"]], Bytes())
     >>> chunk.flat.tolist(), chunk.weights.tolist()
     ([1, 77, 114, 36, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
@@ -371,6 +500,12 @@ def encode(
         flat, counts = of_spans(texts, _find_inside(filled, words))
     else:
         flat, counts = tokenizer.encode_batch(texts)
+    # Which value of its span each token has, counted over all spans.
+    value = np.arange(len(spans))
+    if any(isinstance(text, Slots) for text in texts):
+        flat, counts, value = _insert_slots(texts, flat, counts, tokenizer.begin_id is not None)
+    else:
+        value = value.repeat(counts)
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
     ends = np.cumsum(counts)
@@ -396,8 +531,26 @@ def encode(
     }
     for name, feature in (features or {}).items():
         values = np.concatenate([of_span[name] for *_, of_span in spans])
-        columns[name] = Column(feature, np.repeat(values, counts, axis=0)[keep])
+        columns[name] = Column(feature, values[value[keep]])
     return Ragged(tokens, columns, text_bytes)
+
+
+def _insert_slots(
+    texts: Sequence[str], flat: np.ndarray, counts: np.ndarray, begins: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens of spans with the placeholders of `Slots`, their counts, and the value of each token.
+
+    A value is that of the span, or after it one of the placeholders. `begins`: whether each span
+    has a begin mark.
+    """
+    sizes = np.array([each.size if isinstance(each, Slots) else 0 for each in texts])
+    ids = np.array([each.id if isinstance(each, Slots) else 0 for each in texts])
+    at = (np.cumsum(counts) - counts + begins).repeat(sizes)
+    flat, counts = np.insert(flat.astype(np.int64), at, ids.repeat(sizes)), counts + sizes
+    number = np.arange(sizes.sum()) - (np.cumsum(sizes) - sizes).repeat(sizes)
+    value = (np.arange(len(sizes)) + np.cumsum(sizes) - sizes).repeat(counts)
+    value[(np.cumsum(counts) - counts + begins).repeat(sizes) + number] += 1 + number
+    return flat, counts, value
 
 
 def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]], words: bool) -> list[bool]:
@@ -412,6 +565,8 @@ def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]], words: bool) -> l
             last = of_prefix  # the last character before a span
             for text, *_ in node:
                 inside.append(bool(last))
+                if isinstance(text, Slots):
+                    last = last and " "  # no word goes on after it
                 if words and last.isalnum() and text[:1].isalnum():
                     raise InvalidValue(
                         f"the span {text!r:.40} begins inside a word, after {last!r}, and the "
@@ -422,14 +577,24 @@ def _find_inside(filled: Sequence[Sequence[Sequence[Filled]]], words: bool) -> l
     return inside
 
 
-def _value_of(text: str, values: Mapping[str, Any], name: str, feature: Feature) -> np.ndarray:
-    """The value of the tokens of a span, `[1, *shape]`."""
-    if name in values:
-        one = dataclasses.replace(feature, of="example")
-        return one.convert([values[name]], f"{name} of the span {text!r:.40}", [1])
-    if feature.fill is None:
-        raise InvalidValue(
-            f"the template returned no {name!r} for the span {text!r:.40}; return it as the third "
-            f"entry of the span, {{{name!r}: …}}, or give the feature a fill="
-        )
-    return feature.filled(1)
+def _values_of(
+    text: str, given: Mapping[str, Any], features: Mapping[str, Feature] | None
+) -> dict[str, np.ndarray]:
+    """The values of the tokens of a span by feature, `[1, *shape]`; of `Slots`, see `Filled`."""
+    slots = text.values(features) if isinstance(text, Slots) and features is not None else {}
+    values: dict[str, np.ndarray] = {}
+    for name, feature in (features or {}).items():
+        if name in given:
+            one = dataclasses.replace(feature, of="example", to=None)
+            values[name] = one.convert([given[name]], f"{name} of the span {text!r:.40}", [1])
+        elif feature.fill is None and name not in slots:
+            raise InvalidValue(
+                f"the template returned no {name!r} for the span {text!r:.40}; return it as the "
+                f"third entry of the span, {{{name!r}: …}}, or give the feature a fill="
+            )
+        else:
+            values[name] = feature.filled(1)
+        if isinstance(text, Slots):
+            rest = slots.get(name, values[name].repeat(text.size, axis=0))
+            values[name] = np.concatenate([values[name], rest])
+    return values

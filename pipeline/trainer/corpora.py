@@ -19,11 +19,12 @@ from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.links import link
 from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.corpus.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
+from pipeline.text.features import OF
 
 TEMPLATES: dict[str, Callable] = {
     "": lambda: None,
@@ -33,6 +34,7 @@ TEMPLATES: dict[str, Callable] = {
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 SOURCES = ("source", "files", "tfds")
+MAKER = "such as configs.vision:make_corpus"
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
 
@@ -87,33 +89,37 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
 
 
 def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:
-    source: Any = _import(path, f"{name}.source")(split)
+    example = "such as configs.python_data:Functions"
+    source: Any = _import(path, f"{name}.source", example)(split)
     return source if hasattr(source, "fingerprint") else sources.Records(source)
 
 
-def _import(path: str, name: str) -> Callable:
+def _import(path: str, what: str, example: str) -> Any:
+    """The function, class or object at MODULE:NAME that can be called."""
     module, _, attribute = path.partition(":")
     try:
-        make = getattr(importlib.import_module(module), attribute)
-        if not callable(make):
-            raise InvalidValue(f"{attribute} is a {type(make).__name__}")
+        found = getattr(importlib.import_module(module), attribute)
+        if not callable(found):
+            raise InvalidValue(f"{attribute} is a {type(found).__name__}")
+        return found
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidValue(
-            f"{name} is {path!r}, which cannot be imported: {error}. It must be MODULE:NAME, such "
-            "as configs.python_data:Functions, and Python must find MODULE in the current "
-            "directory or on PYTHONPATH"
+            f"{what} is {path!r}, which cannot be imported: {error}. It must be MODULE:NAME, "
+            f"{example}, and Python must find MODULE in the current directory or on PYTHONPATH"
         ) from error
-    return make
 
 
 def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
     """The template that `fields` describe: its `kind`, "" for none, and its own fields.
 
-    A field may itself be a template, such as the sides of "preference".
+    A field may itself be a template, such as the sides of "preference". A kind MODULE:NAME is that
+    function, whose attribute `features` describes the sides that it returns.
 
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
+    if ":" in (kind := fields["kind"]):
+        return _import(kind, "template.kind", "such as my_data:with_pictures")
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
         if isinstance(value, str) and (escape := re.search(r"\\[nrt]", value)):
@@ -164,7 +170,7 @@ class Text:
     """The text of a corpus that is not prepared yet."""
 
     source: sources.Source | sources.Sharded
-    field: Any  # one name, or for pairs two, of inputs and targets
+    field: str
     template: templates.Template | None
     rules: Mapping[str, Any]  # `on_error` and `strict`, as for `prepare`
 
@@ -175,6 +181,12 @@ class Text:
         of = self.field if template is None else functools.partial(templates.texts, template)
         return self.source, of
 
+    @property
+    def has_arrays(self) -> bool:
+        """Whether its examples have sides of arrays."""
+        features = getattr(self.template, "features", None) or {}
+        return any(each.of not in OF for each in features.values())
+
     def prepare(
         self,
         tokenizer: tokenizers.Tokenizer,
@@ -182,11 +194,8 @@ class Text:
         task: Task = CAUSAL,
         **options: Any,
     ) -> Any:
-        """The corpus in `directory`, or pairs; `options` are other options of `prepare`."""
-        options |= self.rules
-        if not isinstance(self.field, str):
-            return prepare_pairs(self.source, tokenizer, directory, fields=self.field, **options)
-        options |= {"field": self.field, "template": self.template, "task": task}
+        """The corpus in `directory`; `options` are other options of `prepare`."""
+        options |= {**self.rules, "field": self.field, "template": self.template, "task": task}
         return prepare(self.source, tokenizer, directory, **options)
 
 
@@ -198,6 +207,8 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
             f"{name}.field is {field!r}; it must be one name, or two for pairs, with template.kind "
             "'' and task.kind 'causal'"
         )
+    if not isinstance(field, str):
+        field, template = "", templates.Pair.of(field)
     return Text(open_source(fields, name), field, template, config.get("prepare", {}))
 
 
@@ -332,7 +343,7 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
     made = {
-        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus")
+        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus", MAKER)
         for folder, fields in every.items()
         if (path := fields.get("corpus"))
     }
@@ -342,14 +353,18 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         if folder not in {**in_place, **made}
         and (folder not in followed or any(fields.get(key) for key in SOURCES))
     }  # others are written by another program
-    if len({isinstance(text.field, str) for text in texts.values()}) > 1:
-        fields = ", ".join(str(text.field) for text in texts.values())
+    pairs = {hasattr(text.template, "sides") for text in texts.values()}
+    if len(pairs) > 1:
         raise InvalidValue(
-            f"the corpora of the config have the fields {fields}; give each corpus one name, or "
-            "for pairs each corpus two"
+            "some corpora of the config are pairs, which have two fields, and others have one; "
+            "give each corpus one name, or for pairs each corpus two"
         )
-    pairs = any(not isinstance(text.field, str) for text in texts.values())
-    if followed and (pairs or config.task.kind != "causal" or added):
+    if followed and (
+        pairs == {True}
+        or any(text.has_arrays for text in texts.values())
+        or config.task.kind != "causal"
+        or added
+    ):
         raise InvalidValue(
             f"follow is True for {', '.join(followed)}, but needs task.kind 'causal', one field "
             "of text, and no config.added; set it to False, or change those"

@@ -17,6 +17,7 @@ import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Pairs, Plan, errors, fit_buckets, prepare
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
+from pipeline.corpus import open_corpus
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
@@ -434,6 +435,26 @@ def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
     assert "weights 4: yes" in out
     err = run.refused("prepare", tmp_path / "a.de", *options, "--kind", "jsonl")
     assert "targets need text files in both" in err
+
+
+def test_prepare_makes_the_sides_that_a_function_returns(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sides_of_a_test.py").write_text(
+        "from pipeline import Feature\n"
+        "def spell(record):\n"
+        "    return {'inputs': [(record['text'], 1.0)], 'letters': {'letters': [1] * 3}}\n"
+        "spell.features = {'letters': Feature('letters', dtype='int8')}\n"
+    )
+    (tmp_path / "a.txt").write_text("ab\ncde\n")
+    words = "prepare", "a.txt", "--into", "sides", "--template"
+    for task in ("0", "1"):
+        run.done(*words, "sides_of_a_test:spell", "--task", task, "--of", "2")
+    run.done(*words, "sides_of_a_test:spell")
+    assert open_corpus("sides").lengths.tolist() == [[3, 3], [4, 3]]
+    run.done("check", "sides", "--cost", "inputs=1,letters=0")
+    assert "cannot be imported" in run.refused(*words, "sides_of_a_test:other")
+    assert "names inputs, but not letters" in run.refused("report", "sides", "--cost", "inputs=1")
+    assert "holds a corpus of several sides" in run.refused("prepare", "a.txt", "--into", "sides")
 
 
 def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):

@@ -125,9 +125,9 @@ def test_a_prompt_has_several_rejected_answers(tmp_path):
 def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):
     source = Records(make_records(3)), Bytes()
     for make, options, sentence in (
-        (prepare, {"template": TEMPLATE, "task": INPUTS}, "of the task 'causal', and the"),
-        (prepare_pairs, {"fields": ("q", TEMPLATE)}, "of the task 'causal', and the"),
+        (prepare, {"template": TEMPLATE, "task": INPUTS}, "groups, which are of the task 'causal'"),
+        (prepare_pairs, {"fields": ("q", TEMPLATE)}, "groups or sides, and one of inputs or of"),
     ):
-        with pytest.raises(ValueError, match=f"makes groups, which are {sentence}"):
+        with pytest.raises(ValueError, match=f"makes {sentence}"):
             make(*source, tmp_path / make.__name__, **options)
     assert templates.count_nodes(TEMPLATE) == 3

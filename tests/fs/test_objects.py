@@ -18,6 +18,7 @@ import pytest
 
 import pipeline
 from pipeline import sources, tokenizers
+from pipeline.corpus import open_corpus
 from pipeline.corpus.cache import default_directory
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.text import ragged
@@ -27,6 +28,7 @@ from pipeline.trainer.checkpoint import Checkpoints
 from tests.corpus.files import contents
 from tests.fs import object_servers
 from tests.processes import in_child
+from tests.properties.kills import spell, write_documents
 from tests.runs.programs import SLOW, start, uninterrupted, wait_for_step
 from tests.runs.programs import run as run_program
 from tests.runs.runs import audit, lines, loss_files, messages, segment_losses, steps, summary
@@ -358,6 +360,26 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
         batches = [pipeline.Batches(corpus, plan)[step] for corpus in (local, there)]
         np.testing.assert_equal(*batches)
     assert server.proxy.failed > before + 5
+
+
+def test_sides_in_a_bucket_are_those_on_disk(place, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 40)
+    write_documents(tmp_path / "text.jsonl", 20)
+    source = sources.JsonLines(tmp_path / "text.jsonl")
+    features = {"letters": pipeline.Feature("letters", dtype="uint8")}
+    options = {"template": spell, "features": features, "num_workers": 0, "progress": False}
+    local, there = (
+        pipeline.prepare(source, tokenizers.Bytes(), root / "c", **options)
+        for root in (tmp_path, place)
+    )
+    assert contents(place / "c") == contents(tmp_path / "c")
+    again = open_corpus(place / "c")
+    assert local.fingerprint == there.fingerprint == again.fingerprint
+    again.verify()
+    bucket = pipeline.Bucket(2, {"inputs": 512, "targets": 512, "letters": 512})
+    plan = pipeline.Plan(local, [bucket])
+    for step in range(plan.num_batches()):
+        np.testing.assert_equal(*(pipeline.Batches(each, plan)[step] for each in (local, again)))
 
 
 def test_a_corpus_in_a_bucket_is_read_through_a_cache_of_the_user(

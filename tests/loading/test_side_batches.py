@@ -3,7 +3,12 @@
 import copy
 import functools
 import itertools
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -29,6 +34,7 @@ from pipeline import (
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
 from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
+from tests.loading import side_worker
 from tests.loading.definition import join, require_same
 from tests.meshes import mesh_of
 
@@ -232,6 +238,43 @@ def test_text_alone_is_mixed_with_sides(seed, weighted):
             part.set_state(batches.origin.state(step))
         for at in range(step, len(batches)):
             require_same(join([next(part) for part in parts]), batches[at])
+
+
+@pytest.mark.slow
+def test_a_mixture_of_text_and_sides_that_is_killed_goes_on_bit_for_bit_on_other_hosts(tmp_path):
+    drawn = draw_pictures()
+    Corpus.from_arrays([np.arange(2 + n % 7) for n in range(30)], tmp_path / "text")
+    drawn.features.pop("label")
+    drawn.columns.pop("label")
+    Corpus.from_arrays(drawn.columns, tmp_path / "pictures", **drawn.options())
+    whole, step = side_worker.mix(tmp_path), 0
+    for hosts in (2, 1, 2):
+        words = [sys.executable, "-m", "tests.loading.side_worker", os.fspath(tmp_path)]
+        processes = [
+            subprocess.Popen([*words, *map(str, (index, hosts, step))]) for index in range(hosts)
+        ]
+        ends = [tmp_path / f"{step + 5}-{index}of{hosts}.npz" for index in range(hosts)]
+        deadline = time.monotonic() + 300
+        while not all(end.exists() for end in ends):
+            assert all(process.poll() is None for process in processes)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for process in processes:
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        made = [len([*tmp_path.glob(f"*-{index}of{hosts}.npz")]) for index in range(hosts)]
+        assert min(made) >= 5
+        last = step
+        while all((tmp_path / f"{last + 1}-{i}of{hosts}.npz").exists() for i in range(hosts)):
+            last += 1
+            parts = [np.load(tmp_path / f"{last}-{i}of{hosts}.npz") for i in range(hosts)]
+            require_same(join([dict(part) for part in parts]), whole[last - 1])
+            for part in parts:
+                part.close()
+        for path in tmp_path.glob("*.npz"):
+            path.unlink()
+        step = last
+    assert step >= 15
 
 
 # ---- columns over devices, and what else batches are given to
@@ -497,7 +540,7 @@ def examples_of(**features):
         ),
         (
             lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
-            "these examples have one side, and 'patches' is of the side 'patches'; Examples and .* "
+            "these examples have one side, and 'patches' is of the side 'patches'; Examples, .* "
             "cannot grow yet",
         ),
         (

@@ -40,7 +40,7 @@ from tests.properties.kills import (
 from tests.properties.soak import soak
 from tests.properties.takeovers import take_over
 
-KINDS = ("prepare", "prepare_pairs", "from_arrays")
+KINDS = ("prepare", "prepare_sides", "from_arrays")
 # Workers take seconds to start, so only some corpora are prepared by them.
 BY_WORKERS = 20
 

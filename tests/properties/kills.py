@@ -52,6 +52,19 @@ def write_documents(path: Path, count: int = 160) -> None:
     )
 
 
+def spell(record: dict[str, Any]) -> dict[str, Any]:
+    """The sides of a document: its text as inputs, backwards as targets, and its letters."""
+    letters = {"letters": [*record["text"].encode()]} if record["text"] else {}
+    return {
+        "inputs": [(record["text"], 1.0)],
+        "targets": [(record["back"], 1.0)],
+        "letters": letters,
+    }
+
+
+spell.sides = "inputs", "targets"  # type: ignore[attr-defined]
+
+
 @dataclasses.dataclass(frozen=True)
 class Point:
     """Calls of a method at which a kill may hit, up to 30 ms after the call begins.
@@ -124,7 +137,7 @@ class Preparation(Trial):
 
     Args:
         text: from `write_documents`.
-        kind: "prepare", "prepare_pairs" or "from_arrays".
+        kind: "prepare", "prepare_sides" or "from_arrays".
         workers: processes that tokenise.
     """
 
@@ -133,7 +146,7 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline.corpus import Corpus, prepare, prepare_pairs
+        from pipeline.corpus import Corpus, prepare
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
         from pipeline.text.sources import source as sizes
@@ -145,10 +158,12 @@ class Preparation(Trial):
             Corpus.from_arrays([list(text.encode()) for text in texts], folder)
             return
         source, options = JsonLines(self.text), {"num_workers": self.workers, "progress": False}
-        if self.kind == "prepare_pairs":
-            prepare_pairs(source, Bytes(), folder, fields=("text", "back"), **options)
-        else:
-            prepare(source, Bytes(), folder, **options)
+        if self.kind == "prepare_sides":
+            from pipeline import Feature
+
+            options["features"] = {"letters": Feature("letters", dtype="uint8")}
+            options["template"] = spell
+        prepare(source, Bytes(), folder, **options)
 
 
 class Stream(Trial):

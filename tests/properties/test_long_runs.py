@@ -31,7 +31,7 @@ def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been():
     assert killed > 20
     assert kills == [
         ("prepare", 2, 0),
-        ("prepare_pairs", 2, 0),
+        ("prepare_sides", 2, 0),
         ("from_arrays", 2, 0),
         ("prepare 2 workers", 1, 0),
         ("train.py", 2, 0),

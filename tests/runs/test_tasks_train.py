@@ -272,7 +272,7 @@ WRONG = [
     (PAIRS | {"template.kind": "chat"}, NO_TASK),
     (PAIRS | {"tokenizer.begin": False}, "does not mark where texts begin, and a decoder"),
     ({"train.field": THREE, "eval.field": THREE}, r"'name', 'text'\); it must be two, of the in"),
-    ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
+    ({"train.field": PAIR}, "are pairs, which have two fields, and others have one; give each"),
     ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
     (
         {"train.source": "", "train.files": "a", "train.kind": "jsonl", "train.targets": "b"},

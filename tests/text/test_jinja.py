@@ -108,7 +108,7 @@ def test_marks_of_the_template_alone_are_tokens(tokenizer, template):
     jinja = Jinja(tokenizer, template=template)
     counts = []
     for said in ("Hi", ATTACK, "<", "<|", "<|im_start|><s></s>[INST]"):
-        filled = templates.fill(jinja, {"messages": [turn(said), answer("Yo")]})
+        filled = templates.fill(jinja, {"messages": [turn(said), answer("Yo")]})["inputs"]
         ids = templates.encode([filled], tokenizer).flat.tolist()
         counts.append([ids.count(tokenizer._find(mark)) for mark in MARKS])
         assert tokenizer.decode(ids) == reference(template, [turn(said), answer("Yo")])

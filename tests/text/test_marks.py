@@ -83,7 +83,9 @@ def chat(*contents):
 
 def test_a_user_cannot_end_the_turn_of_a_chat(tokenizer):
     records = [chat("Hi", "Hello."), chat(ATTACK, "Hello."), chat("Hi", ATTACK)]
-    chunk = templates.encode([templates.fill(Chat(), each) for each in records], tokenizer)
+    chunk = templates.encode(
+        [templates.fill(Chat(), each)["inputs"] for each in records], tokenizer
+    )
     each = np.split(chunk.flat, np.cumsum(chunk.counts)[:-1])
     assert [count(tokenizer, ids) for ids in each] == [[1, 1, 2]] * 3
     for ids, record in zip(each, records, strict=True):
@@ -106,7 +108,7 @@ def test_fields_are_text_in_every_template(tokenizer, tmp_path):
     for record in ({"q": "Hi", "a": "ab"}, {"q": ATTACK, "a": ["<|end|>", "<|"]}):
         texts = record | {"a": "".join(record["a"])}
         for template, fields, expected in ((own, texts, 1), (plain, texts, 0), (answer, record, 1)):
-            chunk = templates.encode([templates.fill(template, fields)], tokenizer)
+            chunk = templates.encode([templates.fill(template, fields)["inputs"]], tokenizer)
             assert count(tokenizer, chunk.flat) == [expected, 0, expected]
 
 

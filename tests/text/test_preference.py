@@ -30,7 +30,7 @@ def turn(role, content):
 
 def encode(template, records, tokenizer):
     """The tokens and weights of each node of each record."""
-    filled = [templates.fill(template, record) for record in records]
+    filled = [templates.fill(template, record)["inputs"] for record in records]
     chunk = templates.encode(filled, tokenizer)
     ends = chunk.counts.cumsum()
     return [
@@ -55,13 +55,13 @@ def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, to
     prefix, *sides = encode(CHATS, [record], tokenizer)
     assert not any(prefix[1])
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
-        alone = templates.encode([templates.fill(Chat(messages=name), record)], tokenizer)
+        alone = templates.encode([templates.fill(Chat(messages=name), record)["inputs"]], tokenizer)
         assert prefix[0] + side[0] == alone.flat.tolist()
         assert side[1] == alone.weights.tolist()[len(prefix[0]) :]
     # All turns in common are in it.
     turns = {"turns": record["chosen"][:common]}
     if common:
-        spans = templates.fill(Chat(messages="turns"), turns)
+        spans = templates.fill(Chat(messages="turns"), turns)["inputs"]
         start = templates.encode([spans], Bytes(end=False)).flat.tolist()
         assert prefix[0][: len(start)] == start
 
@@ -177,7 +177,7 @@ def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
     with pytest.raises(ValueError, match="its attribute `nodes` is 3; return that many"):
         templates.fill(two, {})
     two.nodes = 2
-    assert templates.fill(two, {}) == [[("a", 0.0, {})], [("b", 1.0, {})]]
+    assert templates.fill(two, {})["inputs"] == [[("a", 0.0, {})], [("b", 1.0, {})]]
 
 
 def long(record):

@@ -94,7 +94,7 @@ def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_pa
     rows = list(source)
     assert [row["text"] for row in rows] == ["a", "b", "c"]
     assert source._asked == {"text"}
-    assert templates.fill(lambda row: [(row["text"], 1.0)], rows[0]) == [[("a", 1.0, {})]]
+    assert templates.fill(lambda row: [(row["text"], 1.0)], rows[0])["inputs"] == [[("a", 1.0, {})]]
     assert source._asked == {"text"}
     assert (len(rows[0]), list(rows[0])[2], "bad" in rows[0], "none" in rows[0]) == (
         6,

@@ -34,7 +34,7 @@ def other(record):
     st.sampled_from([Bytes(), Bytes(begin=False), Bytes(end=False), Bytes(begin=False, end=False)]),
 )
 def test_a_template_gives_the_tokens_of_its_text_and_each_its_weight(examples, tokenizer):
-    filled = [templates.fill(spoken, {"spans": spans}) for spans in examples]
+    filled = [templates.fill(spoken, {"spans": spans})["inputs"] for spans in examples]
     chunk = templates.encode(filled, tokenizer)
     texts = ["".join(text for text, _ in spans) for spans in examples]
     flat, counts = tokenizer.encode_batch(texts)
@@ -124,11 +124,11 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
 def test_a_span_without_a_value_of_a_feature_has_its_fill():
     record = {"spans": [("Q", 0.0, {"turn": 3}), ("ab", 1.0)]}
     features = [{"turn": pipeline.Feature("inputs", dtype="int8", fill=n)} for n in (7, None)]
-    filled = templates.fill(spoken, record, features[0])
+    filled = templates.fill(spoken, record, {"inputs": features[0]})["inputs"]
     chunk = templates.encode([filled], Bytes(), features[0])
     assert chunk.columns["turn"].values.tolist() == [3, 3, 7, 7, 7]
     with pytest.raises(ValueError, match="returned no 'turn' for the span 'ab'"):
-        templates.fill(spoken, record, features[1])
+        templates.fill(spoken, record, {"inputs": features[1]})
 
 
 def test_a_task_without_a_loss_refuses_weights_that_would_be_lost(tmp_path):

@@ -426,7 +426,9 @@ def test_a_model_that_puts_spaces_after_texts_puts_none_after_a_first_span(tmp_p
     )
     (tmp_path / "m.model").write_bytes(content.getvalue())
     tokenizer = SentencePiece(tmp_path / "m.model")
-    (spans,) = templates.fill(Answer(prompt="{q}", answer="{a}"), {"q": "the un", "a": "happy"})
+    (spans,) = templates.fill(Answer(prompt="{q}", answer="{a}"), {"q": "the un", "a": "happy"})[
+        "inputs"
+    ]
     assert tokenizer.decode(templates.encode([[spans]], tokenizer).flat) == "the unhappy"
 
 
@@ -445,8 +447,8 @@ def test_a_span_may_not_begin_inside_a_word_of_a_tokenizer_of_words(kind, tmp_pa
     tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
     pair = Preference(prompt="{q}", chosen="{a}", rejected=" {a},")
     for prompt, template in (("un", Answer(prompt="{q}", answer="{a}")), ("un", pair)):
-        filled = templates.fill(template, {"q": prompt, "a": "happy"})
+        filled = templates.fill(template, {"q": prompt, "a": "happy"})["inputs"]
         with pytest.raises(ValueError, match="the span 'happy' begins inside a word, after 'n'"):
             templates.encode([filled], tokenizer)
-        filled = templates.fill(template, {"q": prompt + " ", "a": "happy"})
+        filled = templates.fill(template, {"q": prompt + " ", "a": "happy"})["inputs"]
         assert templates.encode([filled], tokenizer).flat.tolist()

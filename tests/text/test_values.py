@@ -216,5 +216,5 @@ def test_text_of_a_record_is_never_a_template():
     for template in (ANSWER, CHAT):
         assert spelt(template, text) == text
     whole = Answer(prompt="{q[0]}", answer="{a:>{n}}")
-    (spans,) = templates.fill(whole, {"q": [text], "a": text, "n": 3})
+    (spans,) = templates.fill(whole, {"q": [text], "a": text, "n": 3})["inputs"]
     assert [each for each, *_ in spans] == [text, text]
