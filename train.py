@@ -64,17 +64,19 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
 
     A decoder for a corpus with patches sees them. README.md lists the fields of a batch.
     """
-    if corpus.unpriced:
+    sees = "patches" in corpus.side_names  # the features are those of configs/vision.py
+    if corpus.unpriced and not sees:
         raise InvalidValue(
             f"the corpus has the sides {', '.join(corpus.side_names)}, and train.py trains on text "
-            "or pairs; load it with pipeline.load in a loop of your own, as in docs/sides.md"
+            "or pairs, or on text with patches; load it with pipeline.load in a loop of your own, "
+            "as in docs/sides.md"
         )
     try:
         sizes = TransformerConfig(vocab_size=corpus.vocab_size, **config.model)
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     arguments = ["inputs", "inputs_segment_ids", "inputs_positions"]  # fields of a batch, in order
-    if sees := "patches" in corpus.side_names:  # the features are those of configs/vision.py
+    if sees:
         network: Any = functools.partial(VisionDecoder, patch_size=corpus.features["patches"].size)
         arguments += ["patches", "patch_image", "patch_yx", "patch"]
     elif len(corpus.sides) == 2:  # pairs, or text with corrupted spans

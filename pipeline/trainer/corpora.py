@@ -38,6 +38,7 @@ TEMPLATES: dict[str, Callable] = {
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 SOURCES = ("source", "files", "tfds")
+MAKER = "such as configs.vision:make_corpus"
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
 
@@ -315,9 +316,8 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if share:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
-    example = "such as configs.vision:make_corpus"
     made = {
-        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus", example)
+        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus", MAKER)
         for folder, fields in every.items()
         if (path := fields.get("corpus"))
     }
