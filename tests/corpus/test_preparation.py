@@ -471,8 +471,7 @@ def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_e
 def test_both_sides_of_pairs_are_of_one_source(tmp_path):
     quietly = {"num_workers": 0, "progress": False}
     listed = [{"a": line, "b": line} for line in LINES]
-    edits = iter([lambda: None, lambda: listed[0].update(a="else")])
-    both = Edited(Records(listed), lambda: next(edits)())
+    both = Edited(Records(listed), lambda: listed[0].update(a="else"))
     with pytest.raises(ValueError, match="the source changed while it was read"):
         prepare_pairs(both, Bytes(), tmp_path, fields=("a", "b"), **quietly)
     assert not parts(tmp_path / "inputs") + parts(tmp_path / "targets")
