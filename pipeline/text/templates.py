@@ -505,7 +505,7 @@ def encode(
     if any(isinstance(text, Slots) for text in texts):
         flat, counts, value = _insert_slots(texts, flat, counts, tokenizer.begin_id is not None)
     else:
-        value = value.repeat(counts)
+        value = value.repeat(counts if features else 0)  # one for each token takes much memory
     weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
     ends = np.cumsum(counts)
