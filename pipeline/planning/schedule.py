@@ -533,9 +533,12 @@ class Schedule:
 
     def epochs_of(self, steps: range) -> list[int]:
         """The epoch of each of some steps in a row; epochs do not descend."""
-        epoch, last = self.epoch_of(steps[0]), self.epoch_of(steps[-1])
-        same = epoch == last
-        return [epoch] * len(steps) if same else [self.epoch_of(step) for step in steps]
+        found = list[int]()
+        while rest := steps[len(found) :]:
+            epoch, last = self.epoch_of(rest[0]), self.epoch_of(rest[-1])
+            end = len(rest) if epoch == last else bisect.bisect(rest, epoch, key=self.epoch_of)
+            found += [epoch] * end
+        return found
 
     def grows(self, step: int) -> bool:
         """Whether a step has rows of a corpus that still grows."""
@@ -561,9 +564,10 @@ class Schedule:
         if not self.grows(step):
             around = range(self.mark(step).step, sys.maxsize if self.end is None else self.end)
         steps, epoch = block_within(around, step, size), self.epoch_of(step)
-        epochs = self.epochs_of(steps)
-        begin = steps.start + epochs.index(epoch)
-        return range(begin, begin + epochs.count(epoch))
+        before = range(steps.start, step)
+        begin = steps.start + bisect.bisect_left(before, epoch, key=self.epoch_of)
+        end = find_first(lambda at: at >= steps.stop or self.epoch_of(at) > epoch, step)
+        return range(begin, end)
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
