@@ -80,7 +80,7 @@ class Decoded(View):
         self.side_names = tuple(name for name in corpus.side_names if name != raw)
         self.sides = tuple(made if name == of else sides[name] for name in self.side_names)
         self.unpriced = tuple(name for name in corpus.unpriced if name != raw)
-        self.lengths = np.delete(corpus.lengths, corpus.side_names.index(raw), axis=1)
+        self.lengths = corpus.lengths[:, [name != raw for name in corpus.side_names]]
         if corpus.loss_side is not None:
             self.loss_side = self.side_names.index(corpus.side_names[corpus.loss_side])
         if len(self.sides) == 1:

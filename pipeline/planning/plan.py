@@ -123,6 +123,7 @@ class Plan:
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
         first: the first step that it has: 0, or that of `onward`.
+        parts: the sealed parts of each corpus that grows or has grown, by name.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.

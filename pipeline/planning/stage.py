@@ -35,10 +35,9 @@ from pipeline.planning.options import (
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stream import Stream
 
-# The cache holds windows with this many pieces, and AT_A_TIME of the largest windows of each pass:
-# those that batches take rows from at a time, and the next one. If a corpus grows, it holds fewer
-# pieces, as windows are smaller.
-CACHED, HELD, AT_A_TIME = 1 << 22, 1 << 18, 4
+# The cache holds windows with this many pieces; more if needed at a time. If a corpus grows, it
+# holds fewer, as windows are smaller.
+CACHED, HELD = 1 << 22, 1 << 18
 
 
 class Stage(Handles):
@@ -117,8 +116,7 @@ class Stage(Handles):
         cache = streams[0].cache  # shared by all stages of a plan
         passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
         least = 0 if any(stream.parts is not None for stream in streams) else CACHED
-        needed = AT_A_TIME * sum(each.layout.most_pieces for each in passes)
-        cache.capacity = max(cache.capacity, least, needed)
+        cache.capacity = max(cache.capacity, least, sum(each.needs for each in passes))
 
     @property
     def streams(self) -> tuple[Stream, ...]:

@@ -138,6 +138,18 @@ class Pass:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
+    @functools.cached_property
+    def needs(self) -> int:
+        """The cache capacity, in pieces, with which no window is made twice in an epoch."""
+        _, edges = self.order(0)
+        edges = edges[edges[:, -1] > 0]
+        share = edges / edges[:, -1:]
+        begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
+        begun = np.searchsorted(np.sort(begins), ends, side="left")
+        live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
+        # The windows that batches take rows from at a time, the next and the last.
+        return (live + 2) * self.layout.most_pieces
+
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The windows in their order in an epoch, and the rows of each length before each one.
 

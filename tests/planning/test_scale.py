@@ -36,7 +36,7 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
         plan.batch(step)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 3.1e6  # one int64 for each example would take 3.2 MB
+    assert most < 3.15e6  # one int64 for each example would take 3.2 MB
 
 
 class Stored:

@@ -25,7 +25,7 @@ from concurrent import futures
 from typing import Any
 
 from tests.simulation import threads
-from tests.simulation.disk import Disk, File, is_folder
+from tests.simulation.local_disk import Disk, File, is_folder
 from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.storage import Bucket, Storage, open_reader
 
