@@ -46,6 +46,7 @@ class Prefetch(Generic[T]):
         # RLock, as in any `Condition`.
         self._changed = threading.Condition()
         self._ready: dict[int, tuple[T | None, BaseException | None]] = {}  # by step
+        self._in_turn = threading.Lock()  # of the threads that call `next`, if they make elements
         self._waiting, self._count = 0, threads
         self._next = 0  # the step to make next
         self._threads: list[threading.Thread] = []
@@ -79,9 +80,10 @@ class Prefetch(Generic[T]):
         if self.closed:
             raise InvalidValue("this loader is closed; make another one")
         if not self._count:
-            here = self._make_step(self.step)
-            self.step += 1
-            return here
+            with self._in_turn:
+                here = self._make_step(self.step)
+                self.step += 1
+                return here
         with self._changed:
             while self.step not in self._ready:
                 self.start()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from asyncio import CancelledError
+from concurrent.futures import ThreadPoolExecutor
 
 import grain
 import jax
@@ -304,6 +305,22 @@ def test_batches_that_are_transformed_say_where_they_end(make):
         iter(batches.map(reverse)).set_state(state)
     with pytest.raises(ValueError, match="num_epochs is 0; it must be"):
         batches.repeat(0)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_threads_that_share_an_iterator_get_each_step_once(make, threads):
+    def read(batch):
+        time.sleep(0.005)
+        return batch
+
+    batches = make("plan").map(read)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
+    iterator = iter(batches.to_iter_dataset(options))
+    with ThreadPoolExecutor(4) as pool:
+        found = [each for some in pool.map(list, [iterator] * 4) for each in some]
+    sums = sorted(int(batch["inputs"].sum()) for batch in found)
+    assert sums == sorted(int(batch["inputs"].sum()) for batch in batches)
+    iterator.close()
 
 
 ERRORS = OSError, KeyboardInterrupt, StopIteration, SystemExit, GeneratorExit, CancelledError
