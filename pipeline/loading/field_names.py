@@ -47,9 +47,9 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
 
     Raises:
         ValueError: the convention is unknown, or cannot express the batch: it has no targets, a
-            field without a name there, a feature with a name that it uses, weights other than 0
-            and 1, packed rows, or pieces that do not begin at position 0; the message says how to
-            avoid it.
+            field without a name there, another side, a feature with a name that it uses, weights
+            other than 0 and 1, packed rows, or pieces that do not begin at position 0; the message
+            says how to avoid it.
     """
     require_one_of("convention", convention, get_args(Convention))
     pairs = "decoder_inputs" in batch and convention == "huggingface"  # others train only decoders
@@ -58,6 +58,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     if strange := [name for name in batch if name not in known and name not in own]:
         raise InvalidValue(
             f"{convention} has no name for {strange[0]}; it has names for {', '.join(known)}"
+        )
+    if sides := [name for name in own if name.endswith("_segment_ids")]:
+        raise InvalidValue(
+            f"{convention} has no side {sides[0].removesuffix('_segment_ids')!r}, only text or "
+            "pairs; leave the fields of that side out before, or train in a loop of your own"
         )
     if missing := [name for name in known if name not in batch and name != "loss_weights"]:
         raise InvalidValue(

@@ -68,6 +68,12 @@ CONVENTIONS = "maxtext", "tunix", "huggingface"
         (BATCH, {"inputs_position": IDS}, "maxtext", "inputs_position of your own, and maxtext us"),
         (BATCH, {}, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
         (BATCH, {}, "tunix", "tunix cannot express segment id 2: .* packing='none'"),
+        (
+            BATCH,
+            {"patches_segment_ids": IDS},
+            "maxtext",
+            "maxtext has no side .patches., only text",
+        ),
         (PAIR, {}, "maxtext", "no name for decoder_inputs"),
         (PAIR, {}, "tunix", "no name for decoder_inputs"),
         (
