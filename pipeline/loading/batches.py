@@ -191,7 +191,7 @@ class Batches(StepDataset):
                 f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or omit it from features="
             )
-        _require_whole_sides(corpus, plan, self.features)
+        require_whole_sides(corpus, plan, self.features)
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -384,7 +384,7 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
     return {name: known[name] for name in names}
 
 
-def _require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Feature]) -> None:
+def require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Feature]) -> None:
     """Refuses plans that cut sides that pointers point to."""
     for name, feature in features.items():
         if feature.to is None:

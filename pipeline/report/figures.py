@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.history.plans import find_corpora
+from pipeline.loading.batches import require_whole_sides
 from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram, weigh
@@ -95,6 +96,8 @@ def measure(
     options = options.for_lengths(dataset.lengths)
     progress("planning")
     plan = dataset.plan or options.plan(dataset.examples)
+    if (corpus := dataset.corpus) is not None:
+        require_whole_sides(corpus, plan, corpus.features)
     longest, width = plan.options.buckets[-1].lengths, options["width"]
     if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
         options = options.replace(max_length=longest if dataset.side_names else longest[0])

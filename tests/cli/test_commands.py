@@ -317,6 +317,9 @@ def test_commands_tell_of_every_side(run, tmp_path):
     assert "no row over its length" in run.done("check", tmp_path / "sides", *options)
     err = run.refused("buckets", tmp_path / "sides", *options[:2])
     assert "cost names inputs, but not patches; the sides are inputs, patches; give 0 for" in err
+    options += ["--overflow", "truncate", "--max-length", "inputs=32,patches=16"]
+    err = run.refused("report", tmp_path / "sides", *options)
+    assert "overflow is 'truncate', but to points to patches, so patches cannot be cut" in err
 
 
 @pytest.fixture(params=["text", "pairs", "several", "masked", "corrupted"])
