@@ -2,10 +2,15 @@
 
 import functools
 import io
+import json
+import math
 import pickle
+from pathlib import Path
 
 import grain
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from absl import flags
 from hypothesis import given
@@ -24,6 +29,10 @@ from pipeline import (
     load,
     patch_grid,
     patchify,
+    prepare,
+    sources,
+    templates,
+    tokenizers,
 )
 from pipeline.corpus import open_corpus
 from pipeline.corpus.views import view_of
@@ -39,6 +48,9 @@ MADE = {
     "values": Feature("patches", dtype="float32", shape=3),
     "place": Feature("patches", dtype="int32"),
 }
+
+
+PLACE = Feature("patches", dtype="int32", shape=2)
 
 
 def decode(content):
@@ -261,7 +273,7 @@ def pictures_of(contents, patch=8, most=30):
         functools.partial(patchify, patch=patch, max_patches=most),
         features={
             "patches": Feature("patches", dtype="uint8", shape=size),
-            "patch_yx": Feature("patches", dtype="int32", shape=2),
+            "patch_yx": PLACE,
         },
     )
 
@@ -281,6 +293,50 @@ def test_pictures_have_the_patches_that_their_headers_said(noise):
         assert len(patches) == view.lengths[number][0] <= 30
         np.testing.assert_array_equal(example["patches"], patches)
         np.testing.assert_array_equal(example["patch_yx"], yx)
+
+
+def with_picture(record):
+    """A caption after its picture, given by a file name or, as Hugging Face has it, by bytes."""
+    image = record["image"]
+    content = Path(image).read_bytes() if isinstance(image, str) else image["bytes"]
+    patches = math.prod(patch_grid(content, 8, 30))
+    slots = templates.Slots(258, at=range(patches))
+    return {
+        "inputs": [(slots, 0.0), (record["caption"], 1.0)],
+        "patches": {"patch_image": [0] * patches},
+        "images": {"file_bytes": [len(content)]},
+        "files": {"files": np.frombuffer(content, np.uint8)},
+    }
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_pictures_are_prepared_and_those_without_a_header_are_listed(noise, kind, tmp_path):
+    contents = [*(encode(each, "PNG") for each in noise), b"no picture"]
+    captions, path = [f"picture {n}" for n in range(len(contents))], tmp_path / f"data.{kind}"
+    if kind == "jsonl":
+        names = [str(tmp_path / f"{n}.png") for n in range(len(contents))]
+        for name, content in zip(names, contents, strict=True):
+            Path(name).write_bytes(content)
+        records = zip(names, captions, strict=True)
+        lines = [json.dumps({"image": image, "caption": text}) for image, text in records]
+        path.write_text("\n".join(lines))
+    else:
+        images = [{"bytes": each, "path": None} for each in contents]
+        pq.write_table(pa.table({"image": images, "caption": captions}), path)
+    options = {"features": STORED, "on_error": "skip", "num_workers": 0, "progress": False}
+    source, place = sources.open_files(str(path)), tmp_path / "c"
+    corpus = prepare(source, tokenizers.Bytes(), place, template=with_picture, **options)
+    decode = functools.partial(patchify, patch=8, max_patches=30)
+    features = {"patches": Feature("patches", dtype="uint8", shape=192), "patch_yx": PLACE}
+    view = Decoded(corpus, decode, features=features)
+    for number, content in enumerate(contents[:-1]):
+        example, (patches, _) = view[number], patchify(content, 8, 30)
+        np.testing.assert_array_equal(example["patches"], patches)
+        pointer = example["patch"]
+        assert pointer[pointer >= 0].tolist() == [*range(len(patches))]
+    assert view.lengths[-1].tolist() == [0, 0, 0]
+    (listed,) = (place / "skipped.jsonl").read_text().splitlines()
+    assert json.loads(listed)["example"] == len(noise)
 
 
 @pytest.mark.parametrize("damage", ["cut", "bomb", "other", "text"])
