@@ -69,6 +69,9 @@ class InPlace(SingleCorpus):
     Args:
         format: the name of a class method.
         paths: names or globs of files, local or in a bucket, or what the method says.
+        **options: those of the method.
+
+    Options:
         task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
         vocab_size: ids are below this; default: that of the tokenizer, or unknown.
         tokenizer: made the ids. It decodes them, and lets the corpus join others of it.
@@ -83,7 +86,6 @@ class InPlace(SingleCorpus):
             into the sequences that are packed into them. Of `flat`, files with a byte for each
             token, 1 to train on it; of `datatrove`, "loss". (): train on all tokens, though there
             are such columns or files.
-        split, dtype, end, begin, skip: see the methods.
 
     Attributes:
         format, paths, options: as given; without options that are None.

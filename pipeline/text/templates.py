@@ -61,7 +61,7 @@ class Slots(str):
 
     >>> picture = [("What is this? ", 0.0), (Slots(9, at=[0, 1, 2]), 0.0), ("A cat.", 1.0)]
 
-    Args:
+    Attributes:
         id: the token id of each placeholder.
         at: the position that each of them points to, if the tokens have one pointer; or a dict of
             such positions and of the values of other features of tokens, `[n, *shape]`, by name.
