@@ -29,7 +29,9 @@ def examples_of(name, program, folder):
     return program["make_corpus"](folder)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "speech")) for name in ROWS]
+)
 def test_packed_examples_have_the_results_and_gradients_that_they_have_alone(name, tmp_path):
     program = runpy.run_path(ROOT / f"examples/{name}.py")
     examples = examples_of(name, program, tmp_path)
