@@ -485,7 +485,7 @@ class Plan:
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
         counts = self.count(self.first, end).batches
-        every = {bucket for stage in self.stages for bucket in stage.options.buckets}
+        every = (bucket for stage in self.stages for bucket in stage.options.buckets)
         return {each: max(counts.get(each, 0), int(each in used)) for each in every}
 
     @property
