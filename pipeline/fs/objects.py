@@ -429,11 +429,12 @@ def was_written(path: epath.PathLike) -> Exists:
 
 
 class ObjectPath(PosixGPath):
-    """A path of object storage with the methods of `etils.epath.Path` that read and write files.
+    """A path of object storage with the methods of `etils.epath.Path`, except those that rename.
 
     Object storage has no directories: one exists while there are objects whose keys begin with its
-    name. A file that is open for writing becomes the object when it is closed; if the block raises,
-    the old object stays. Files cannot be appended to.
+    name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
+    writing becomes the object when it is closed; if the block raises, the old object stays. Files
+    cannot be appended to.
     """
 
     def exists(self) -> bool:
@@ -472,11 +473,16 @@ class ObjectPath(PosixGPath):
                 yield from (self / name).glob(rest) if rest else [self / name]
 
     def stat(self) -> StatResult:
-        """The size of an object in bytes, and the time of its last change."""
-        seen = head(self)
-        size, changed = seen["size"], int(seen["last_modified"].timestamp())
-        about = {"is_directory": False, "owner": None, "group": None, "mode": None}
-        return StatResult(length=size, mtime=changed, **about)
+        """The size in bytes and the time of the last change; for a directory, zeros."""
+        try:
+            seen = head(self)
+            size, changed = seen["size"], int(seen["last_modified"].timestamp())
+        except FileNotFoundError:
+            if not self.is_dir():
+                raise
+            size = changed = None
+        about = {"owner": None, "group": None, "mode": None}
+        return StatResult(is_directory=size is None, length=size or 0, mtime=changed or 0, **about)
 
     def open(
         self, mode: str = "r", *, encoding: str | None = None, once: bool = False, **options: Any
@@ -493,6 +499,19 @@ class ObjectPath(PosixGPath):
     def read_bytes(self) -> bytes:
         """Its content."""
         return get(self)
+
+    def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing, or raises a `FileExistsError` for a path that must not exist."""
+        del mode, parents
+        if not exist_ok and self.exists():
+            raise Exists(f"{self} exists")
+
+    def rmtree(self, missing_ok: bool = False) -> None:
+        """Deletes all objects in it."""
+        found = keys(self)
+        if not found and not missing_ok:
+            raise Missing(f"there is nothing in {self}")
+        delete(found)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""

@@ -28,6 +28,7 @@ RULES = {
     "fs/mirror.py:_make_scratch": OWN_FOLDER,
     "fs/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
     "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
+    "fs/objects.py:ObjectPath.rmtree": "what the caller says",
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
     "fs/objects.py:delete.remove": "what the caller says",
     "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",

@@ -334,7 +334,7 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
         for root in (tmp_path, place)
     )
     assert contents(place / "c") == contents(tmp_path / "c")
-    assert len(contents(place / "c")) == 13
+    assert len(contents(place / "c")) == 11
     there.verify()
     assert there.fingerprint == local.fingerprint
     kept = [there.cached_file("note", lambda text=text: text) for text in (b"kept", b"other")]
