@@ -32,12 +32,16 @@ LONGER, SOME, WORTH_LONGER, MANY = (1.25, 1.5, 2, 3, 4, 6, 8), 2, 0.005, 16
 # A side that costs nothing has this many times the room that full rows of the others need.
 ROOM = 1.25
 
-# The most sets that are packed in a round of extensions, exchanges or moves; the best sets that are
-# packed where a bound stands in; the most rounds.
-PACKED, FINALISTS, ROUNDS = 24, 6, 12
+# The most sets that are packed in a round of extensions, exchanges or moves; the best sets of a
+# number of buckets that are extended, and those that are packed where a bound stands in; the most
+# rounds.
+PACKED, EXTENDED, FINALISTS, ROUNDS = 24, 3, 6, 12
 
 # Members of a set move by these shares of their length.
 MOVES = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
+
+# Exact programmes for packing "none" have at most this many lengths.
+EDGES = 1024
 
 Lengths = tuple[int, ...]
 
@@ -103,7 +107,7 @@ class Search:
         self._packed: dict[tuple[Lengths, ...], BucketSet] = {}
         self._bounds: dict[tuple[Lengths, ...], float] = {}
         self._stands_in = stock.options.packing == "fill" or len(longest) > 1
-        self._finalists = FINALISTS if self._stands_in else 1
+        self._finalists = FINALISTS if self._stands_in else EXTENDED
         self._moves = candidates is None
         self._last: Lengths | None = None  # of all sets, if longer rows save no padding
         self.candidates = sorted(set(self._make_candidates() if candidates is None else candidates))
@@ -166,8 +170,10 @@ class Search:
         """The best set of each number of buckets up to `most`, by that number."""
         found: dict[int, BucketSet] = {}
         best: list[tuple[Lengths, ...]] = [()]
+        exact = self._cut_exactly(most) if self._moves and self._is_unpacked else {}
         for number in range(1, most + 1):
             tried = {each for fewer in best for each in self._sets_with(fewer)}
+            tried |= {*exact.get(number, ())}
             limit = found[number - 1].cost * (1 - self._worth) if found else np.inf
             costs = self._try(tried, limit, PACKED if found else len(tried))
             if not costs:
@@ -249,6 +255,35 @@ class Search:
                     members = {*lengths[:index], other, *lengths[index + 1 :]}
                     if len(members) == len(lengths):
                         yield tuple(sorted(members, key=_order))
+
+    def _cut_exactly(self, most: int) -> dict[int, list[tuple[Lengths, ...]]]:
+        """For rows of one example, the best sets of each number of lengths, without empty rows."""
+        if len(self.longest) > 1:
+            return {}
+        lengths, multiple = self._sizes[:, 0], self._multiple
+        ends = np.unique(np.append(round_up(lengths, multiple), self.longest))
+        if len(ends) > EDGES:
+            ends = ends[np.linspace(0, len(ends) - 1, EDGES).astype(int)]
+        below = np.searchsorted(lengths, ends, side="right")
+        examples = np.append(0, np.cumsum(self._counts)[below - 1])
+        price = np.array([self._row_price((end,)) for end in ends.tolist()])
+        if not np.isfinite(price).all():
+            return {}
+        least, begins = np.append(0, np.full(len(ends), np.inf)), []
+        found = {}
+        for number in range(1, min(most, len(ends)) + 1):
+            sums = [
+                least[: n + 1] + (examples[n + 1] - examples[: n + 1]) * price[n]
+                for n in range(len(ends))
+            ]
+            begins.append([int(each.argmin()) for each in sums])
+            least = np.append(np.inf, [each.min() for each in sums])
+            end, chosen = len(ends) - 1, list[Lengths]()
+            for begin in reversed(begins):
+                chosen.append((int(ends[end]),))
+                end = begin[end] - 1
+            found[number] = [tuple(reversed(chosen))]
+        return found
 
     # ---- candidates
 
