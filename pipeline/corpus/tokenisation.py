@@ -130,7 +130,7 @@ class Job:
         """The number of examples that are stored of a record: 1, or the nodes of a group."""
         return templates.count_nodes(self.template)
 
-    @property
+    @functools.cached_property
     def tasks(self) -> list[Task]:
         """The tasks of the sides of tokens."""
         if self.tokenizer is None:
@@ -153,6 +153,13 @@ class Job:
                 "text, or features such as {'patches': Feature('patches', dtype='uint8')}"
             )
         return divide_features(self.tasks, known)
+
+    @functools.cached_property
+    def fields(self) -> dict[str, str] | None:
+        """The field that is the text of each side of tokens; None if a template makes spans."""
+        if self.template is None:
+            return {task.side: self.field for task in self.tasks}
+        return self.template.fields if isinstance(self.template, templates.Pair) else None
 
     def task_of(self, side: str) -> Task:
         """The task of a side."""
@@ -237,9 +244,9 @@ class _OfBlock:
                 self._note(about, example, number)
             noted.clear()
         chunks: dict[str, Ragged] = {}
-        for task in job.tasks:
-            of_side = [item[task.side] for item in items]
-            chunks[task.side] = chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
+        for side in self._of_spans:
+            of_side = [item[side] for item in items]
+            chunks[side] = chunk = Ragged.concatenate(self._encode(of_side, side, 0))
             self._require_ids(chunk)
         if compare:
             self._compare(items, chunks)
@@ -276,10 +283,11 @@ class _OfBlock:
         try:
             if isinstance(record, Exception):
                 raise record
-            if job.template is None:
-                return {task.side: text_of(record, job.field) for task in job.tasks}
+            if job.fields is not None:
+                return {side: text_of(record, field) for side, field in job.fields.items()}
             arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
-            return templates.fill(job.template, record, self._of_spans, arrays)
+            template = cast(Template, job.template)
+            return templates.fill(template, record, self._of_spans, arrays)
         except templates.LeftOut as error:
             self._left_out.add(number)
             self._note(f"{error}; they are left out", "", number)
@@ -304,7 +312,7 @@ class _OfBlock:
 
     @functools.cached_property
     def _nothing(self) -> dict[str, Any]:
-        if self._job.template is None:
+        if self._job.fields is not None:
             return dict.fromkeys(self._of_spans, "")
         return {
             side: [[("", 0.0, {n: np.zeros((1, *f.shape), f.dtype) for n, f in known.items()})]]
@@ -329,7 +337,7 @@ class _OfBlock:
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
         tokenizer = cast(Tokenizer, self._job.tokenizer)
-        if self._job.template is not None:
+        if self._job.fields is None:
             return templates.encode(items, tokenizer, self._of_spans[side])
         sizes = np.fromiter(map(count_bytes, items), np.int64, len(items))
         return Ragged.of(*tokenizer.encode_batch(list(items)), text_bytes=sizes)
@@ -377,8 +385,7 @@ class _OfBlock:
             if not self._stays(number):
                 continue
             nodes = {
-                side: [[(item[side],)]] if self._job.template is None else item[side]
-                for side in ids
+                side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
             }
             characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
             if characters > CHARACTERS and compared:

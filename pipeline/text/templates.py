@@ -196,6 +196,13 @@ class Pair:
         return cls(inputs=fields[0], targets=fields[1])
 
     @property
+    def fields(self) -> dict[str, str] | None:
+        """The field of each side, if both are fields."""
+        if isinstance(self.inputs, str) and isinstance(self.targets, str):
+            return {"inputs": self.inputs, "targets": self.targets}
+        return None
+
+    @property
     def unweighted(self) -> bool:
         """Whether all tokens of the targets carry loss."""
         return isinstance(self.targets, str)
