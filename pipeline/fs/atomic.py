@@ -142,9 +142,10 @@ def _link(temporary: epath.Path, path: epath.Path) -> None:
     try:
         os.link(temporary, path)
         temporary.unlink()
-    except FileExistsError:
-        raise was_written(path) from None
     except OSError as error:
+        # Who wrote it may also have removed this one's temporary file, as a leftover.
+        if isinstance(error, FileExistsError | FileNotFoundError) and path.exists():
+            raise was_written(path) from None
         raise _write_error(path, error) from error
 
 

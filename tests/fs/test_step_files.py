@@ -68,3 +68,19 @@ def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
     assert files.ranges() == [range(3, 5)]
     files.remove(3)
     assert files.ranges() == []
+
+
+def test_a_file_that_another_wrote_meanwhile_is_there_whatever_else_it_removed(tmp_path):
+    path = tmp_path / "file"
+
+    def write():
+        with atomic_write(path, once=True) as file:
+            file.write(b"mine")
+            (temporary,) = tmp_path.iterdir()
+            temporary.unlink()  # as a leftover
+            path.write_bytes(b"its")
+
+    with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
+        write()
+    assert path.read_bytes() == b"its"
+    assert [*tmp_path.iterdir()] == [path]
