@@ -185,7 +185,9 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
         train_batches = pipeline.Batches(train_corpus, plan, **run.layout)
         eval_batches = evaluation_batches(eval_corpus, plan.options, **run.layout)
         run.require_agreement(train_batches, eval_batches)  # or hosts would wait for each other
-        loader = run.enter_context(pipeline.Loader(train_batches.repeat()))
+        loader = run.enter_context(
+            pipeline.Loader(train_batches.repeat(), num_threads=config.num_threads)
+        )
 
         # The steps of training and evaluation, compiled for every bucket.
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row

@@ -35,8 +35,8 @@ def measure(steps: int) -> Section:
         train = vision.make_corpus(f"0:{TRAINED}", place / "train")
         held_out = vision.make_corpus(f"{TRAINED}:{TRAINED + HELD_OUT}", place / "held out")
         lines = [(name, *each) for name, *each in _rates(train)]
-        accuracy = {blind: _train(train, held_out, steps, blind) for blind in (False, True)}
         ahead = _decoding()
+        accuracy = {blind: _train(train, held_out, steps, blind) for blind in (False, True)}
     lines.append(("held-out accuracy", f"{accuracy[False]:.3f}", "", ""))
     lines.append(("the same model, blind", f"{accuracy[True]:.3f}", "", ""))
     lines += [(f"decoding ahead, workers: {n}", f"{rate:.2f}", "", "") for n, rate in ahead]
@@ -144,19 +144,20 @@ def _decoding() -> list[tuple[int, float]]:
     patches["patch_yx"] = vision.DECODED["patch_yx"]
     corpus = Examples(columns, features=names)
     bucket = Bucket(1, {"patches": 2_048, "images": 16})
+    decode = functools.partial(pipeline.patchify, **cut)
+    view = Decoded(corpus, decode, features=patches)
     found = []
     for workers in (1, 2):
-        decode = functools.partial(pipeline.patchify, **cut)
-        view = Decoded(corpus, decode, features=patches, workers=workers)
 
-        def load(view: Any = view) -> None:
-            with pipeline.load(view, buckets=[bucket], num_epochs=4) as loader:
+        def load(workers: int = workers, view: Any = view) -> None:
+            options: Any = {"buckets": [bucket], "num_epochs": 16, "num_threads": workers}
+            with pipeline.load(view, **options) as loader:
                 for batch in loader:
                     jax.block_until_ready(batch)
 
         def alone(workers: int = workers, decode: Any = decode) -> None:
             with ThreadPoolExecutor(workers) as pool:
-                [*pool.map(decode, 4 * contents)]
+                [*pool.map(decode, 16 * contents)]
 
         seconds = best_seconds({"loader": load, "alone": alone})
         found.append((workers, seconds["alone"] / seconds["loader"]))

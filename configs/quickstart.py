@@ -103,6 +103,7 @@ def get_config() -> ConfigDict:
     # corpus there. Not given: in the directory of the user's caches; 20 GB.
     config.cache = ConfigDict({"directory": config_dict.placeholder(str)})
     config.cache.bytes = config_dict.placeholder(int)
+    config.num_threads = 1  # that build batches; more for files that are decoded
 
     # Changes at a step, of fields of `batches`, `seed`, or `exclude`, numbers of documents:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled

@@ -41,8 +41,7 @@ def get_config() -> ConfigDict:
     """The configuration of a decoder that sees pictures."""
     config = quickstart.get_config()
     config.steps, config.eval_every = 600, 150
-    # The numbers of the first picture and after the last one; each number has its own picture.
-    config.train.split, config.eval.split = "0:6000", "6000:6400"
+    config.num_threads = 2
     # The numbers of the first picture and after the last one; each number has its own picture.
     config.train.split, config.eval.split = "0:6000", "6000:6400"
     for part in (config.train, config.eval):
@@ -77,7 +76,7 @@ def make_corpus(split: str, directory: epath.Path) -> pipeline.Decoded:
             columns, directory, features=STORED, vocab_size=VOCAB_SIZE
         )
     decode = functools.partial(pipeline.patchify, **CUT)
-    return pipeline.Decoded(corpus, decode, features=DECODED, workers=2)
+    return pipeline.Decoded(corpus, decode, features=DECODED)
 
 
 def make_example(number: int) -> dict[str, Any]:

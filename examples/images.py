@@ -72,7 +72,7 @@ def make_corpus(folder):
         "patches": Feature("patches", dtype="uint8", shape=(3 * PATCH**2,)),
         "patch_yx": Feature("patches", dtype="int32", shape=(2,)),
     }
-    return pipeline.Decoded(corpus, decode, features=made, workers=2)
+    return pipeline.Decoded(corpus, decode, features=made)
 
 
 class Model(nnx.Module):
@@ -118,9 +118,14 @@ def train(folder, steps, tokens_per_batch):
     model = Model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
     # Lockstep: rows of patches in one static shape; pictures cost nothing.
-    cost, limit = {"patches": 1.0, "images": 0.0}, tokens_per_batch
-    corpus = make_corpus(folder)
-    with pipeline.load(corpus, tokens_per_batch=limit, max_buckets=1, cost=cost) as loader:
+    loader = pipeline.load(
+        make_corpus(folder),
+        tokens_per_batch=tokens_per_batch,
+        max_buckets=1,
+        cost={"patches": 1.0, "images": 0.0},
+        num_threads=2,  # decode pictures ahead
+    )
+    with loader:
         print(loader.plan)
         for step, batch in zip(range(steps), loader, strict=False):
             print("step", step, "loss", float(train_step(model, optimizer, batch)))

@@ -1,7 +1,6 @@
 """Decoded: features of a side that are made from the bytes of files when a batch is built."""
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import AnyCorpus, Readable, View
 from pipeline.corpus.reader import Pieces
-from pipeline.errors import InvalidValue, require_whole, suggest_option
+from pipeline.errors import InvalidValue, suggest_option
 from pipeline.text.features import Feature, check_features
 from pipeline.text.fingerprints import fingerprint
 
@@ -24,9 +23,9 @@ class Decoded(View):
     of bytes of each file, on a side of files; and on the side that is decoded, a pointer from each
     position to its file. So all lengths are known from headers. See docs/sides.md.
 
-    Batches are decoded where they are built: ahead, in the thread of a `Loader`, or in the threads
-    or processes of Grain. A file that cannot be decoded, or that has not as many values as its
-    header said, is an error that names the example.
+    Batches are decoded where they are built: ahead, in the threads of a `Loader` (`num_threads`),
+    or in the threads or processes of Grain. A file that cannot be decoded, or that has not as many
+    values as its header said, is an error that names the example.
 
     Args:
         corpus: examples of several sides.
@@ -37,7 +36,6 @@ class Decoded(View):
             one of them already, decoded values must be equal.
         files: the feature with the bytes (uint8).
         sizes: the feature with the number of bytes of each file.
-        workers: the number of threads that decode the examples of a batch (1).
     """
 
     kind = "decoded"
@@ -51,7 +49,6 @@ class Decoded(View):
         features: Mapping[str, Any],
         files: str = "files",
         sizes: str = "file_bytes",
-        workers: int = 1,
     ):
         super().__init__(corpus)
         if isinstance(decode, str):  # a description has its fingerprint, and features as JSON
@@ -74,7 +71,7 @@ class Decoded(View):
                 f"features are {dict(features)!r:.200}; they must be of one side that points to "
                 f"{parts!r}, the side of {sizes}, with dtypes, and no pointers"
             )
-        self.names, self.workers = (files, sizes, pointers[0]), require_whole("workers", workers, 1)
+        self.names = files, sizes, pointers[0]
         self.decode, (of,) = decode, found
         made = _Made(self, sides[of], sides[raw], sides[parts])
         self.side_names = tuple(name for name in corpus.side_names if name != raw)
@@ -122,45 +119,55 @@ class _Made(Readable):
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         fields = self._side.read(*pieces, [n for n in names if n in self._side.features])
         if missing := [name for name in names if name not in fields]:
-            ends = np.cumsum(pieces.reach)
             for name in missing:
                 fields[name] = self.features[name].filled(int(pieces.reach.sum()))
-            with ThreadPoolExecutor(self._view.workers, "decoding") as pool:
-                decoded = pool.map(self._decode, pieces.examples.tolist())
-                for values, begin, start, size in zip(
-                    decoded, ends - pieces.reach, pieces.starts, pieces.lengths, strict=True
-                ):
-                    for name in missing:
-                        fields[name][begin : begin + size] = values[name][start : start + size]
+            decoded, begins = self._decode(pieces.examples), np.cumsum(pieces.reach) - pieces.reach
+            for values, begin, start, size in zip(
+                decoded, begins, pieces.starts, pieces.lengths, strict=True
+            ):
+                for name in missing:
+                    fields[name][begin : begin + size] = values[name][start : start + size]
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._side.read_examples(examples, names)
 
-    def _decode(self, number: int) -> Fields:
-        """The features of a whole example."""
+    def _decode(self, examples: np.ndarray) -> Iterator[Fields]:
+        """The features of whole examples, one after another."""
         view, (files, sizes, pointer) = self._view, self._view.names
-        content = _read_whole(self._files, number, [files])[files]
-        ends = np.cumsum(_read_whole(self._sizes, number, [sizes])[sizes], dtype=np.int64)
-        try:
-            decoded = [view.decode_file(each.tobytes()) for each in np.split(content, ends)[:-1]]
-        except Exception as error:  # of many kinds, for bytes of any kind
-            raise InvalidValue(
-                f"example {number} cannot be decoded: {error}; leave it out: exclude=[{number}]"
-            ) from error
-        counts = np.array([len(each[0]) for each in decoded], np.int64)
-        values = {pointer: np.arange(len(decoded)).repeat(counts)}
-        for at, (name, feature) in enumerate(view.made.items()):
-            values[name] = np.concatenate([feature.filled(0), *(each[at] for each in decoded)])
-        there = [name for name in values if name in self._side.features]
-        for name, expected in _read_whole(self._side, number, there).items():
-            if not np.array_equal(values[name], expected):
+        stored = [name for name in (pointer, *view.made) if name in self._side.features]
+        for number, content, counts, expected in zip(
+            examples.tolist(),
+            _read_whole(self._files, examples, [files]),
+            _read_whole(self._sizes, examples, [sizes]),
+            _read_whole(self._side, examples, stored),
+            strict=True,
+        ):
+            ends = np.cumsum(counts[sizes], dtype=np.int64)
+            try:
+                parts = np.split(content[files], ends)[:-1]
+                decoded = [view.decode_file(each.tobytes()) for each in parts]
+            except Exception as error:  # of many kinds, for bytes of any kind
                 raise InvalidValue(
-                    f"example {number} decodes to {len(values[name]):,} values of {name}, which "
-                    f"are not the {len(expected):,} that its header said; make it again"
-                )
-        return values
+                    f"example {number} cannot be decoded: {error}; leave it out: exclude=[{number}]"
+                ) from error
+            lengths = np.array([len(each[0]) for each in decoded], np.int64)
+            values = {pointer: np.arange(len(decoded)).repeat(lengths)}
+            for at, (name, feature) in enumerate(view.made.items()):
+                values[name] = np.concatenate([feature.filled(0), *(each[at] for each in decoded)])
+            for name in stored:
+                if not np.array_equal(values[name], expected[name]):
+                    raise InvalidValue(
+                        f"example {number} decodes to {len(values[name]):,} values of {name}, "
+                        f"which are not the {len(expected[name]):,} that its header said; make it "
+                        "again"
+                    )
+            yield values
 
 
-def _read_whole(side: Readable, number: int, names: Sequence[str]) -> Fields:
-    return side.read([number], [0], side.lengths[[number]], features=names)
+def _read_whole(side: Readable, examples: np.ndarray, names: Sequence[str]) -> Iterator[Fields]:
+    """The features of whole examples, one after another."""
+    lengths = side.lengths[examples].astype(np.int64)
+    fields = side.read(examples, np.zeros_like(lengths), lengths, features=names)
+    for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+        yield {name: fields[name][end - length : end] for name in names}

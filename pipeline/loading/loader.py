@@ -86,6 +86,7 @@ class Loader(StepIterator):
         batches: the batches to load; their `sharding` is that of the arrays. Without one, all
             arrays are on the first local device.
         prefetch: the number of batches kept ready on the devices.
+        num_threads: as for `load`.
         timeout_seconds: as for `load`.
 
     Attributes:
@@ -102,7 +103,12 @@ class Loader(StepIterator):
     planned: PlannedBatch
 
     def __init__(
-        self, batches: Batches, *, prefetch: int = 2, timeout_seconds: float | None = None
+        self,
+        batches: Batches,
+        *,
+        prefetch: int = 2,
+        num_threads: int = 1,
+        timeout_seconds: float | None = None,
     ):
         if not isinstance(batches, Batches):
             raise InvalidType(
@@ -110,6 +116,7 @@ class Loader(StepIterator):
                 "inside the compiled step, or with Batches(…, transform=function)"
             )
         prefetch, limit = require_whole("prefetch", prefetch, 0), timeout_seconds
+        threads = require_whole("num_threads", num_threads, 1)
         numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
         if limit is not None and not numeric:
             raise InvalidValue(
@@ -140,7 +147,8 @@ class Loader(StepIterator):
         self._logs = [*plan.parts.values()]
         for log in self._logs:
             log.open()
-        ahead = Prefetch(make, prefetch, end=len(batches))
+        size = prefetch if threads == 1 else max(prefetch, threads)
+        ahead = Prefetch(make, size, end=len(batches), threads=threads)
         close = functools.partial(_close, ahead, batches.ahead, self._logs)
         super().__init__(batches, ahead, close)
 
@@ -220,6 +228,7 @@ def load(
     sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
     num_epochs: int | None = None,
     prefetch: int = 2,
+    num_threads: int = 1,
     positions: Positions = "continue",
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
@@ -243,6 +252,9 @@ def load(
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: the number of batches kept ready on the devices (2).
+        num_threads: the number of threads that build batches (1). Text is built fastest by one;
+            give more where files are decoded (`Decoded`), or a `transform` takes long, which is
+            then called in several threads at once.
         positions: later pieces of a split example continue its positions ("continue"), or begin at
             0 ("restart"), so that no position reaches the length of its row.
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
@@ -334,4 +346,9 @@ def load(
         context_order=context_order,
         features=features,
     )
-    return Loader(batches.repeat(num_epochs), prefetch=prefetch, timeout_seconds=timeout_seconds)
+    return Loader(
+        batches.repeat(num_epochs),
+        prefetch=prefetch,
+        num_threads=num_threads,
+        timeout_seconds=timeout_seconds,
+    )

@@ -102,10 +102,10 @@ def require_equal(made, expected):
         np.testing.assert_array_equal(made[name], values, name)
 
 
-@given(seed=st.integers(0, 1 << 32), workers=st.sampled_from([1, 3]))
-def test_batches_are_those_of_stored_arrays(seed, workers):
+@given(seed=st.integers(0, 1 << 32))
+def test_batches_are_those_of_stored_arrays(seed):
     columns = draw(seed)
-    view, arrays = undecoded(columns, workers=workers), stored(columns)
+    view, arrays = undecoded(columns), stored(columns)
     assert view.side_names == arrays.side_names == ("inputs", "patches", "images")
     np.testing.assert_array_equal(view.lengths, arrays.lengths)
     plan = plan_of(arrays)
@@ -141,7 +141,8 @@ def test_the_batches_of_a_part_are_decoded_and_a_loader_goes_on_where_it_stopped
         halves = Batches(view, plan, process_index=part, process_count=2)
         for made, expected in zip(halves, whole, strict=True):
             require_equal(made, {name: each[part : part + 1] for name, each in expected.items()})
-    with load(view, buckets=plan.buckets, overflow="drop", num_epochs=1) as loader:
+    options = {"buckets": plan.buckets, "overflow": "drop", "num_threads": 3}
+    with load(view, num_epochs=1, **options) as loader:
         next(loader)
         state, rest = loader.get_state(), [*loader]
         loader.set_state(state)
@@ -149,7 +150,7 @@ def test_the_batches_of_a_part_are_decoded_and_a_loader_goes_on_where_it_stopped
             require_equal(made, expected)
         one = Decoded(examples_of(columns, STORED), lambda content: decode(content), features=MADE)
         with (
-            load(one, buckets=plan.buckets, overflow="drop") as other,
+            load(one, **options) as other,
             pytest.raises(ValueError, match="decode of decoded of patches"),
         ):
             other.set_state(state)
@@ -229,7 +230,6 @@ def test_a_file_with_other_values_than_its_header_said_names_the_example(change,
         ({"features": {"values": Feature("images", dtype="uint8")}}, "one side that points to"),
         ({"features": {"values": Feature("patches")}}, "with dtypes"),
         ({"features": {}}, "one side that points to"),
-        ({"workers": 0}, "workers is 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
