@@ -26,7 +26,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.compilation import compile_evaluation, compile_training
+from pipeline.trainer.compilation import compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
@@ -199,7 +199,10 @@ class Run(contextlib.ExitStack):
         self._loader, self._evaluation = loader, evaluation
         with self.log.clock("compile"):
             self._train_step = compile_training(self.config, train_step, like, loader.specs)
-            self._eval_step = compile_evaluation(self.config, eval_step, like, evaluation.specs)
+            held = {name: leaf for name, leaf in like.items() if name != "params"}
+            auto: Any = {"microbatches": "auto", "budget": self.config.memory_budget}
+            specs = evaluation.specs
+            self._eval_step = Compiled(eval_step, like["params"], specs, held=held, **auto)
         logger.info(programs_table(self._train_step, self._eval_step))
         return self._train_step
 
@@ -285,10 +288,9 @@ class Run(contextlib.ExitStack):
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after `done` steps."""
-        stats, programs = self.log.stats, self._train_step.programs
+        stats = self.log.stats
         self.log.flush()
         with self.log.clock("save"):
-            stats.compiles = {str(bucket): each.compiles for bucket, each in programs.items()}
             steps = {f"jit({step.name})" for step in (self._train_step, self._eval_step)}
             names = self._compilations.names
             stats.compiles_after_start = sum(name in steps for name in names)

@@ -34,9 +34,7 @@ def assert_same_run(workdir, alone):
 def test_losses_of_two_processes_are_those_of_one(alone, text, tmp_path):
     run_hosts(text, tmp_path, 2)
     assert_same_run(tmp_path, alone)
-    values = summary(tmp_path)
-    assert len(values["compiles"]) == 2
-    assert values["compiles_after_start"] == 0
+    assert summary(tmp_path)["compiles_after_start"] == 0
 
 
 def go_on(text, workdir, counts, logs=None):
