@@ -33,7 +33,7 @@ from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, list_fields, require_same
 from pipeline.trainer.schedule import Schedule
-from pipeline.trainer.stored_config import hidden_types, save_config
+from pipeline.trainer.stored_config import save_config
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ class Run(contextlib.ExitStack):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._types = hidden_types(config)  # which the copy has lost
         self._profile = Profile(profile, self.workdir / "profile")
         self._leads = jax.process_index() == 0
 
@@ -213,7 +212,7 @@ class Run(contextlib.ExitStack):
         with the parameters of `config.start_from` if that is given. `flops` is that of a `Model`.
         """
         self._flops = flops
-        save_config(self.workdir, self.config, self._types)  # of a start that is not refused
+        save_config(self.workdir, self.config)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
         # The oldest part that each of the latest checkpoints needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)

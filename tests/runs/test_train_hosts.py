@@ -105,8 +105,8 @@ def test_hosts_measure_together_and_choose_alike(text, tmp_path):
     tuned = read_tuned(tmp_path)
     state, _ = Checkpoints(tmp_path / "checkpoints").restore_json(40)
     shapes = state["plans"][0]["identity"]["buckets"].split("+")
-    assert shapes == [str(bucket) for bucket in tuned.buckets]
-    assert all(bucket.rows % 12 == 0 for bucket in tuned.buckets)
+    assert shapes == [str(bucket) for bucket in tuned]
+    assert all(bucket.rows % 12 == 0 for bucket in tuned)
     assert [line["step"] for line in steps(tmp_path)] == list(range(40))
 
 
