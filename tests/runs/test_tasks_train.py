@@ -62,10 +62,8 @@ def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, task, tmp
     run(tiny(chats, config), tmp_path)
     values, log = summary(tmp_path), steps(tmp_path)
     assert values["eval_loss_last"] < values["eval_loss_first"]
-    assert len(values["compiles"]) == (2 if task == "pairs" else 1)
-    assert set(values["compiles"].values()) == {1}
     assert values["compiles_after_start"] == 0
-    assert {line["bucket"] for line in log} == set(values["compiles"])
+    assert len({line["bucket"] for line in log}) == (2 if task == "pairs" else 1)
     assert "resumed: step 12 of 24" in run(tiny(chats, config, steps=24), tmp_path)
     assert steps(tmp_path)[:12] == log
     corpus, plan = read_history(epath.Path(tmp_path))

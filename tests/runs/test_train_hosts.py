@@ -34,9 +34,7 @@ def assert_same_run(workdir, alone):
 def test_losses_of_two_processes_are_those_of_one(alone, text, tmp_path):
     run_hosts(text, tmp_path, 2)
     assert_same_run(tmp_path, alone)
-    values = summary(tmp_path)
-    assert len(values["compiles"]) == 2
-    assert values["compiles_after_start"] == 0
+    assert summary(tmp_path)["compiles_after_start"] == 0
 
 
 def go_on(text, workdir, counts, logs=None):
@@ -107,8 +105,8 @@ def test_hosts_measure_together_and_choose_alike(text, tmp_path):
     tuned = read_tuned(tmp_path)
     state, _ = Checkpoints(tmp_path / "checkpoints").restore_json(40)
     shapes = state["plans"][0]["identity"]["buckets"].split("+")
-    assert shapes == [str(bucket) for bucket in tuned.buckets]
-    assert all(bucket.rows % 12 == 0 for bucket in tuned.buckets)
+    assert shapes == [str(bucket) for bucket in tuned]
+    assert all(bucket.rows % 12 == 0 for bucket in tuned)
     assert [line["step"] for line in steps(tmp_path)] == list(range(40))
 
 

@@ -123,7 +123,6 @@ def test_a_step_compiled_after_the_start_is_counted(config, tmp_path, monkeypatc
     monkeypatch.setattr(Compiled, "__call__", sneaky)
     run(config, tmp_path)
     assert whole_summary(tmp_path)["compiles_after_start"] == 1
-    assert set(whole_summary(tmp_path)["compiles"].values()) == {1}
 
 
 def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
