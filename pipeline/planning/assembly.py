@@ -7,7 +7,6 @@ cut into batches, called tiers. The tiers come in random order; the block has th
 without tiers.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
@@ -70,26 +69,19 @@ class Assembly:
             bucket, taken = self._schedule.at(step)
             rows = self._gather(bucket, taken)
             return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
-        batches = self._blocks.get(steps, 1, self._assemble, steps)
-        planned = batches[step - steps.start]
-        return dataclasses.replace(
-            planned,
-            segments=planned.segments.copy(),
-            epochs=None if planned.epochs is None else planned.epochs.copy(),
-            sources={**planned.sources},
-        )
+        return self._make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
 
-    def _assemble(self, steps: range) -> list[PlannedBatch]:
-        """The batches of a block of steps; the rows of each bucket are gathered at once."""
-        wanted = [self._schedule.at(step) for step in steps]
-        epoch = self._schedule.epoch_of(steps.start)
-        found: dict[int, PlannedBatch] = {}
-        for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
-            places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
+    def _assemble(self, steps: range) -> dict[int, tuple["_Gathered", int, np.ndarray, int]]:
+        """The arguments of `_make_batch` for each of a block of steps.
+
+        The rows of each bucket are gathered at once.
+        """
+        wanted = {step: self._schedule.at(step) for step in steps}
+        epoch, found = self._schedule.epoch_of(steps.start), {}
+        for bucket in {bucket for bucket, _ in wanted.values()}:
+            mine = [step for step, (each, _) in wanted.items() if each == bucket]
             # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
-            taken = sorted(
-                (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
-            )
+            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
@@ -99,10 +91,10 @@ class Assembly:
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
-            each = np.split(owners.argsort(kind="stable"), edges)
-            for place, mine in zip(places, each, strict=True):
-                found[place] = self._make_batch(rows, bucket, mine, epoch)
-        return [found[place] for place in range(len(steps))]
+            numbers = np.split(owners.argsort(kind="stable"), edges)
+            for step, of_step in zip(mine, numbers, strict=True):
+                found[step] = rows, bucket, of_step, epoch
+        return found
 
     def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
         """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""

@@ -504,20 +504,14 @@ class Schedule:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         return self._reach(step)[1].at(step)
 
-    def used(self, first: int) -> np.ndarray:
-        """The buckets of all steps from `first` on, if no corpus grows: bool [buckets]."""
+    @property
+    def repeated(self) -> list[int]:
+        """The numbers of the buckets of whole epochs, if steps never end and no corpus grows."""
         if self.end is not None:
-            return self.taken(max(self.end, first)).batches > self.taken(first).batches
-        weighted = [
-            stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
-        ]
-        found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
-        if len(self._streams) == 1:
-            rest = self._streams[0].legs[-1].start
-            over = self.start + int(self._count_batches(rest).sum())
-            if first < over:
-                found |= self.taken(over).batches > self.taken(first).batches
-        return found
+            return []
+        each = zip(self._streams, self.offsets, strict=True)
+        whole = [self._count_batches(stream.whole.rows) for stream, at in each if at is not None]
+        return np.flatnonzero(np.sum(whole, axis=0)).tolist()
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
