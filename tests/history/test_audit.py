@@ -130,22 +130,25 @@ def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, run):
     assert "give the work directory of a run" in run.refused("audit", workdir / "corpus/train")
 
 
-def test_mixtures_are_audited_by_corpus_and_what_is_lost_or_too_much_is_found(
-    tmp_path, passes, audited, monkeypatch
-):
-    corpora = {
-        name: write_documents(tmp_path / "corpus/train" / name, count)
-        for name, count in (("prose", 120), ("code", 60))
-    }
-    joined = pipeline.Corpora(corpora)
-    weights = [(0, {"prose": 3, "code": 1}), (20, {"prose": 1, "code": 1})]
-    plan = Plan(joined, SHORT, weights=weights, overflow="truncate", window=60, ending="stop")
-    write_history(epath.Path(tmp_path), joined, plan)
-    end = plan.num_batches()
-    lines = lines_of(plan, end)
+def plan_mixture(workdir, **options):
+    """The plan of a run of two corpora."""
+    joined = pipeline.Corpora(
+        {
+            name: write_documents(workdir / "corpus/train" / name, count)
+            for name, count in (("prose", 120), ("code", 60))
+        }
+    )
+    plan = Plan(joined, SHORT, overflow="truncate", window=60, **options)
+    write_history(epath.Path(workdir), joined, plan)
+    return plan
+
+
+def test_mixtures_are_audited_by_corpus(tmp_path, passes, audited, monkeypatch):
+    plan = plan_mixture(
+        tmp_path, weights=[(0, {"prose": 3, "code": 1}), (20, {"prose": 1, "code": 1})]
+    )
     changed = "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}"
-    passes(tmp_path, lines, changed, "epoch 0 of prose", "epoch 0 of code")
-    audited(tmp_path, [*lines, lines[-1] | {"step": end}], f"step {end} ran, but the plan ends")
+    passes(tmp_path, lines_of(plan, 60), changed, "epoch 0 of prose", "epoch 0 of code: ")
 
     def lose(self, step):
         """Each batch but for one position of an example of the second corpus."""
@@ -156,7 +159,14 @@ def test_mixtures_are_audited_by_corpus_and_what_is_lost_or_too_much_is_found(
     batch = Plan.batch
     monkeypatch.setattr(Plan, "batch", lose)
     lost = "positions of example 30 once (1 such example). This is a defect of Lockstep"
-    audited(tmp_path, lines_of(plan, end), "epoch 0 of code", lost)
+    audited(tmp_path, lines_of(plan, 60), "epoch 0 of code", lost)
+
+
+def test_a_log_beyond_the_end_of_a_mixture_is_found(tmp_path, passes, audited):
+    plan = plan_mixture(tmp_path, weights={"prose": 3, "code": 1}, ending="stop")
+    lines = lines_of(plan, end := plan.num_batches())
+    passes(tmp_path, lines)
+    audited(tmp_path, [*lines, lines[-1] | {"step": end}], f"step {end} ran, but the plan ends")
 
 
 def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):

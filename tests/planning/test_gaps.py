@@ -113,11 +113,10 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(cou
 @pytest.mark.parametrize(
     ("lengths", "most", "options"),
     [
-        (LENGTHS, 0.005, {}),
-        (LENGTHS, 0.005, {"window": 900}),
+        (LENGTHS[:1000], 0.007, {"window": 400}),
         (LENGTHS[LENGTHS <= 512], 0.008, {"shuffle": False}),
-        (np.full(3000, 300), 0.008, {}),
-        (np.random.default_rng(1).integers(1, 512, 3000), 0.004, {"tiers": 3}),
+        (np.full(1000, 300), 0.008, {}),
+        (np.random.default_rng(1).integers(1, 512, 1500), 0.005, {"tiers": 3}),
     ],
 )
 def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options):
