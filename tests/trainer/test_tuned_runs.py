@@ -32,11 +32,18 @@ def buckets_of(workdir):
     return plan.options.buckets
 
 
-def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path):
+def test_a_run_measures_once_keeps_its_buckets_and_its_report_shows_the_times(
+    config, tmp_path, capsys
+):
     said = run(config, tmp_path)
     assert said.count(MEASURED) == 1
     tuned = read_tuned(tmp_path)
     assert buckets_of(tmp_path) == tuned.buckets
+    assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    assert MEASURED in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert all(html.escape(line) in page for line in tuned.printed.splitlines())
+    assert main(["buckets", "tests/runs/tiny_config.py", "--workdir", str(tmp_path)]) == 0
     config.steps = 18
     said = run(config, tmp_path)
     assert "resumed: step 12" in said
@@ -50,16 +57,6 @@ def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path):
         config.batches.update(tune=False, buckets=[bucket.as_json for bucket in tuned.buckets])
     run(config, tmp_path / "given")
     assert_same_losses(tmp_path, tmp_path / "given")
-
-
-def test_the_report_of_a_run_shows_what_was_measured(config, tmp_path, capsys):
-    run(config, tmp_path / "run")
-    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) == 0
-    assert MEASURED in capsys.readouterr().out
-    page = (tmp_path / "page.html").read_text()
-    for line in read_tuned(tmp_path / "run").printed.splitlines():
-        assert html.escape(line) in page
-    assert main(["buckets", "tests/runs/tiny_config.py", "--workdir", str(tmp_path / "run")]) == 0
 
 
 def test_what_was_tuned_before_the_run_is_taken(config, tmp_path):
@@ -88,8 +85,8 @@ def test_another_config_is_measured_again(config, tmp_path):
 
 
 def test_a_run_that_goes_on_cannot_begin_to_tune(config, tmp_path):
-    config.batches.tune = False
+    config.batches.tune, config.steps = False, 1
     run(config, tmp_path)
-    config.batches.tune, config.steps = True, 18
+    config.batches.tune, config.steps = True, 2
     with pytest.raises(ValueError, match="tune was False and is now True"):
         run(config, tmp_path)
