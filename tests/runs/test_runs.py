@@ -17,7 +17,6 @@ from tests.runs.runs import (
     audited,
     messages,
     run,
-    segment_losses,
     steps,
     summary,
     tiny,
@@ -79,13 +78,16 @@ def test_changed_batches_need_an_entry_of_the_schedule_and_are_logged_first(
     run(tiny(text, steps=9), tmp_path)
     assert steps(tmp_path)[-1]["bucket"] == "4x128"
     # New data joins the epoch that is half done.
-    joins = {"steps": 11, "schedule": ((9, {"add": ["more"]}),)}
+    joins = {"steps": 11, "schedule": ((9, {"add": ["more"]}), (10, {"max_length": 64}))}
     with pytest.raises(ValueError, match=r"config.added has nothing; each of more must be there"):
         run(tiny(text, **joins), tmp_path)
     monkeypatch.setenv("TINY_MORE", "1")
     output = run(tiny(text, **joins), tmp_path)
     assert "changed from step 9 on: add=more" in output
     assert "from step 9 on: 35 new examples" in output
+    # What is planned is compiled before the first step.
+    assert [line["bucket"] for line in steps(tmp_path)][9:] == ["4x128", "8x64"]
+    assert summary(tmp_path)["compiles_after_start"] == 0
     # It stays without the entry.
     run(tiny(text, steps=13), tmp_path)
     said = audited(tmp_path)
@@ -102,36 +104,6 @@ def test_a_run_that_goes_on_after_its_decay_says_that_the_learning_rate_stays(te
     assert "the learning rate stays" not in run(
         tiny(text, steps=8, optimizer__decay_steps=8), tmp_path
     )
-
-
-RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
-
-
-@pytest.mark.slow
-def test_planned_changes_are_compiled_before_step_0_and_survive_a_kill(text, tmp_path):
-    """A ramp of the batch size, and then longer context."""
-    config, save = {"steps": 16, "schedule": RAMP}, Checkpoints.save
-
-    def lose_the_last(checkpoints, step, *items, **more):
-        return step == 8 or save(checkpoints, step, *items, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 8)
-        patch.setattr(Checkpoints, "save", lose_the_last)
-        run(tiny(text, **config), tmp_path)
-    assert Checkpoints(tmp_path / "checkpoints").latest == 5
-    output, log = run(tiny(text, **config), tmp_path), steps(tmp_path)
-    assert [line["step"] for line in log] == list(range(16))
-    shapes = [tuple(map(int, line["bucket"].split("x"))) for line in log]
-    assert {rows * length for rows, length in shapes[:4]} == {1024}
-    assert {length for _, length in shapes[:9]} == {128}
-    assert max(length for _, length in shapes[9:]) == 256
-    assert summary(tmp_path)["compiles_after_start"] == 0, output
-    assert log[-1]["loss"] < log[0]["loss"] - 1
-    segment_losses(tmp_path)
-    said = audited(tmp_path)
-    assert "plan from step 9 on: buckets=" in said
-    assert "all 16 batches are those that were planned" in said
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import train
+from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
 from pipeline.steps import tuning
@@ -35,6 +36,7 @@ def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path):
     assert said.count(MEASURED) == 1
     tuned = read_tuned(tmp_path)
     assert buckets_of(tmp_path) == tuned
+    assert main(["buckets", "tests/runs/tiny_config.py", "--workdir", str(tmp_path)]) == 0
     config.steps = 18
     said = run(config, tmp_path)
     assert "resumed: step 12" in said
@@ -76,8 +78,8 @@ def test_another_config_is_measured_again(config, tmp_path):
 
 
 def test_a_run_that_goes_on_cannot_begin_to_tune(config, tmp_path):
-    config.batches.tune = False
+    config.batches.tune, config.steps = False, 1
     run(config, tmp_path)
-    config.batches.tune, config.steps = True, 18
+    config.batches.tune, config.steps = True, 2
     with pytest.raises(ValueError, match="tune was False and is now True"):
         run(config, tmp_path)
