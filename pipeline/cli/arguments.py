@@ -195,7 +195,7 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="*",
         help="text or .jsonl files, or globs, also compressed; .parquet, .arrow, .feather or "
-        ".array_record files (of a saved Hugging Face data set DIRECTORY/data-*.arrow); or one "
+        ".array_record files; the folder of a saved Hugging Face data set; or one "
         "config (.py), for which training and evaluation corpora are made",
     )
     flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)

@@ -108,7 +108,9 @@ class InPlace(SingleCorpus):
         known = _list_options(READERS[format])
         for name in self.options:
             if name not in known:
-                raise InvalidType(f"{format}() has no option {suggest_option(name, known)}")
+                raise InvalidType(
+                    f"the format {format!r} has no option {suggest_option(name, known)}"
+                )
         own = {n: value for n, value in self.options.items() if n not in COMMON}
         found = READERS[format](paths, **own)
         if not found.groups:

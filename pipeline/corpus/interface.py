@@ -486,9 +486,9 @@ class Split(View):
         self.numbers = np.flatnonzero(found == self.held_out)
         if not len(self.numbers) and not corpus.grows:  # it may gain some
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, which leaves none of the {len(corpus):,} examples "
-                f"{'to hold out' if held_out else 'to train on'}; give a share nearer to one half, "
-                "or split a larger corpus"
+                f"hold_out is {self.hold_out}, and by their numbers none of the {len(corpus):,} "
+                f"examples {'is held out' if held_out else 'is left to train on'}; give a share "
+                "nearer to one half, such as 0.1, or split a larger corpus"
             )
         self.lengths, self.task = corpus.lengths[self.numbers], getattr(corpus, "task", None)
         if corpus.files is not None:

@@ -10,13 +10,14 @@ from etils import epath
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import TASKS
-from pipeline.corpus.token_files import NPY, index_of, is_llm_c
+from pipeline.corpus.token_files import NPY, index_of, is_llm_c, table_of
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
-from pipeline.text import tokenizers
+from pipeline.text import sources, tokenizers
 from pipeline.text.features import Feature
 from pipeline.text.sources import files
 from pipeline.text.sources.content import read_head
+from pipeline.text.sources.tables import is_saved
 
 # The file that makes a directory a link.
 LINK = "in_place.json"
@@ -91,8 +92,11 @@ def guess(path: epath.PathLike) -> str:
     if any(each in name for each in "*?["):
         return guess(found[0]) if (found := files.find(name)) else ""
     if place.is_dir():
-        signs = {"state.json": "arrow", "dataset_dict.json": "arrow", "index.json": "mds"}
-        signs["shard_ledger.json"] = "levanter"
+        if is_saved(path):
+            splits = [place / "state.json", *place.glob("*/state.json")]
+            folder = next(each.parent for each in splits if each.exists())
+            return "arrow" * ("input_ids" in sources.ArrowFiles(folder).names())
+        signs = {"index.json": "mds", "shard_ledger.json": "levanter"}
         found = [format for sign, format in signs.items() if (place / sign).exists()]
         return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
     if as_path(index_of(path)).exists():
@@ -105,8 +109,10 @@ def guess(path: epath.PathLike) -> str:
 def call_for(path: epath.PathLike, format: str) -> str:
     """How to open token files of a format, as the end of a sentence."""
     more, flags = "", ""
-    if format == "flat" and not is_llm_c(read_head(files.find(path)[0])):
+    if format == "flat" and not is_llm_c(read_head(first := files.find(path)[0])):
         more, flags = ", dtype='uint16', end=50256", " dtype=uint16 end=50256"
+        if table_of(first).exists():
+            more, flags = ", dtype='uint16'", " dtype=uint16"
     more = ", 'offsets.npy'" if format == "npy" else more
     return (
         f"holds tokens, which need no preparing: pipeline.InPlace.{format}"

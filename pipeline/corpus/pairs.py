@@ -8,11 +8,11 @@ from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.links import LINK, open_link
+from pipeline.corpus.links import LINK, call_for, guess, open_link
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.sides import Sides, read_sides
 from pipeline.corpus.tasks import INPUTS, OF_PAIRS, TARGETS
-from pipeline.errors import InvalidValue, require_whole
+from pipeline.errors import InvalidValue, Missing, require_whole
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
 
@@ -104,16 +104,23 @@ def open_corpus(
 
     A link to token files of another program has no such options, and ignores them.
     """
-    directory = as_path(directory)
-    if directory.is_file():
-        raise InvalidValue(
-            f"{os.fspath(directory)} is a file; give the directory of a corpus (to make one from "
-            "text: lockstep prepare 'data/*.txt' --into corpus)"
-        )
-    if (recorded := read_sides(directory)) is not None:
-        names, loss = recorded
-        return as_sides(_open_each(directory, names, **options), loss)
-    whole = any((directory / name).exists() for name in (MANIFEST, LINK))
-    if not whole and any((directory / TARGETS.name / n).exists() for n in (MANIFEST, LINK)):
-        return Pairs.open(directory, **options)
-    return _open_one(directory, **options)
+    place = as_path(directory)
+    try:
+        if (recorded := read_sides(place)) is not None:
+            names, loss = recorded
+            return as_sides(_open_each(place, names, **options), loss)
+        whole = any((place / name).exists() for name in (MANIFEST, LINK))
+        if not whole and any((place / TARGETS.name / n).exists() for n in (MANIFEST, LINK)):
+            return Pairs.open(place, **options)
+        if whole or not place.is_file():
+            return _open_one(place, **options)
+    except Missing:
+        if not guess(directory):
+            raise
+    if form := guess(directory):
+        raise InvalidValue(f"{os.fspath(directory)} {call_for(directory, form)}")
+    raise InvalidValue(
+        f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
+        "lockstep prepare 'data/*.txt' --into corpus), or for columns of tokens --tokens parquet "
+        "column=NAME"
+    )

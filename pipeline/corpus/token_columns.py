@@ -1,7 +1,5 @@
 """Token columns: lists of ids, and what is beside them, in Arrow and Parquet files."""
 
-import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +12,10 @@ from pipeline.corpus.cache import local_copy
 from pipeline.corpus.gather import gather
 from pipeline.corpus.token_files import Lists, TokenFiles
 from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import as_path
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+from pipeline.text.sources.tables import saved_files
 
 # Columns that say on which ids to train, as several programs name them. The last has the number of
 # ids of the prompt.
@@ -32,60 +30,12 @@ IGNORED = -100  # the label of an id without a loss
 
 def arrow(paths: files.Paths, *, split: str | None = None, **columns: Any) -> TokenFiles:
     """The rows of Arrow files, or of a data set that was saved to disk."""
-    return read_columns(ArrowFiles, _saved_files(paths, split), **columns)
+    return read_columns(ArrowFiles, saved_files(paths, split), **columns)
 
 
 def parquet(paths: files.Paths, **columns: Any) -> TokenFiles:
     """The rows of Parquet files."""
     return read_columns(ParquetFiles, files.find(paths), **columns)
-
-
-def _saved_files(paths: files.Paths, split: str | None) -> list[epath.Path]:
-    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
-
-    Its `state.json` lists them: others beside them are left from when it was saved before.
-    """
-    if not isinstance(paths, str | os.PathLike) or not (folder := as_path(paths)).is_dir():
-        if split is not None:
-            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
-        found = files.find(paths)
-        for folder in {path.parent for path in found}:
-            if (folder / "state.json").exists():
-                listed = _read_saved(folder)
-                for path in found:
-                    if path.parent == folder and path not in listed:
-                        raise InvalidValue(
-                            f"{os.fspath(path)} is not among the files that state.json lists: it "
-                            "is left from another data set; give the folder instead of its files"
-                        )
-        return found
-    if (folder / "dataset_dict.json").exists():
-        splits = _read_saved(folder)
-        if folder / f"{split}" not in splits:
-            raise InvalidValue(
-                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}, "
-                f"not {split}; give split={splits[0].name!r} or another of them"
-            )
-        folder /= f"{split}"
-    found = _read_saved(folder)
-    if not found:
-        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
-    return files.find(found)
-
-
-def _read_saved(folder: epath.Path) -> list[epath.Path]:
-    """The splits in a folder that was saved to disk, or its files."""
-    index = folder / "dataset_dict.json"
-    try:
-        if index.exists():
-            return [folder / name for name in json.loads(index.read_text())["splits"]]
-        state = json.loads((index := folder / "state.json").read_text())
-        return [folder / each["filename"] for each in state["_data_files"]]
-    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InvalidValue(
-            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
-            f"cannot be read ({error!r}); save it again, or give a glob of files"
-        ) from error
 
 
 def read_columns(

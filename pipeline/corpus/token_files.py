@@ -1,5 +1,6 @@
 """Token files of other programs: the arrays that hold tokens, and where examples begin in them."""
 
+import logging
 import os
 import struct
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from pipeline.fs.atomic import as_path, write_once
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
 from pipeline.text.sources.content import open_text
+
+logger = logging.getLogger(__name__)
 
 # The numbers of some lists, where each list begins in them, and the size of each.
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -185,17 +188,39 @@ def flat(
         raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
     arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
-    tables = [path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz") for path in found]
+    tables = [*map(table_of, found)]
     listed = [table for table in tables if table.exists()]
+    if listed and not (end is begin is None):
+        logger.warning("%s says where documents are; begin and end are not used", listed[0])
+    for path, (_, mark) in zip(found, opened, strict=True):
+        if mark is not None and (end not in (None, ()) or begin not in (None, mark)):
+            raise InvalidValue(
+                f"end is {end} and begin is {begin}, but the header of {os.fspath(path)} says that "
+                f"{mark} begins each document; omit both"
+            )
     if listed:
         borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
     else:
         if end is None and begin is None and len(marks) == 1:
             (begin,) = marks
         edges = _find_edges(found, arrays, end, begin)
+        if begin is not None and len(arrays[0]) and arrays[0][0] != begin:
+            logger.warning(
+                "%s begins inside a document, with the id %s and not begin=%s; if that id ends "
+                "documents, give end=%s",
+                os.fspath(found[0]),
+                arrays[0][0],
+                begin,
+                begin,
+            )
         borders = [(edges[:-1], np.diff(edges))]
     layout = [f"{arrays[0].dtype}", end, begin, skip]
     return _divide([*found, *listed], arrays, weights or (), borders, layout)
+
+
+def table_of(path: epath.Path) -> epath.Path:
+    """The table of documents beside a file of OLMo or Dolma, if there is one."""
+    return path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz")
 
 
 def is_llm_c(head: bytes) -> bool:

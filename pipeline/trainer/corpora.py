@@ -403,7 +403,10 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         if len(several) == 1 and "sources" not in config
         else Corpora(dict(zip(names, several, strict=True)))
     )
-    return first.split(share) if share else (first, opened[-1])
+    try:
+        return first.split(share) if share else (first, opened[-1])
+    except InvalidValue as error:
+        raise InvalidValue(f"config.eval.{error}") from error
 
 
 def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:

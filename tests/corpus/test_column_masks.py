@@ -8,6 +8,7 @@ from pyarrow import feather, parquet
 
 from pipeline import Feature, InPlace, Masked
 from pipeline.corpus import INPUTS
+from pipeline.text import sources
 from tests.corpus.files import documents_of, weights_of
 
 IDS = [[1, 2, 3, 4], [5, 6], [], [7, 8, 9]]
@@ -131,6 +132,9 @@ def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[4, 5, 6]]
     with pytest.raises(ValueError, match=r"00002.arrow is not among the files that state.json"):
         InPlace.arrow(folder / "*.arrow")
+    with pytest.raises(ValueError, match=r"00002.arrow is not among the files that state.json"):
+        sources.open_files(folder / "*.arrow")
+    assert [record["input_ids"] for record in sources.open_files(folder)] == [[4, 5, 6]]
     assert documents_of(InPlace.arrow(folder / name.format(1), task=INPUTS)) == [[4, 5, 6]]
     with pytest.raises(ValueError, match="is not a data set that was saved to disk whole"):
         InPlace.arrow(tmp_path)

@@ -224,7 +224,7 @@ def test_which_examples_are_held_out_is_the_same_for_ever(tmp_path):
     for wrong in (0, 1, "a tenth"):
         with pytest.raises(ValueError, match=r"hold_out is .*; it must be a number above 0"):
             corpus.split(wrong)
-    with pytest.raises(ValueError, match=r"leaves none of the 1,000 examples to hold out; give"):
+    with pytest.raises(ValueError, match=r"none of the 1,000 examples is held out; give"):
         corpus.split(1e-9)
 
 

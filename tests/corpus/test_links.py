@@ -125,7 +125,10 @@ def test_commands_read_token_files(opened, tmp_path, run):
         (["prepare", "*.ds", "--into", "x"], "InPlace.datatrove('*.ds') opens them"),
         (["prepare", "a.arrow", "--into", "x"], "InPlace.arrow('a.arrow') opens them"),
         (["report", "mega", "--tokens", "numpy"], "it must be one of arrow, parquet, npy"),
-        (["report", "mega", "--tokens", "flat", "ends=3"], "flat() has no option 'ends'; did you"),
+        (
+            ["report", "mega", "--tokens", "flat", "ends=3"],
+            "format 'flat' has no option 'ends'; did you",
+        ),
         (["report", "mega", "--tokens", "flat", "ends"], "'ends' is no option; give NAME=VALUE"),
         (["report", "flat.npy", "--tokens", "npy"], "give that of tokens, and of offsets"),
         (["report", "flat.npy"], "add --lengths"),
@@ -137,11 +140,17 @@ def test_formats_are_told_by_the_files(opened, tmp_path):
     for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text("{}")
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "state.json").write_text("{}")
+    for folder, column in (("saved", "input_ids"), ("texts", "text")):
+        (tmp_path / folder).mkdir()
+        table = pa.table({column: [[1]]})
+        with pa.ipc.new_stream(str(tmp_path / folder / "a.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        state = '{"_data_files": [{"filename": "a.arrow"}]}'
+        (tmp_path / folder / "state.json").write_text(state)
     write_datatrove(tmp_path / "saved" / "a.ds", [[1]])
     for path, form in (
         ("saved", "arrow"),
+        ("texts", ""),
         (tmp_path, "datatrove"),
         ("mds", "mds"),
         ("levanter", "levanter"),

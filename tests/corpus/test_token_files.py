@@ -104,6 +104,10 @@ def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, m
     corpus = InPlace.flat(tmp_path / "train_*.bin", task=INPUTS)
     assert documents_of(corpus) == [[mark, 5, 6], [mark, 7, 8], [mark, 9]]
     assert len(InPlace.flat(tmp_path / "train_*.bin", dtype=np.dtype(dtype).type)) == 3
+    assert len(InPlace.flat(tmp_path / "train_*.bin", begin=mark)) == 3
+    for wrong in ({"end": mark}, {"begin": 5}):
+        with pytest.raises(ValueError, match=f"says that {mark} begins each document; omit both"):
+            InPlace.flat(tmp_path / "train_*.bin", **wrong)
     with pytest.raises(ValueError, match="by its header, it has"):
         InPlace.flat(tmp_path / "train_*.bin", dtype="int64")
     content = (tmp_path / "train_1.bin").read_bytes()
@@ -115,12 +119,13 @@ def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, m
         InPlace.flat(tmp_path / "train_*.bin")
 
 
-def test_a_table_beside_a_file_lists_its_documents(tmp_path):
+def test_a_table_beside_a_file_lists_its_documents(tmp_path, caplog):
     write_flat(tmp_path / "part-0.npy", [[1, 2, 3], [], [4, END]])
     np.zeros(6, np.uint16).tofile(tmp_path / "part-1.npy")
     gzip.open(tmp_path / "part-1.csv.gz", "wb").close()
     corpus = InPlace.flat(tmp_path / "*.npy", dtype="uint16", end=0, task=INPUTS)
     assert documents_of(corpus) == [[1, 2, 3], [], [4, END]]
+    assert "part-0.csv.gz says where documents are; begin and end are not used" in caplog.text
     with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
         file.write('0,2,"a,\n""b",x,1\n5,7,"c",x,2\n')
     with pytest.raises(
@@ -159,7 +164,7 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
         InPlace.flat(tmp_path / "token*.npy", dtype="uint32", weights=masks)
 
 
-def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
+def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
     path = tmp_path / "train.bin"
     np.array([5, 6, 7, 8, 9], np.uint16).tofile(path)
     np.save(tmp_path / "a.npy", np.arange(4))
@@ -176,6 +181,8 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             InPlace.flat(path, **options)
+    InPlace.flat(path, dtype="uint16", begin=7)
+    assert "begins inside a document, with the id 5 and not begin=7; if that id" in caplog.text
     with pytest.raises(ValueError, match=r"a.npy is an .npy array with a header"):
         InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
     path.write_bytes(b"LITPKDS\0" + bytes(40))

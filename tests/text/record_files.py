@@ -71,7 +71,7 @@ def make(kind, directory, given):
             return ArrayRecords(names, parse=json.loads)
         case "hugging_face":
             save_to_disk(directory / "saved", given)
-            return ArrowFiles(directory / "saved" / "data-*.arrow")
+            return open_files(directory / "saved")
         case "list":
             return Records(given)
         case "map_dataset":

@@ -17,7 +17,7 @@ from pipeline.text.sources.array_records import ArrayRecords, Tfds
 from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
 from pipeline.text.sources.source import Concatenated, Records, Sharded, Slice, Source
-from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
+from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, is_saved
 
 __all__ = [
     "ArrayRecords",
@@ -60,7 +60,7 @@ def open_files(names: Paths, kind: str = "") -> Sharded:
     Args:
         names: names or globs, one or several: `.txt` (a record a line), `.jsonl`, `.json`,
             `.ndjson`, `.parquet`, `.array_record`, `.arrow` and `.feather`; text and JSON lines
-            also compressed.
+            also compressed. Or the folder of a Hugging Face data set that was saved to disk.
         kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; default
             "": by the extensions.
 
@@ -70,6 +70,8 @@ def open_files(names: Paths, kind: str = "") -> Sharded:
     """
     if kind:
         require_one_of("kind", kind, KINDS)
+    if kind == "arrow" or is_saved(names):
+        return ArrowFiles(names)
     found = find(names)
     kinds = {kind} if kind else set(map(kind_of, found))
     if len(kinds) > 1:

@@ -176,8 +176,8 @@ def _match(name: str) -> list[epath.Path]:
     try:
         if path.is_dir():
             raise InvalidValue(
-                f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
-                f"{name}/data-*.arrow for a Hugging Face data set that was saved to disk"
+                f"{name} is a directory, and no Hugging Face data set that was saved to disk; name "
+                f"its files with a glob such as {name}/*.txt"
             )
         if path.exists() or (is_local(path) and os.path.lexists(path)):
             return [path]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import mmap
 import os
 import threading
@@ -12,7 +13,7 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import is_local
+from pipeline.fs.atomic import as_path, is_local
 from pipeline.text.sources import files
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import decode_bytes
@@ -69,7 +70,7 @@ class Tables(files.FileSource):
         if missing := [name for name in self.columns or () if name not in found.names]:
             raise InvalidValue(
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
-                f"{', '.join(found.names)}); choose among them with columns="
+                f"{', '.join(found.names)}); choose among them"
             )
         self._latest = key, found
         return found
@@ -233,10 +234,13 @@ class ArrowFiles(Tables):
     """Records from Arrow IPC files or streams, and Feather files; see `Tables` for the arguments.
 
     Local files are mapped into memory; only columns of compressed record batches are ever copied.
-    The files of a Hugging Face data set that was saved to disk are `DIRECTORY/data-*.arrow`.
+    In place of files, `paths` may be the folder of a Hugging Face data set that was saved to disk.
     """
 
     format, prefix = "Arrow", "arrowfiles"
+
+    def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
+        super().__init__(saved_files(paths), columns=columns)
 
     def _open(self, path: epath.Path) -> _File:
         raw = _map(path) if is_local(path) else path.read_bytes()
@@ -278,3 +282,66 @@ def _width(of: pa.DataType) -> int:
         return of.bit_width
     except ValueError:
         return 1 << 30
+
+
+def saved_files(paths: files.Paths, split: str | None = None) -> list[epath.Path]:
+    """The Arrow files of a folder that Hugging Face's `save_to_disk` wrote, or of other paths.
+
+    Its `state.json` lists them: others beside them are left from when it was saved before.
+    """
+    if (folder := _as_folder(paths)) is None:
+        if split is not None:
+            raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
+        found = files.find(paths)
+        for folder in {path.parent for path in found}:
+            if (folder / "state.json").exists():
+                listed = _read_saved(folder)
+                for path in found:
+                    if path.parent == folder and path not in listed:
+                        raise InvalidValue(
+                            f"{os.fspath(path)} is not among the files that state.json lists: it "
+                            "is left from another data set; give the folder instead of its files"
+                        )
+        return found
+    if (folder / "dataset_dict.json").exists():
+        splits = _read_saved(folder)
+        if folder / f"{split}" not in splits:
+            raise InvalidValue(
+                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}; "
+                f"give the folder of one, such as {os.fspath(splits[0])}"
+            )
+        folder /= f"{split}"
+    found = _read_saved(folder)
+    if not found:
+        raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
+    return files.find(found)
+
+
+def _read_saved(folder: epath.Path) -> list[epath.Path]:
+    """The splits in a folder that was saved to disk, or its files."""
+    index = folder / "dataset_dict.json"
+    try:
+        if index.exists():
+            return [folder / name for name in json.loads(index.read_text())["splits"]]
+        state = json.loads((index := folder / "state.json").read_text())
+        return [folder / each["filename"] for each in state["_data_files"]]
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InvalidValue(
+            f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
+            f"cannot be read ({error!r}); save it again, or give a glob of files"
+        ) from error
+
+
+def is_saved(paths: files.Paths) -> bool:
+    """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
+    folder, signs = _as_folder(paths), ("state.json", "dataset_dict.json")
+    return folder is not None and any((folder / name).exists() for name in signs)
+
+
+def _as_folder(paths: files.Paths) -> epath.Path | None:
+    """The folder that `paths` name, if they are one."""
+    if not isinstance(paths, str | os.PathLike):
+        if len(paths) != 1:
+            return None
+        (paths,) = paths
+    return folder if (folder := as_path(paths)).is_dir() else None
