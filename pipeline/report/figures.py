@@ -22,7 +22,7 @@ from pipeline.report.strategies import (
     compare_plans,
     count_plan,
 )
-from pipeline.report.tiers import compare_tiers, row_costs
+from pipeline.report.tiers import GROUPS, row_costs, time_over_ideal
 
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
@@ -66,7 +66,8 @@ class Epoch:
     buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
     used: dict[str, float]  # the share of the positions of each of several sides that is used
     walked: int  # the number of first batches from which the following fields are computed
-    over_ideal: list[dict[str, Any]]  # see `compare_tiers`
+    # `time_over_ideal` by the number of groups, for those that divide the rows of every batch.
+    over_ideal: dict[str, float]
     # For each corpus of a mixture, the largest difference between its weight and its share of any
     # `RUN` consecutive steps of a phase, in the unit of the weights. Empty if phases are shorter.
     off: dict[str, float]
@@ -187,7 +188,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         of_rows = row_costs(
             batch.bucket, batch.segments, width, plan.trees, costs=plan.options.costs
         )
-        costs.append((batch.bucket, of_rows))
+        costs.append(of_rows)
         shares.append(_count_shares(plan, batch))
     return Epoch(
         fingerprint=plan.fingerprint,
@@ -199,7 +200,11 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         buckets=buckets,
         used=_count_used(plan, counts) if plan.options.vectors else {},
         walked=len(steps),
-        over_ideal=compare_tiers(costs, plan.options.tiers),
+        over_ideal={
+            f"{groups}": time_over_ideal(costs, groups)
+            for groups in GROUPS
+            if all(len(each) % groups == 0 for each in costs)
+        },
         off=_compare_with_weights(plan, first, shares),
     )
 

@@ -40,8 +40,6 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
     lines.append("")
     for text in findings.findings(figures):
         lines += wrap(text, "· ")
-    if figures.plan.over_ideal:
-        lines += ["", *text_table(findings.tabulate_tiers(figures.plan))]
     return "\n".join(lines)
 
 

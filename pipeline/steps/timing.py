@@ -56,8 +56,7 @@ class Stopwatch:
         make_batch: from a bucket to a batch of its shape, on the devices.
         clock: seconds, as `time.perf_counter`.
 
-    Attributes:
-        failures: the error of each shape that was left out.
+    `failures` has the error of each shape that was left out.
     """
 
     def __init__(

@@ -162,13 +162,12 @@ def tune(
         row_multiple: numbers of rows are multiples of this, and of the devices in `sharding`.
         length_multiple: bucket lengths are multiples of this; default None: of 64, on TPUs of 128;
             or of less if that leaves less padding.
-        packing: as for `Plan`.
-        max_segments: as for `Plan`.
-        align: as for `Plan`.
+        packing: this, `max_segments` and `align` are as for `Plan`.
+        max_segments: see `packing`.
+        align: see `packing`.
         sharding: as for `load`. With several processes, each of them calls `tune`.
 
     Raises:
-        ValueError: an argument is not as above, or no row fits the batch.
         Exception: what the step raised, if no shape that holds all examples can be run.
     """
     options: Any = {"packing": packing, "max_segments": max_segments, "align": align}
@@ -235,12 +234,8 @@ def find_best(
 ) -> tuple[BucketSet, list[BucketSet], float]:
     """The best set of shapes, the best set of each number of shapes, and the noise.
 
-    Args:
-        stopwatch: measures the shapes.
-        search_of: `search_of(price, **options)` makes a `Search`.
-        bucket_of: from the lengths of a row to a bucket.
-        max_buckets: as for `tune`.
-        epochs: as for `tune`.
+    `search_of(price, **options)` makes a `Search`; `bucket_of` makes a bucket from the lengths of a
+    row. Other options are those of `tune`.
     """
 
     def seconds(bucket: Bucket) -> tuple[float, float]:
