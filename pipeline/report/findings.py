@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from pipeline.errors import counted
 from pipeline.planning.bucket import Bucket
-from pipeline.report.figures import RUN, Epoch, Figures, Side
+from pipeline.report.figures import Epoch, Figures, Side
 from pipeline.report.strategies import BUCKETS, Strategy
-
-Table = list[list[str]]  # rows of cells; the first row has the headings, the first column the names
 
 
 def percent(share: float) -> str:
@@ -42,7 +40,6 @@ def findings(figures: Figures) -> list[str]:
         _about_rival(figures),
         *_about_buckets(figures),
         *_about_sides(plan),
-        *_about_shares(plan),
         *about_tiers(plan),
     ]
 
@@ -69,18 +66,12 @@ def _about_rival(figures: Figures) -> str:
     *others, rival = [each for each in figures.strategies if each.packing is None]
     ratio = ours.work[attention] / rival.work[attention]
     least = f", which needs the least of the {1 + len(others)} other ways" if others else ""
-    text = (
+    return (
         f"Lockstep with {counted(len(ours.buckets), 'bucket')} needs {percent(abs(1 - ratio))} "
         f'{"less" if ratio < 1 else "more"} work per token than "{rival.name}"{least}: '
         f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, with "
         f"{percent(ours.padding)} against {percent(rival.padding)} padding."
     )
-    drawbacks = []
-    if rival.shapes > ours.shapes:
-        drawbacks.append(f"compiles {rival.shapes:,} shapes instead of {ours.shapes:,}")
-    if rival.cut > ours.cut:
-        drawbacks.append(f"cuts {counted(rival.cut, 'document')} instead of {ours.cut:,}")
-    return text + (f" That way {list_words(drawbacks)}." if drawbacks else "")
 
 
 def _about_buckets(figures: Figures) -> list[str]:
@@ -111,16 +102,6 @@ def _about_sides(plan: Epoch) -> list[str]:
     """How full the inputs and the targets of pairs are."""
     used = [f"{percent(share)} of the positions of the {name}" for name, share in plan.used.items()]
     return [f"Tokens use {list_words(used)}."] if used else []
-
-
-def _about_shares(plan: Epoch) -> list[str]:
-    if not plan.off:
-        return []
-    off = list_words([f"{percent(share)} off for {name}" for name, share in plan.off.items()])
-    return [
-        f"In the first {counted(plan.walked, 'step')}, the shares of any {RUN} steps in a row are "
-        f"at most {off}, compared with their weights."
-    ]
 
 
 def about_tiers(plan: Epoch) -> list[str]:
@@ -157,8 +138,8 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
 # ---- tables
 
 
-def tabulate_strategies(figures: Figures) -> Table:
-    """The comparison: a row for each strategy."""
+def tabulate_strategies(figures: Figures) -> list[list[str]]:
+    """The comparison: a row of headings, and a row for each strategy."""
     documents = figures.sides[-1].examples - figures.sides[-1].empty
     return [
         ["strategy", "padding", "shapes", "batches", "cut", "dense", "segment"],
@@ -172,22 +153,6 @@ def tabulate_strategies(figures: Figures) -> Table:
                 *(f"{each.work[kind]:.3f}" for kind in ("dense", "segment")),
             ]
             for each in figures.strategies
-        ),
-    ]
-
-
-def tabulate_sources(side: Side) -> Table:
-    """A row for each source of a dataset."""
-    return [
-        ["source", "examples", "tokens", "share of tokens"],
-        *(
-            [
-                part["name"],
-                f"{part['examples']:,}",
-                f"{part['tokens']:,}",
-                percent(part["tokens"] / max(side.tokens, 1)),
-            ]
-            for part in side.sources
         ),
     ]
 
