@@ -128,18 +128,13 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     One size may be -1, for all remaining devices.
     """
     devices = jax.device_count()
-    fixed = [size for size in axes.values() if size != -1]
-    if len(axes) - len(fixed) > 1 or min(fixed, default=1) < 1:
+    given = math.prod(size for size in axes.values() if size != -1)
+    sizes = {name: devices // max(given, 1) if n == -1 else n for name, n in axes.items()}
+    several = [*axes.values()].count(-1) > 1
+    if several or min(sizes.values(), default=1) < 1 or math.prod(sizes.values()) != devices:
         raise InvalidValue(
-            f"mesh is {dict(axes)}; each size must be a whole number from 1 up, and one may be -1, "
-            "for all remaining devices"
-        )
-    given = math.prod(fixed)
-    sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
-    if math.prod(sizes.values()) != devices:
-        raise InvalidValue(
-            f"mesh {dict(axes)} does not fit {devices} devices; the product of its axes must be "
-            "the number of devices, and one axis may be -1"
+            f"mesh {dict(axes)} does not fit {devices} devices; sizes are whole numbers from 1 up, "
+            "whose product is the number of devices, and one may be -1, for all remaining ones"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -69,7 +69,7 @@ class Stopwatch:
         self._batches: dict[Bucket, Any] = {}
         self._first: dict[Bucket, float] = {}  # seconds of the first step, with compilation
         self._memory: dict[Bucket, int | None] = {}
-        self._rounds: list[dict[Bucket, float]] = []
+        self._seconds: dict[Bucket, list[float]] = {}  # of each turn
         self.failures: dict[Bucket, Exception] = {}
 
     def measure(self, buckets: Iterable[Bucket], rounds: int) -> None:
@@ -78,15 +78,23 @@ class Stopwatch:
             if bucket not in self._first and bucket not in self.failures:
                 self._compile(bucket)
         running = [bucket for bucket in buckets if bucket in self._first]
-        for _ in range(rounds if running else 0):
-            self._rounds.append({bucket: self._turn(bucket) for bucket in running})
+        for bucket in running * rounds:
+            self._seconds.setdefault(bucket, []).append(self._turn(bucket))
 
     def timings(self) -> dict[Bucket, Timing]:
         """The results so far."""
         found = {}
-        for bucket, (count, seconds, low, high) in typical(self._rounds).items():
-            compiling = max(self._first[bucket] - seconds, 0.0)
-            found[bucket] = Timing(seconds, low, high, compiling, self._memory[bucket], count)
+        for bucket, turns in self._seconds.items():
+            turns, seconds = sorted(turns), float(np.median(turns))
+            skip = max(int((len(turns) - 1) / 2 - WIDTH * len(turns) ** 0.5 / 2), 0)
+            found[bucket] = Timing(
+                seconds,
+                low=turns[skip],
+                high=turns[-1 - skip],
+                compiling=max(self._first[bucket] - seconds, 0.0),
+                memory=self._memory[bucket],
+                steps=len(turns),
+            )
         return found
 
     def run(self, batch: Any) -> float:
@@ -133,39 +141,6 @@ class Stopwatch:
         more = min(int(TURN / max(first, 1e-9)), MOST_STEPS) - 1
         others = [self.run(self._batches[bucket]) for _ in range(more)]
         return float(np.median([first, *others]))
-
-
-def typical(
-    rounds: Sequence[Mapping[Bucket, float]],
-) -> dict[Bucket, tuple[int, float, float, float]]:
-    """For each shape, the number of its rounds, its median seconds, and their interval.
-
-    If the machine was busy in a round, all shapes of it took longer than in others. So each round
-    has a level, the median over its shapes of their seconds over their own medians, and seconds are
-    divided by it: a median polish (Tukey, 1977).
-
-    >>> a, b, c = "abc"
-    >>> rounds = [{a: 1.0, b: 2.0, c: 3.0}, {a: 2.0, b: 4.0, c: 6.0}, {a: 1.0, b: 2.0, c: 9.0}]
-    >>> typical(rounds)[c][:2]
-    (3, 3.0)
-    """
-    if not rounds:
-        return {}
-    names = list(dict.fromkeys(bucket for each in rounds for bucket in each))
-    table = np.array([[each.get(bucket, np.nan) for bucket in names] for each in rounds])
-    level = np.ones((len(rounds), 1))
-    several = np.isfinite(table).sum(axis=1) > 2  # with fewer, a slow step would look busy
-    for _ in range(10):
-        middle = np.nanmedian(table / level, axis=0)
-        level[several] = np.nanmedian(table / middle, axis=1, keepdims=True)[several]
-        level /= np.median(level)
-    found = {}
-    for bucket, column in zip(names, (table / level).T, strict=True):
-        values = np.sort(column[np.isfinite(column)])
-        skip = max(int((len(values) - 1) / 2 - WIDTH * len(values) ** 0.5 / 2), 0)
-        interval = float(values[skip]), float(values[-1 - skip])
-        found[bucket] = (len(values), float(np.median(values)), *interval)
-    return found
 
 
 def brief(error: Exception) -> str:

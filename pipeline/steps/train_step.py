@@ -48,9 +48,7 @@ def accumulate(
     0.0
     -2.0
 
-    Args:
-        optimizer: makes the update.
-        batches: the number of batches in an update. With 1, the state is that of `optimizer`.
+    With one batch in an update, the state is that of `optimizer`.
     """
     import optax
 

@@ -162,9 +162,9 @@ def tune(
         row_multiple: numbers of rows are multiples of this, and of the devices in `sharding`.
         length_multiple: bucket lengths are multiples of this; default None: of 64, on TPUs of 128;
             or of less if that leaves less padding.
-        packing: this, `max_segments` and `align` are as for `Plan`.
-        max_segments: see `packing`.
-        align: see `packing`.
+        packing: as for `Plan`.
+        max_segments: as for `Plan`.
+        align: as for `Plan`.
         sharding: as for `load`. With several processes, each of them calls `tune`.
 
     Raises:
