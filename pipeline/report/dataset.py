@@ -80,21 +80,13 @@ class Options(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Lengths, with the corpora that they come from and the options of a config.
+    """Lengths, with the corpora that they come from and the options of a config."""
 
-    Attributes:
-        name: the title of the report.
-        lengths: positions of each example, integers [n], of several sides [n, sides].
-        corpus: a corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
-        options: the options of a config; empty without one.
-        plan: the plan of a run, with all its changes; None: the report makes one.
-    """
-
-    name: str
-    lengths: np.ndarray
-    corpus: AnyCorpus | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Plan | None = None
+    name: str  # the title of the report
+    lengths: np.ndarray  # positions of each example, integers [n], of several sides [n, sides]
+    corpus: AnyCorpus | None = None  # None for lengths alone and several paths
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a config
+    plan: Plan | None = None  # of a run, with all its changes; None: the report makes one
 
     @property
     def side_names(self) -> tuple[str, ...]:

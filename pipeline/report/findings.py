@@ -29,9 +29,6 @@ def list_words(items: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
-# ---- sentences
-
-
 def findings(figures: Figures) -> list[str]:
     """The sentences of the report, the most important first."""
     plan = figures.plan
@@ -133,9 +130,6 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
         "lengths instead of L²",
         "Lockstep's figures": f"counts over its plans{others}",
     }
-
-
-# ---- tables
 
 
 def tabulate_strategies(figures: Figures) -> list[list[str]]:

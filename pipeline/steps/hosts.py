@@ -192,9 +192,7 @@ class StopSignals(contextlib.ExitStack):
     """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
-
-    Attributes:
-        reason: the name of the signal; empty before it comes.
+    `reason` is the name of the signal, empty before it comes.
     """
 
     def __init__(self) -> None:

@@ -26,23 +26,14 @@ WIDTH = 1.6
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The time and memory of a step of a shape.
+    """The time and memory of a step of a shape."""
 
-    Attributes:
-        seconds: the median of a step.
-        low: the lower end of the median's interval, which holds in nine of ten cases.
-        high: its upper end.
-        compiling: seconds until the first step is done, without that step.
-        memory: bytes on a device, as XLA reports them; None if the step has no `lower`.
-        steps: the number of timed steps.
-    """
-
-    seconds: float
-    low: float
-    high: float
-    compiling: float
-    memory: int | None
-    steps: int
+    seconds: float  # the median of a step
+    low: float  # the lower end of the median's interval, which holds in nine of ten cases
+    high: float  # its upper end
+    compiling: float  # seconds until the first step is done, without that step
+    memory: int | None  # bytes on a device, as XLA reports them; None if the step has no `lower`
+    steps: int  # the number of turns
 
 
 class Stopwatch:
