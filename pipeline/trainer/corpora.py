@@ -45,13 +45,11 @@ ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to 
 def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | sources.Sharded:
     """The source that `fields` describe.
 
-    Args:
-        fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
-            a source or a sequence of records), `files` (a name or glob, or a list of them, as for
-            `sources.open_files`) and `tfds` (the name of a prepared data set), the others empty or
-            absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the files of
-            the target text; `begin` and `end`, the share of the records to use, from 0.0 to 1.0.
-        name: of these fields, for errors.
+    They are one of `source` (MODULE:NAME of a function or class that takes a split and returns a
+    source or a sequence of records), `files` (a name or glob, or a list of them) and `tfds` (the
+    name of a prepared data set), the others empty or absent; `split`; for files a `kind`, or "", or
+    for parallel text `targets`, the files of the target text; `begin` and `end`, the share of the
+    records to use, from 0.0 to 1.0. Errors call them `name`.
     """
     for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
@@ -209,15 +207,11 @@ def open_tokenizer(
 ) -> tokenizers.Tokenizer:
     """The tokenizer that `fields` describe.
 
-    Args:
-        fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
-            tokens, or with those in `begin_token` and `end_token`, if they are given. If only one
-            is given, a tokenizer that adds no other mark has only that one. Without a model, that
-            of "sentencepiece" is trained, with `vocab_size` ids.
-        texts: the texts to train it on, of which `seed` draws a sample.
-        model: the file of a model that is trained.
-        seed: draws that sample.
-        advice: what to do if the tokenizer lacks a mark, with "begin" or "end" in place of {}.
+    They are its `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
+    tokens, or with those in `begin_token` and `end_token`, if they are given. If only one is given,
+    a tokenizer that adds no other mark has only that one. Without a model, that of "sentencepiece"
+    is trained, with `vocab_size` ids, on a sample of `texts` that `seed` draws, and stored as the
+    file `model`. `advice` says what to do if the tokenizer lacks a mark.
     """
     kind, path = fields["kind"], fields["model"]
     marks: Any = {
