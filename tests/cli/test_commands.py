@@ -221,7 +221,7 @@ def test_buckets_are_ready_to_paste(run, lengths):
     assert pasted["buckets"] == expected
     plan = Plan(np.load(lengths), expected)
     assert f"{plan.num_batches():,} batches an epoch, {plan.padding:.3%} padding" in out
-    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8\n# packing='best_fit', " in out
+    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8, packing='best_fit', " in out
 
 
 def write(directory, lengths, *, every=50, keep_parts=None, finish=False):
