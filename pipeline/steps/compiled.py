@@ -153,7 +153,7 @@ class Compiled:
         raise InvalidValue(
             f"{self.name}: no program takes the shapes {shapes}; batches must come from a plan "
             f"with the buckets {', '.join(map(str, self.specs))}, and have the fields "
-            f"{', '.join(specs)}"
+            f"{', '.join(next(iter(self.specs.values())))}"
         )
 
 
