@@ -104,13 +104,10 @@ def buckets(arguments: argparse.Namespace) -> None:
     dataset, options = _open(arguments)
     plan = dataset.plan or options.plan(dataset.examples)
     print("from pipeline import Bucket\n")
-    fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
-    if dataset.plan:
-        print(f"# The last buckets of {dataset.name}")
-    else:
-        print(f"# Fitted to {dataset.name}")
-        for some in (fitted[:3], fitted[3:]):
-            print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
+    print(f"# {'The last buckets of' if dataset.plan else 'Fitted to'} {dataset.name}")
+    if not dataset.plan:
+        names = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
+        print(f"# {', '.join(f'{name}={options[name]!r}' for name in names)}")
     figures = plan.count(*plan.epoch_steps)
     counts = {bucket: int(figures.buckets[bucket][0]) for bucket in plan.options.buckets}
     print(f"# {counted(sum(counts.values()), 'batch')} an epoch, {figures.padding:.3%} padding.")

@@ -83,25 +83,18 @@ def _read_columns(files: StepFiles) -> Iterator[list[np.ndarray]]:
 class Losses(NamedTuple):
     """The losses of the segments of a run, in the order in which it trained on them.
 
-    An example that is split has several segments, in one step or in several.
-
-    Attributes:
-        example: its number, over all corpora: int64 [segments].
-        epoch: the epoch of its corpus: int64 [segments].
-        step: int64 [segments].
-        loss: Σ weight · nll, in nats: float32 [segments].
-        weight: Σ weight: float32 [segments].
-        corpus: the number of its corpus among several, from 0: int64 [segments].
-        usual: the mean loss of its corpus over this step, the 8 before and the 8 after, in nats,
-            which falls as the run learns: float64 [segments].
+    An example that is split has several segments, in one step or in several. Each array is
+    [segments]: int64, but losses and weights are float32, and the usual losses float64.
     """
 
-    example: np.ndarray
-    epoch: np.ndarray
+    example: np.ndarray  # its number, over all corpora
+    epoch: np.ndarray  # of its corpus
     step: np.ndarray
-    loss: np.ndarray
-    weight: np.ndarray
-    corpus: np.ndarray
+    loss: np.ndarray  # Σ weight · nll, in nats
+    weight: np.ndarray  # Σ weight
+    corpus: np.ndarray  # its number among several, from 0
+    # The mean loss of its corpus over this step, the 8 before and the 8 after, in nats, which falls
+    # as the run learns.
     usual: np.ndarray
 
     def select(self, which: np.ndarray) -> "Losses":

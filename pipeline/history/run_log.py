@@ -114,15 +114,10 @@ class RunLog:
     ) -> None:
         """Takes a step that the device has begun; records the step before it, which is ready.
 
-        Args:
-            step: its number.
-            planned: its batch.
-            values: scalars, on devices or not, for the line of the step. They include `loss`. The
-                bool `finite` is False if the step did not change the parameters; by default, if the
-                loss is not finite. An error names `gradient_norm`. `segments`, from `sum_segments`,
-                becomes the losses of documents.
-            flops: floating-point operations of the model's mathematics for the batch; default None:
-                unknown, and the line has no `flop_utilisation`.
+        `values` are scalars, on devices or not, for the line of the step. They include `loss`. The
+        bool `finite` is False if the step did not change the parameters; by default, if the loss is
+        not finite. `segments`, from `sum_segments`, becomes the losses of documents. `flops` are
+        the operations of the model's mathematics for the batch, for `flop_utilisation`.
 
         Raises:
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; the

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import call_for, guess
 from pipeline.corpus.log import Log
@@ -81,23 +80,13 @@ class Options(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Lengths, with the corpora that they come from and the options of a config.
+    """Lengths, with the corpora that they come from and the options of a config."""
 
-    Attributes:
-        name: the title of the report.
-        lengths: positions of each example, integers [n], of several sides [n, sides].
-        sources: name and number of examples of each source, in the order of `lengths`.
-        corpus: a corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
-        options: the options of a config; empty without one.
-        plan: the plan of a run, with all its changes; None: the report makes one.
-    """
-
-    name: str
-    lengths: np.ndarray
-    sources: tuple[tuple[str, int], ...]
-    corpus: AnyCorpus | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Plan | None = None
+    name: str  # the title of the report
+    lengths: np.ndarray  # positions of each example, integers [n], of several sides [n, sides]
+    corpus: AnyCorpus | None = None  # None for lengths alone and several paths
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a config
+    plan: Plan | None = None  # of a run, with all its changes; None: the report makes one
 
     @property
     def side_names(self) -> tuple[str, ...]:
@@ -121,9 +110,7 @@ class Dataset:
 
 def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset of this corpus."""
-    parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
-    sources = tuple((name, len(part)) for name, part in parts.items())
-    return Dataset(name, corpus.lengths, sources, corpus, options or {})
+    return Dataset(name, corpus.lengths, corpus, options or {})
 
 
 def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
@@ -142,7 +129,7 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
 
 def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     """The dataset of these lengths, without tokens."""
-    return Dataset(name, lengths, ((name, len(lengths)),))
+    return Dataset(name, lengths)
 
 
 def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
@@ -160,7 +147,6 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     return Dataset(
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),
-        sources=tuple(source for part in parts for source in part.sources),
     )
 
 

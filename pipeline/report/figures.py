@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.history.plans import find_corpora
 from pipeline.loading.batches import require_whole_sides
 from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram, weigh
 from pipeline.planning.plan import Plan
-from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
 from pipeline.report.strategies import (
     PLAIN,
@@ -22,16 +20,13 @@ from pipeline.report.strategies import (
     compare_plans,
     count_plan,
 )
-from pipeline.report.tiers import compare_tiers, row_costs
+from pipeline.report.tiers import GROUPS, row_costs, time_over_ideal
 
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
 
-# Some figures need every batch; they are computed from at most this many first ones of an epoch.
+# The balance of devices needs every batch; it is computed from the first ones of an epoch.
 MOST_BATCHES = 10_000
-
-# The shares of a mixture are compared with its weights over any run of this many steps.
-RUN = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,6 @@ class Side:
     overlong: int  # examples that are longer than `row`
     edges: list[int]  # of the histogram: a column has the lengths from an edge to below the next
     columns: dict[str, list[int]]  # "examples" and "tokens" in each column of the histogram
-    sources: list[dict[str, Any]]  # name, examples and tokens of each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,11 +59,8 @@ class Epoch:
     losses: dict[str, int]  # see `planning.figures.count_losses`
     buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
     used: dict[str, float]  # the share of the positions of each of several sides that is used
-    walked: int  # the number of first batches from which the following fields are computed
-    over_ideal: list[dict[str, Any]]  # see `compare_tiers`
-    # For each corpus of a mixture, the largest difference between its weight and its share of any
-    # `RUN` consecutive steps of a phase, in the unit of the weights. Empty if phases are shorter.
-    off: dict[str, float]
+    # `time_over_ideal` by the number of groups, for those that divide the rows of every batch.
+    over_ideal: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,13 +136,6 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
         name: np.histogram(sizes, edges, weights=each)[0].tolist()
         for name, each in (("examples", counts), ("tokens", counts * sizes))
     }
-    ends = np.cumsum([number for _, number in dataset.sources])
-    sources = [
-        {"name": source, "examples": number, "tokens": int(part.sum(dtype=np.int64))}
-        for (source, number), part in zip(
-            dataset.sources, np.split(lengths, ends[:-1]), strict=True
-        )
-    ]
     return Side(
         name=name,
         examples=len(lengths),
@@ -168,7 +152,6 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
         overlong=overlong,
         edges=edges.tolist(),
         columns=columns,
-        sources=sources,
     )
 
 
@@ -181,14 +164,10 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         size = bucket.rows * weigh(bucket.lengths, plan.options.costs)
         fill = float(weigh(tokens, plan.options.costs) / (number * size)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
-    steps = range(first, min(last, first + MOST_BATCHES))
-    costs, shares = [], []
-    for batch in map(plan.batch, steps):
-        of_rows = row_costs(
-            batch.bucket, batch.segments, width, plan.trees, costs=plan.options.costs
-        )
-        costs.append((batch.bucket, of_rows))
-        shares.append(_count_shares(plan, batch))
+    costs = [
+        row_costs(each.bucket, each.segments, width, plan.trees, costs=plan.options.costs)
+        for each in map(plan.batch, range(first, min(last, first + MOST_BATCHES)))
+    ]
     return Epoch(
         fingerprint=plan.fingerprint,
         printed=str(plan),
@@ -198,9 +177,11 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         losses=count_losses(plan.stages[-1]),
         buckets=buckets,
         used=_count_used(plan, counts) if plan.options.vectors else {},
-        walked=len(steps),
-        over_ideal=compare_tiers(costs, plan.options.tiers),
-        off=_compare_with_weights(plan, first, shares),
+        over_ideal={
+            f"{groups}": time_over_ideal(costs, groups)
+            for groups in GROUPS
+            if all(len(each) % groups == 0 for each in costs)
+        },
     )
 
 
@@ -211,26 +192,3 @@ def _count_used(plan: Plan, counts: Counts) -> dict[str, float]:
         tokens += real
         positions += batches * bucket.rows * np.array(bucket.lengths)
     return dict(zip(plan.options.names, (tokens / positions).tolist(), strict=True))
-
-
-def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
-    """The amount of each corpus in a batch, in the unit of the weights."""
-    streams = plan.stages[-1].streams
-    if plan.options.by != "examples":
-        return [batch.sources.get(stream.name, 0) for stream in streams]
-    begun = batch.segments[batch.segments[:, 2] == 0, 1]
-    return np.bincount(find_corpora(plan, begun), minlength=len(streams)).tolist()
-
-
-def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:
-    """The field `off` of `Epoch`, from the `shares` of the steps from `first` on."""
-    sums = np.cumsum([[0] * len(plan.names), *shares], axis=0)
-    starts, found = [stage.start for stage in plan.stages], []
-    for stage, end in zip(plan.stages, [*starts[1:], first + len(shares)], strict=True):
-        weights = [float((stage.weights or {}).get(name, 0)) for name in plan.names]
-        here = sums[max(stage.start - first, 0) : max(end - first + 1, 0)]
-        if len(here) > RUN and len(plan.names) > 1:
-            runs = here[RUN:] - here[:-RUN]
-            of_runs = runs / runs.sum(axis=1, keepdims=True)
-            found.append(np.abs(of_runs - weights).max(axis=0))
-    return dict(zip(plan.names, np.max(found, axis=0).tolist(), strict=True)) if found else {}

@@ -1,14 +1,11 @@
 """Findings: sentences and tables that show the figures."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.errors import counted
 from pipeline.planning.bucket import Bucket
-from pipeline.report.figures import RUN, Epoch, Figures, Side
+from pipeline.report.figures import Epoch, Figures, Side
 from pipeline.report.strategies import BUCKETS, Strategy
-
-Table = list[list[str]]  # rows of cells; the first row has the headings, the first column the names
 
 
 def percent(share: float) -> str:
@@ -32,9 +29,6 @@ def list_words(items: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
-# ---- sentences
-
-
 def findings(figures: Figures) -> list[str]:
     """The sentences of the report, the most important first."""
     plan = figures.plan
@@ -43,8 +37,7 @@ def findings(figures: Figures) -> list[str]:
         _about_rival(figures),
         *_about_buckets(figures),
         *_about_sides(plan),
-        *_about_shares(plan),
-        *about_tiers(plan.over_ideal),
+        *about_tiers(plan),
     ]
 
 
@@ -70,18 +63,12 @@ def _about_rival(figures: Figures) -> str:
     *others, rival = [each for each in figures.strategies if each.packing is None]
     ratio = ours.work[attention] / rival.work[attention]
     least = f", which needs the least of the {1 + len(others)} other ways" if others else ""
-    text = (
+    return (
         f"Lockstep with {counted(len(ours.buckets), 'bucket')} needs {percent(abs(1 - ratio))} "
         f'{"less" if ratio < 1 else "more"} work per token than "{rival.name}"{least}: '
         f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, with "
         f"{percent(ours.padding)} against {percent(rival.padding)} padding."
     )
-    drawbacks = []
-    if rival.shapes > ours.shapes:
-        drawbacks.append(f"compiles {rival.shapes:,} shapes instead of {ours.shapes:,}")
-    if rival.cut > ours.cut:
-        drawbacks.append(f"cuts {counted(rival.cut, 'document')} instead of {ours.cut:,}")
-    return text + (f" That way {list_words(drawbacks)}." if drawbacks else "")
 
 
 def _about_buckets(figures: Figures) -> list[str]:
@@ -114,35 +101,16 @@ def _about_sides(plan: Epoch) -> list[str]:
     return [f"Tokens use {list_words(used)}."] if used else []
 
 
-def _about_shares(plan: Epoch) -> list[str]:
-    if not plan.off:
+def about_tiers(plan: Epoch) -> list[str]:
+    """How long devices wait for each other; empty if no number of groups divides the rows."""
+    if not plan.over_ideal:
         return []
-    off = list_words([f"{percent(share)} off for {name}" for name, share in plan.off.items()])
+    groups, ratios = [*plan.over_ideal], [f"{ratio:.3f}" for ratio in plan.over_ideal.values()]
     return [
-        f"In the first {counted(plan.walked, 'step')}, the shares of any {RUN} steps in a row are "
-        f"at most {off}, compared with their weights."
+        f"With attention that skips other segments, steps of {list_words(groups)} groups of rows "
+        f"take {list_words(ratios)} times the least time; more tiers (--tiers 16) bring it nearer "
+        "to 1. Attention over whole rows needs no tiers: all rows cost the same."
     ]
-
-
-def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
-    """Which number of tiers to choose; empty if no number of groups divides the rows."""
-    if not over_ideal:
-        return []
-    groups = max(each["groups"] for each in over_ideal)
-    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
-    least = min(ratios)
-    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
-    text = (
-        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
-        f"{ratios[least]:.3f} times the least time"
-    )
-    if enough > least:
-        text += f", and {ratios[enough]:.3f} times with tiers={enough}"
-    elif least == 1:
-        text += ", and tiers gain nothing"
-    else:
-        text += f" (tiers={least})"
-    return [f"{text}. Attention over whole rows needs no tiers: all rows cost the same."]
 
 
 def explain_strategies(figures: Figures) -> dict[str, str]:
@@ -164,11 +132,8 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
     }
 
 
-# ---- tables
-
-
-def tabulate_strategies(figures: Figures) -> Table:
-    """The comparison: a row for each strategy."""
+def tabulate_strategies(figures: Figures) -> list[list[str]]:
+    """The comparison: a row of headings, and a row for each strategy."""
     documents = figures.sides[-1].examples - figures.sides[-1].empty
     return [
         ["strategy", "padding", "shapes", "batches", "cut", "dense", "segment"],
@@ -182,32 +147,6 @@ def tabulate_strategies(figures: Figures) -> Table:
                 *(f"{each.work[kind]:.3f}" for kind in ("dense", "segment")),
             ]
             for each in figures.strategies
-        ),
-    ]
-
-
-def tabulate_tiers(plan: Epoch) -> Table:
-    """A row for each number of tiers, a column for each number of groups of rows."""
-    ratios = {(each["tiers"], each["groups"]): each["ratio"] for each in plan.over_ideal}
-    tiers, groups = (list(dict.fromkeys(each)) for each in zip(*ratios, strict=True))
-    return [
-        ["time over ideal", *(f"{each:,} groups" for each in groups)],
-        *([f"tiers={row}", *(f"{ratios[row, each]:.3f}" for each in groups)] for row in tiers),
-    ]
-
-
-def tabulate_sources(side: Side) -> Table:
-    """A row for each source of a dataset."""
-    return [
-        ["source", "examples", "tokens", "share of tokens"],
-        *(
-            [
-                part["name"],
-                f"{part['examples']:,}",
-                f"{part['tokens']:,}",
-                percent(part["tokens"] / max(side.tokens, 1)),
-            ]
-            for part in side.sources
         ),
     ]
 

@@ -49,13 +49,9 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     options = {**figures.options, "fingerprint": figures.plan.fingerprint}
     body = [f"<h2>Strategies compared</h2>{_strategies(figures)}"]
     body += [f"<h2>The plan</h2><pre>{escape(figures.plan.printed)}</pre>"]
-    if figures.plan.over_ideal:
-        body.append(_table(findings.tabulate_tiers(figures.plan)))
     for index, side in enumerate(figures.sides):
         buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
         body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")
-        if len(side.sources) > 1:
-            body.append(_table(findings.tabulate_sources(side)))
         body.append(_histogram(side, sorted(set(buckets))))
     body.append(f"<details><summary>Options</summary>{_definitions(options)}</details>")
     return (
@@ -73,23 +69,12 @@ def _definitions(pairs: Mapping[str, Any]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def _table(table: findings.Table, ours: str = "", seconds: Mapping[str, str] | None = None) -> str:
-    """A table; the row named `ours` is in bold, and `seconds` is a second column, of HTML."""
-    rows = ""
-    for number, (name, *cells) in enumerate(table):
-        tag = "td" if number else "th"
-        rows += f'<tr class="ours"><{tag}>' if name == ours else f"<tr><{tag}>"
-        rows += f"{escape(name)}</{tag}>{(seconds or {}).get(name, '')}"
-        rows += "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-    return f'<div class="scroll"><table>{rows}</table></div>'
-
-
 def _strategies(figures: Figures) -> str:
     """The comparison, with a bar for the work per token and its parts."""
     attention = figures.options["attention"]
     # Bars of the weakest strategies are cut off, so that the strongest can be compared.
     room = 2.5 * min(each.work[attention] for each in figures.strategies)
-    bars = {"strategy": '<th class="work">work for each token</th>'}
+    bars = ['<th class="work">work for each token</th>']
     for each in figures.strategies:
         positions = 1 / (1 - each.padding)
         shares = zip(PARTS, (1, positions - 1, each.work[attention] - positions), strict=True)
@@ -97,12 +82,17 @@ def _strategies(figures: Figures) -> str:
             f'<i class="{name}" style="width:{share / room:.2%}"></i>' for name, share in shares
         )
         about = f"<small>{escape(each.about)}</small>"
-        bars[each.name] = f'<td class="work"><div class="bar">{"".join(parts)}</div>{about}</td>'
-    table = findings.tabulate_strategies(figures)
+        bars.append(f'<td class="work"><div class="bar">{"".join(parts)}</div>{about}</td>')
+    ours, rows = findings.find_ours(figures).name, ""
+    for (name, *cells), bar in zip(findings.tabulate_strategies(figures), bars, strict=True):
+        tag = "td" if rows else "th"
+        rows += '<tr class="ours">' if name == ours else "<tr>"
+        rows += f"<{tag}>{escape(name)}</{tag}>{bar}"
+        rows += "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
     legend = "".join(f'<i class="{name}"></i>{name}' for name in PARTS)
     return (
         f'<p class="soft">Work for each token with attention="{attention}":{legend}</p>'
-        f"{_table(table, findings.find_ours(figures).name, bars)}"
+        f'<div class="scroll"><table>{rows}</table></div>'
         f"{_definitions(findings.explain_strategies(figures))}"
     )
 

@@ -26,8 +26,6 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
     for side in figures.sides:
         lines += [bold(side.name)] if len(figures.sides) > 1 else []
         lines += listed(findings.describe_side(side), "{1} {0}")
-        if len(side.sources) > 1:
-            lines += text_table(findings.tabulate_sources(side))
         lines.append(_histogram(side))
     ours = findings.find_ours(figures).name
     lines.append("")
@@ -40,8 +38,6 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
     lines.append("")
     for text in findings.findings(figures):
         lines += wrap(text, "· ")
-    if figures.plan.over_ideal:
-        lines += ["", *text_table(findings.tabulate_tiers(figures.plan))]
     return "\n".join(lines)
 
 

@@ -1,16 +1,13 @@
 """Tiers: how long groups of devices take for the rows of a plan, over the least time."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from pipeline.planning.balance import even_order
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import weigh
 
 GROUPS = (8, 32, 128, 1024)  # numbers of groups of rows, such as devices, to compare
-TIERS = (1, 4, 16)  # numbers of steps in a block of tiers to compare
 
 
 def row_costs(
@@ -50,34 +47,3 @@ def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
     """
     shares = [costs.reshape(groups, -1).sum(axis=1) for costs in batches]
     return float(sum(each.max() for each in shares) / sum(each.mean() for each in shares))
-
-
-def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """The costs of the rows of batches of one bucket, grouped into batches again as tiers.
-
-    >>> [each.tolist() for each in sort_rows([np.array([5, 1]), np.array([1, 4])])]
-    [[5, 4], [1, 1]]
-    """
-    ranked = -np.sort(-np.concatenate(batches))
-    return [each[even_order(len(each))] for each in np.split(ranked, len(batches))]
-
-
-def compare_tiers(batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int) -> list[dict[str, Any]]:
-    """`time_over_ideal` of consecutive batches, by numbers of "groups" and of "tiers".
-
-    `batches` has the bucket of each batch and the cost of each of its rows. Numbers of tiers are
-    compared for a plan without them; numbers of groups must divide the rows of every batch.
-    """
-    ratios = []
-    for steps in TIERS if tiers == 1 else (1,):
-        dealt: list[np.ndarray] = []
-        for first in range(0, len(batches), steps):
-            of_bucket: dict[Bucket, list[np.ndarray]] = {}
-            for bucket, costs in batches[first : first + steps]:
-                of_bucket.setdefault(bucket, []).append(costs)
-            dealt += [each for same in of_bucket.values() for each in sort_rows(same)]
-        for groups in GROUPS:
-            if all(len(each) % groups == 0 for each in dealt):
-                ratio = time_over_ideal(dealt, groups)
-                ratios.append({"groups": groups, "tiers": steps * tiers, "ratio": ratio})
-    return ratios

@@ -115,9 +115,8 @@ def score(
         are float32. Examples that are in no batch have nulls.
 
     Raises:
-        TypeError: an option is not one of these.
-        ValueError: an argument is not as above, a row has more segments than a value has room for,
-            or `directory` has other scores, or damaged ones.
+        ValueError: a row has more segments than a value has room for, or `directory` has other
+            scores, or damaged ones.
         RuntimeError: another process is scoring into `directory`.
     """
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}

@@ -55,10 +55,9 @@ def pack(
         buckets: the shapes, ascending by length. Buckets of the same length with fewer rows are
             tails, for the last batches; see `Plan`.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
-        overflow: what to do with an example longer than every bucket, as for `Plan`; default an
-            error.
-        align: the multiple at which every segment begins, as for `Plan`; default 1.
-        cost: what a position of each side costs, as for `Plan`; default 1.
+        overflow: what to do with an example longer than every bucket, as for `Plan`.
+        align: as for `Plan`.
+        cost: as for `Plan`.
         max_segments: the most segments in a row. Features of examples need it, since it decides
             their shape. Default None: no limit.
         features: names of features to read, as for `load`; None: all.
@@ -69,8 +68,8 @@ def pack(
         also for tails that only later updates use.
 
     Raises:
-        ValueError: an example has nothing to train on, or is too long; no position carries loss;
-            hosts have different examples; or an argument is not as above.
+        ValueError: an example has nothing to train on, or is too long; no position carries loss; or
+            hosts have different examples.
     """
     if not isinstance(examples, AnyCorpus):
         raise InvalidType(
@@ -152,10 +151,9 @@ def unpack(
         results: the plan of each batch, and the step's result for it: an array of the whole batch,
             or a dict of arrays. On several hosts, each host has the whole arrays.
         examples: the argument of `pack`, or the corpus of a plan.
-        per: the kind of record in an array, or a dict of kinds by name, as for `score`.
+        per: as for `score`.
         combine: "sum" or "mean" (weighted by positions) over the records of an example that is
-            split into several segments. Default None: per segment and row, such an example is
-            refused.
+            split into several segments. None: per segment and row, such an example is refused.
 
     Returns:
         A list of NumPy arrays, `[positions, …]` per position, `[continuations, …]` per

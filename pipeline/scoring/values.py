@@ -1,10 +1,10 @@
 """Values: a step's results, and the part of them that belongs to each segment of a batch."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,25 +26,14 @@ REDUCE = ("sum", "mean")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Value:
-    """One of the values that a step returns.
+    """One of the values that a step returns."""
 
-    Attributes:
-        per: the kind of its records: "position" or the name of a side, one of `SINGLE`, or
-            `CONTINUATION`.
-        shape: of a record.
-        dtype: of the table; float32 for floating point of at most 32 bits.
-        reduce: "sum" or "mean" over the records of an example; None keeps them.
-        continuations: the number of continuations of each example, int64 [examples], if each has
-            a record; otherwise None.
-        side: the number of the side of the positions; of other records, of that with loss.
-    """
-
-    per: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    reduce: str | None
-    continuations: np.ndarray | None = None
-    side: int = 0
+    per: str  # the kind of its records: "position" or a side, one of `SINGLE`, or `CONTINUATION`
+    shape: tuple[int, ...]  # of a record
+    dtype: np.dtype  # of the table; float32 for floating point of at most 32 bits
+    reduce: str | None  # "sum" or "mean" over the records of an example; None keeps them
+    continuations: np.ndarray | None  # of each example, int64 [examples], if each has a record
+    side: int  # the number of the side of the positions; of other records, of that with loss
 
     def __str__(self) -> str:
         return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
@@ -154,17 +143,14 @@ def find_values(
     """
     if reduce is not None:
         require_one_of("reduce", reduce, REDUCE)
-    if not all(isinstance(values, dict) and values for values in outputs.values()):
-        raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
-    for name, value in itertools.chain(*(values.items() for values in outputs.values())):
-        if not isinstance(name, str):
+    for values in outputs.values():
+        if not (isinstance(values, dict) and values) or not all(
+            isinstance(name, str) and hasattr(value, "dtype") for name, value in values.items()
+        ):
+            kinds = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", values)
             raise InvalidValue(
-                f"the step returns a value with the name {name!r}; names must be strings"
-            )
-        if not hasattr(value, "dtype"):
-            raise InvalidValue(
-                f"the value {name} is a {type(value).__name__}; the step must return one flat dict "
-                "with a name for each array"
+                f"the step returns {kinds!r:.200}; it must return one flat dict with a name for "
+                'each array, such as {"nll": losses}'
             )
     found = {}
     for name, kind in kinds_of(next(iter(outputs.values())), per).items():

@@ -34,14 +34,7 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
     """The result of `work()`, which process 0 does first, and then the others, all at once.
 
     On a shared file system, the others find the files of process 0; on their own disks they do the
-    work themselves.
-
-    Args:
-        what: the work, for messages.
-        work: a function without arguments.
-
-    Raises:
-        RuntimeError: on every other process, if process 0 failed.
+    work themselves. If process 0 fails, the others raise a RuntimeError that names `what`.
     """
     failure: BaseException | None = None
     result: list[T] = []
@@ -68,11 +61,7 @@ def _require_all(what: str, failure: BaseException | None) -> None:
 
 
 def require_shared(directory: epath.Path) -> None:
-    """Checks that every process sees the files that process 0 writes in a directory.
-
-    Raises:
-        ValueError: on every process, if one of them does not.
-    """
+    """Raises a ValueError on every process if one does not see the files of process 0 there."""
     if jax.process_count() == 1:
         return
     name = f".shared.{int(_gather(np.frombuffer(os.urandom(4), np.uint32) >> 1)[0, 0])}"
@@ -92,13 +81,10 @@ def require_shared(directory: epath.Path) -> None:
 
 
 def require_agreement(values: Mapping[str, Any]) -> None:
-    """Compares named JSON, such as identities of plans, over all processes.
+    """Raises a ValueError on every process if named JSON, such as plans, differs between them.
 
-    Each process sends a hash of 32 bytes, and its values only if the hashes differ.
-
-    Raises:
-        ValueError: on every process, if any differs from process 0; the message names the
-            processes, and each difference with both values.
+    Each process sends a hash of 32 bytes, and its values only if the hashes differ. The message
+    names the processes, and each difference from process 0.
     """
     text = json.dumps(dict(values), sort_keys=True).encode()
     hashes = _gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
@@ -137,27 +123,18 @@ def maximum(number: float) -> float:
 
 
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
-    """A mesh of all devices of all hosts.
+    """A mesh of all devices of all hosts, from the size of each axis by name.
 
-    Args:
-        axes: the size of each axis by its name; one may be -1, for all remaining devices.
-
-    Raises:
-        ValueError: several sizes are -1, or their product is not the number of devices.
+    One size may be -1, for all remaining devices.
     """
     devices = jax.device_count()
-    fixed = [size for size in axes.values() if size != -1]
-    if len(axes) - len(fixed) > 1 or min(fixed, default=1) < 1:
+    given = math.prod(size for size in axes.values() if size != -1)
+    sizes = {name: devices // max(given, 1) if n == -1 else n for name, n in axes.items()}
+    several = [*axes.values()].count(-1) > 1
+    if several or min(sizes.values(), default=1) < 1 or math.prod(sizes.values()) != devices:
         raise InvalidValue(
-            f"mesh is {dict(axes)}; each size must be a whole number from 1 up, and one may be -1, "
-            "for all remaining devices"
-        )
-    given = math.prod(fixed)
-    sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
-    if math.prod(sizes.values()) != devices:
-        raise InvalidValue(
-            f"mesh {dict(axes)} does not fit {devices} devices; the product of its axes must be "
-            "the number of devices, and one axis may be -1"
+            f"mesh {dict(axes)} does not fit {devices} devices; sizes are whole numbers from 1 up, "
+            "whose product is the number of devices, and one may be -1, for all remaining ones"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
@@ -171,13 +148,10 @@ def connect(
     Args:
         coordinator: `HOST:PORT` of process 0; None: JAX finds the processes itself if it knows the
             platform (TPU pods, SLURM, Open MPI, Kubernetes); otherwise this is the only process.
-        num_processes: the number of processes.
-        process_id: the number of this process, from 0.
+        num_processes: the number of processes, given with `coordinator`.
+        process_id: the number of this process, from 0, given with `coordinator`.
         wait: seconds to wait for a process that does not join, or that joined and is silent. If a
             process does not join, this one ends with a message and exit code 2.
-
-    Raises:
-        ValueError: only some of the three are given, or `coordinator` has no port.
     """
     given = [value is not None for value in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
@@ -218,9 +192,7 @@ class StopSignals(contextlib.ExitStack):
     """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
-
-    Attributes:
-        reason: the name of the signal; empty before it comes.
+    `reason` is the name of the signal, empty before it comes.
     """
 
     def __init__(self) -> None:
@@ -252,10 +224,7 @@ def exit_together(command: str) -> Iterator[None]:
 
     An ordinary exit would wait for all other processes, even for those that are gone, and JAX's own
     exit hangs if a SIGTERM comes at that moment. The code of `sys.exit` inside the block is that of
-    the process.
-
-    Args:
-        command: begins the message of a user's mistake; other errors have a traceback.
+    the process. `command` begins the message of a user's mistake.
     """
     code = 0
     try:

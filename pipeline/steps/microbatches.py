@@ -69,8 +69,8 @@ def summed(
     are made in float32 at least, and returned in the dtypes of `function`.
 
     Args:
-        function: from parameters and a batch to a pytree of sums over the batch.
-        params: the first argument of `function`.
+        function: from `params` and a batch to a pytree of sums over the batch.
+        params: the parameters.
         batch: fields of the global batch, rows first.
         microbatches: the number of parts, computed one after another; only one is in memory.
         sharding: the `NamedSharding` of the fields.

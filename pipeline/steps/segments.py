@@ -35,12 +35,9 @@ def sum_segments(
     >>> sum_segments(jnp.array([[1.0, 2, 4, 8]]), batch, (1, 3)).tolist()
     [[[3.0, 4.0, 0.0]], [[2.0, 1.0, 0.0]]]
 
-    Args:
-        losses: weight · nll of each position, `[rows, length]`.
-        batch: fields of the batch; for a microbatch, `rows`, int32 [rows], has the numbers of its
-            rows in the whole batch.
-        shape: the rows of the whole batch, and the most segments in a row, from
-            `plan.most_segments()`.
+    `losses` has the weight · nll of each position, `[rows, length]`. `shape` has the rows of the
+    whole batch, and the most segments in a row, from `plan.most_segments()`. The field `rows` of a
+    microbatch, int32 [rows], has the numbers of its rows in the whole batch.
     """
     ids = batch["targets_segment_ids" if "targets_segment_ids" in batch else "inputs_segment_ids"]
     sums = jnp.stack([_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])])
@@ -63,11 +60,9 @@ def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: i
     >>> sum_continuations(jnp.array([[1.0, 2, 4, 8, 16]]), batch, 3).tolist()
     [[6.0, 8.0, 0.0]]
 
-    Args:
-        values: of each position, `[rows, length]`, such as weight · log-probability.
-        batch: fields of the batch, with `inputs_branch_ids`.
-        most: the most continuations in a row: `plan.most_continuations()[bucket]`, or the columns
-            of a feature of continuations.
+    `values` are those of each position, `[rows, length]`, such as weight · log-probability. `most`
+    is the most continuations in a row: `plan.most_continuations()[bucket]`, or the columns of a
+    feature of continuations.
     """
     return _sum_by(batch["inputs_branch_ids"], values, most)
 
@@ -82,12 +77,10 @@ def segment_mean(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -
     >>> segment_mean(jnp.array([[1.0, 2, 4, 8]]), batch, 3).tolist()
     [[1.5, 4.0, 0.0]]
 
-    Args:
-        values: of each position, `[rows, length, …]`, such as the last hidden states of a model.
-        batch: fields of the batch, with `inputs_segment_ids`. For the decoder of pairs, give
-            `{"inputs_segment_ids": batch["targets_segment_ids"]}`.
-        most: the most segments in a row: the columns of a feature of examples, or
-            `plan.most_segments()[bucket]`.
+    `values` are those of each position, `[rows, length, …]`, such as the last hidden states of a
+    model. For the decoder of pairs, give `{"inputs_segment_ids": batch["targets_segment_ids"]}` as
+    `batch`. `most` is the most segments in a row: the columns of a feature of examples, or
+    `plan.most_segments()[bucket]`.
     """
     ids = batch["inputs_segment_ids"]
     counts = _sum_by(ids, jnp.ones_like(ids), most)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -26,23 +26,14 @@ WIDTH = 1.6
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The time and memory of a step of a shape.
+    """The time and memory of a step of a shape."""
 
-    Attributes:
-        seconds: the median of a step.
-        low: the lower end of the median's interval, which holds in nine of ten cases.
-        high: its upper end.
-        compiling: seconds until the first step is done, without that step.
-        memory: bytes on a device, as XLA reports them; None if the step has no `lower`.
-        steps: the number of timed steps.
-    """
-
-    seconds: float
-    low: float
-    high: float
-    compiling: float
-    memory: int | None
-    steps: int
+    seconds: float  # the median of a step
+    low: float  # the lower end of the median's interval, which holds in nine of ten cases
+    high: float  # its upper end
+    compiling: float  # seconds until the first step is done, without that step
+    memory: int | None  # bytes on a device, as XLA reports them; None if the step has no `lower`
+    steps: int  # the number of turns
 
 
 class Stopwatch:
@@ -56,8 +47,7 @@ class Stopwatch:
         make_batch: from a bucket to a batch of its shape, on the devices.
         clock: seconds, as `time.perf_counter`.
 
-    Attributes:
-        failures: the error of each shape that was left out.
+    `failures` has the error of each shape that was left out.
     """
 
     def __init__(
@@ -70,7 +60,7 @@ class Stopwatch:
         self._batches: dict[Bucket, Any] = {}
         self._first: dict[Bucket, float] = {}  # seconds of the first step, with compilation
         self._memory: dict[Bucket, int | None] = {}
-        self._rounds: list[dict[Bucket, float]] = []
+        self._seconds: dict[Bucket, list[float]] = {}  # of each turn
         self.failures: dict[Bucket, Exception] = {}
 
     def measure(self, buckets: Iterable[Bucket], rounds: int) -> None:
@@ -79,15 +69,23 @@ class Stopwatch:
             if bucket not in self._first and bucket not in self.failures:
                 self._compile(bucket)
         running = [bucket for bucket in buckets if bucket in self._first]
-        for _ in range(rounds if running else 0):
-            self._rounds.append({bucket: self._turn(bucket) for bucket in running})
+        for bucket in running * rounds:
+            self._seconds.setdefault(bucket, []).append(self._turn(bucket))
 
     def timings(self) -> dict[Bucket, Timing]:
         """The results so far."""
         found = {}
-        for bucket, (count, seconds, low, high) in typical(self._rounds).items():
-            compiling = max(self._first[bucket] - seconds, 0.0)
-            found[bucket] = Timing(seconds, low, high, compiling, self._memory[bucket], count)
+        for bucket, turns in self._seconds.items():
+            turns, seconds = sorted(turns), float(np.median(turns))
+            skip = max(int((len(turns) - 1) / 2 - WIDTH * len(turns) ** 0.5 / 2), 0)
+            found[bucket] = Timing(
+                seconds,
+                low=turns[skip],
+                high=turns[-1 - skip],
+                compiling=max(self._first[bucket] - seconds, 0.0),
+                memory=self._memory[bucket],
+                steps=len(turns),
+            )
         return found
 
     def run(self, batch: Any) -> float:
@@ -134,39 +132,6 @@ class Stopwatch:
         more = min(int(TURN / max(first, 1e-9)), MOST_STEPS) - 1
         others = [self.run(self._batches[bucket]) for _ in range(more)]
         return float(np.median([first, *others]))
-
-
-def typical(
-    rounds: Sequence[Mapping[Bucket, float]],
-) -> dict[Bucket, tuple[int, float, float, float]]:
-    """For each shape, the number of its rounds, its median seconds, and their interval.
-
-    If the machine was busy in a round, all shapes of it took longer than in others. So each round
-    has a level, the median over its shapes of their seconds over their own medians, and seconds are
-    divided by it: a median polish (Tukey, 1977).
-
-    >>> a, b, c = "abc"
-    >>> rounds = [{a: 1.0, b: 2.0, c: 3.0}, {a: 2.0, b: 4.0, c: 6.0}, {a: 1.0, b: 2.0, c: 9.0}]
-    >>> typical(rounds)[c][:2]
-    (3, 3.0)
-    """
-    if not rounds:
-        return {}
-    names = list(dict.fromkeys(bucket for each in rounds for bucket in each))
-    table = np.array([[each.get(bucket, np.nan) for bucket in names] for each in rounds])
-    level = np.ones((len(rounds), 1))
-    several = np.isfinite(table).sum(axis=1) > 2  # with fewer, a slow step would look busy
-    for _ in range(10):
-        middle = np.nanmedian(table / level, axis=0)
-        level[several] = np.nanmedian(table / middle, axis=1, keepdims=True)[several]
-        level /= np.median(level)
-    found = {}
-    for bucket, column in zip(names, (table / level).T, strict=True):
-        values = np.sort(column[np.isfinite(column)])
-        skip = max(int((len(values) - 1) / 2 - WIDTH * len(values) ** 0.5 / 2), 0)
-        interval = float(values[skip]), float(values[-1 - skip])
-        found[bucket] = (len(values), float(np.median(values)), *interval)
-    return found
 
 
 def brief(error: Exception) -> str:

@@ -48,9 +48,7 @@ def accumulate(
     0.0
     -2.0
 
-    Args:
-        optimizer: makes the update.
-        batches: the number of batches in an update. With 1, the state is that of `optimizer`.
+    With one batch in an update, the state is that of `optimizer`.
     """
     import optax
 
@@ -109,12 +107,9 @@ def flush(
     >>> float(params), int(state.batches)
     (-3.0, 0)
 
-    Args:
-        optimizer: the argument of `accumulate` or `make_train_step`.
-        state: the state of the optimizer that `accumulate` made; with `make_train_step`, that is
-            `state["optimizer"]`.
-        params: the parameters.
-        **more: for the optimizer, such as `value=`.
+    `optimizer` is the argument of `accumulate` or `make_train_step`; `state` is that of the
+    accumulating optimizer, with `make_train_step` `state["optimizer"]`. `more` is for the
+    optimizer, such as `value=`.
     """
     import optax
 

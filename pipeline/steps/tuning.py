@@ -168,7 +168,6 @@ def tune(
         sharding: as for `load`. With several processes, each of them calls `tune`.
 
     Raises:
-        ValueError: an argument is not as above, or no row fits the batch.
         Exception: what the step raised, if no shape that holds all examples can be run.
     """
     options: Any = {"packing": packing, "max_segments": max_segments, "align": align}
@@ -235,12 +234,8 @@ def find_best(
 ) -> tuple[BucketSet, list[BucketSet], float]:
     """The best set of shapes, the best set of each number of shapes, and the noise.
 
-    Args:
-        stopwatch: measures the shapes.
-        search_of: `search_of(price, **options)` makes a `Search`.
-        bucket_of: from the lengths of a row to a bucket.
-        max_buckets: as for `tune`.
-        epochs: as for `tune`.
+    `search_of(price, **options)` makes a `Search`; `bucket_of` makes a bucket from the lengths of a
+    row. Other options are those of `tune`.
     """
 
     def seconds(bucket: Bucket) -> tuple[float, float]:

@@ -66,11 +66,8 @@ class Checkpoints:
     ) -> None:
         """Starts to save; returns once the arrays are copied and may be donated.
 
-        Args:
-            step: the number of steps behind `state`, the same as in `data`.
-            state: a pytree of jax.Arrays.
-            data: the data state, `loader.get_state()`.
-            run: any JSON of the run; None: empty.
+        `step` steps are behind `state`, a pytree of jax.Arrays, and behind `data`, the state of the
+        loader. `run` is any JSON; None: empty.
         """
         self._wait()
         args = self._args
@@ -88,12 +85,10 @@ class Checkpoints:
             self._upload = self._thread.submit(self._push, self._mirror)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The state and the data state of a checkpoint; a damaged one is refused.
+        """The state and the data state of a checkpoint, by default the latest.
 
-        Args:
-            like: a pytree with the shapes, dtypes and shardings of the state: the initial state,
-                or its `jax.eval_shape` with shardings.
-            step: of the checkpoint; None: the latest.
+        `like` is a pytree with the shapes, dtypes and shardings of the state: the initial state, or
+        its `jax.eval_shape` with shardings. A damaged checkpoint is refused.
         """
         if step is None and (step := self.latest) is None:
             raise InvalidValue(f"there is no checkpoint in {self._directory}; check the path")

@@ -8,11 +8,10 @@ import jax
 from pipeline.planning.bucket import Bucket
 from pipeline.steps import Compiled
 
-# For each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
-Specs = Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
 
-
-def compile_training(config: Any, step: Callable, like: Any, specs: Specs) -> Compiled:
+def compile_training(
+    config: Any, step: Callable, like: Any, specs: Mapping[Bucket, Any]
+) -> Compiled:
     """A training step for every bucket, which overwrites its state, whose shapes are `like`."""
     return Compiled(
         step,

@@ -45,13 +45,11 @@ ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to 
 def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | sources.Sharded:
     """The source that `fields` describe.
 
-    Args:
-        fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
-            a source or a sequence of records), `files` (a name or glob, or a list of them, as for
-            `sources.open_files`) and `tfds` (the name of a prepared data set), the others empty or
-            absent; `split`; for files a `kind`, or "", or for parallel text `targets`, the files of
-            the target text; `begin` and `end`, the share of the records to use, from 0.0 to 1.0.
-        name: of these fields, for errors.
+    They are one of `source` (MODULE:NAME of a function or class that takes a split and returns a
+    source or a sequence of records), `files` (a name or glob, or a list of them) and `tfds` (the
+    name of a prepared data set), the others empty or absent; `split`; for files a `kind`, or "", or
+    for parallel text `targets`, the files of the target text; `begin` and `end`, the share of the
+    records to use, from 0.0 to 1.0. Errors call them `name`.
     """
     for key in ("source", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
@@ -209,66 +207,52 @@ def open_tokenizer(
 ) -> tokenizers.Tokenizer:
     """The tokenizer that `fields` describe.
 
-    Args:
-        fields: `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
-            tokens, or with those in `begin_token` and `end_token`, if they are given. If only one
-            is given, a tokenizer that adds no other mark has only that one. Without a model, that
-            of "sentencepiece" is trained, with `vocab_size` ids.
-        texts: the texts to train it on, of which `seed` draws a sample.
-        model: the file of a model that is trained.
-        seed: draws that sample.
-        advice: what to do if the tokenizer lacks a mark, with "begin" or "end" in place of {}.
+    They are its `kind`, its `model`, and whether it marks `begin` and `end` of texts, with its own
+    tokens, or with those in `begin_token` and `end_token`, if they are given. If only one is given,
+    a tokenizer that adds no other mark has only that one. Without a model, that of "sentencepiece"
+    is trained, with `vocab_size` ids, on a sample of `texts` that `seed` draws, and stored as the
+    file `model`. `advice` says what to do if the tokenizer lacks a mark.
     """
     kind, path = fields["kind"], fields["model"]
-    marks = {
+    marks: Any = {
         name: fields[name] and (fields.get(f"{name}_token") or True) for name in ("begin", "end")
     }
     require_one_of("tokenizer.kind", kind, ("sentencepiece", "huggingface", "bytes"))
     try:
-        return _open_tokenizer(kind, path, marks, fields["vocab_size"], texts, model, seed)
+        if kind == "bytes":
+            for option, mark in marks.items():
+                if isinstance(mark, str):
+                    raise tokenizers.UnknownMark(f"bytes have no token {mark!r}", option)
+            if path:
+                raise InvalidValue(
+                    "tokenizer.kind is 'bytes', which has no model, but tokenizer.model is "
+                    f"{path!r}; leave it empty, or give the kind of that model"
+                )
+            return tokenizers.Bytes(**marks)
+        if kind == "huggingface":
+            if not path:
+                raise InvalidValue(
+                    "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path "
+                    "of a tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
+                )
+            return tokenizers.HuggingFace(path, **marks)
+        if path:
+            return tokenizers.SentencePiece(path, **marks)
+        if not texts:
+            raise InvalidValue(
+                "other programs write the first corpora, so there is no text to train a tokenizer "
+                "on; give the tokenizer that they use, as in --config.tokenizer.model=PATH, or "
+                "hold out examples for evaluation with config.eval.hold_out"
+            )
+        every = [text.texts for text in texts]
+        size = fields["vocab_size"]
+        return tokenizers.train_sentencepiece(every, size, model, seed=seed, **marks)
     except tokenizers.UnknownMark as error:
         other = "end" if error.option == "begin" else "begin"
         if fields.get(f"{error.option}_token") is None and fields.get(f"{other}_token"):
             only = {**fields, error.option: False}
             return open_tokenizer(only, texts, model, seed, advice)
         raise InvalidValue(f"{error.seen}; {advice.format(error.option)}") from error
-
-
-def _open_tokenizer(
-    kind: str,
-    path: str,
-    marks: Mapping[str, Any],
-    vocab_size: int,
-    texts: Sequence[Text],
-    model: epath.Path,
-    seed: int,
-) -> tokenizers.Tokenizer:
-    if kind == "bytes":
-        for option, mark in marks.items():
-            if isinstance(mark, str):
-                raise tokenizers.UnknownMark(f"bytes have no token {mark!r}", option)
-        if path:
-            raise InvalidValue(
-                f"tokenizer.kind is 'bytes', which has no model, but tokenizer.model is {path!r}; "
-                "leave it empty, or give the kind of that model"
-            )
-        return tokenizers.Bytes(**marks)
-    if kind == "huggingface":
-        if not path:
-            raise InvalidValue(
-                "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
-                "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
-            )
-        return tokenizers.HuggingFace(path, **marks)
-    if path:
-        return tokenizers.SentencePiece(path, **marks)
-    if not texts:
-        raise InvalidValue(
-            "other programs write the first corpora, so there is no text to train a tokenizer on; "
-            "give the tokenizer that they use, as in --config.tokenizer.model=PATH"
-        )
-    every = [text.texts for text in texts]
-    return tokenizers.train_sentencepiece(every, vocab_size, model, seed=seed, **marks)
 
 
 def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:
@@ -316,13 +300,14 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     if share:
         del every["eval"]
     in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
+    names_of = {folder: f"config.{folder.replace('/', '.')}" for folder in every}
     made = {
-        folder: _import(path, f"config.{folder.replace('/', '.')}.corpus", MAKER)
+        folder: _import(path, f"{names_of[folder]}.corpus", MAKER)
         for folder, fields in every.items()
         if (path := fields.get("corpus"))
     }
     texts = {
-        folder: _open_text(f"config.{folder.replace('/', '.')}", fields, config)
+        folder: _open_text(names_of[folder], fields, config)
         for folder, fields in every.items()
         if folder not in {**in_place, **made}
         and (folder not in followed or any(fields.get(key) for key in SOURCES))
@@ -348,17 +333,11 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
     first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
     model = directory / "tokenizer.model"
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
-    if in_place and texts and trained and not first_texts:
-        raise InvalidValue(
-            "config.train has tokens of another program, and config.eval has text; give "
-            "config.eval.hold_out, such as 0.01, or the format and the files of its tokens, or the "
-            "tokenizer of the ids, as in --config.tokenizer.model=PATH"
-        )
     tokenizer: Any = None
     if texts or not trained:
         tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
     for folder, fields in in_place.items():
-        name = f"config.{folder.replace('/', '.')}"
+        name = names_of[folder]
         if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
             raise InvalidValue(
                 f"{name} has tokens, but also a template, or begin and end for a share of records; "

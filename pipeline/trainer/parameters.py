@@ -49,7 +49,6 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
     The run must have the model, the optimizer and the tokenizer of `corpus`. `like` is the state,
     as `jax.ShapeDtypeStruct`s with shardings.
     """
-    require_checkpoint(workdir)
     require_tokenizer(workdir, corpus)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         state, data = checkpoints.restore(like)

@@ -150,12 +150,9 @@ class Schedule:
     ) -> Plan:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
-        Args:
-            corpus: lengths or a corpus, as for `Plan`; from `select` if entries add corpora.
-            mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
-            row_multiple: that of `fit_buckets`, if no option gives it. It becomes one of the
-                options at step 0, so that a run keeps its batches on other devices.
-            tuned: the buckets at step 0, instead of fitted ones.
+        `corpus` is that of `select`; `mixture` has `weights`, `by` and `ending`, as for `Plan`.
+        `row_multiple`, if no option gives it, becomes one of the options at step 0, so that a run
+        keeps its batches on other devices. `tuned` are the buckets at step 0, if they are measured.
         """
         begin = self.entries[0]
         if not begin.plan:

@@ -48,16 +48,10 @@ def tune_run(
     """The buckets of a run, measured now, or read from its work directory.
 
     All processes measure, since a step needs all of them, and agree on the seconds of the slowest,
-    so all make the same choice. Process 0 writes the file.
-
-    Args:
-        config: the config of the run; `batches` has the options, and `steps` decides the epochs.
-        corpus: the training corpus, not a mixture.
-        make_steps: from the most segments in a row, or None if their losses are not needed, to
-            `init_state` and `train_step`, as `make_init_and_step` of train.py returns them.
-        workdir: the directory of the result.
-        mesh: the mesh of all devices.
-        again: whether to measure even if there is a result.
+    so all make the same choice. Process 0 writes the file. `config.batches` has the options, and
+    `steps` decides the epochs. `make_steps` returns `init_state` and `train_step` from the most
+    segments in a row, or from None if their losses are not needed. With `again`, a stored result is
+    measured again.
     """
     if corpus.grows:
         raise InvalidValue(

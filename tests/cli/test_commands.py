@@ -208,7 +208,7 @@ def test_buckets_are_ready_to_paste(run, lengths):
     assert pasted["buckets"] == expected
     plan = Plan(np.load(lengths), expected)
     assert f"{plan.num_batches():,} batches an epoch, {plan.padding:.3%} padding" in out
-    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8\n# packing='best_fit', " in out
+    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8, packing='best_fit', " in out
 
 
 def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_path):
@@ -363,7 +363,6 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
         assert seen["plan"]["batches"] == plan.num_batches(last)
         assert seen["plan"]["buckets"][0]["batches"] == plan.num_batches(last)
     if kind == "several":
-        assert [each["name"] for each in seen["sides"][0]["sources"]] == ["code", "prose"]
         assert re.search("^prose +0.5  ", seen["plan"]["printed"], re.M)
     out = run.done("buckets", workdir)
     pasted: dict = {}
