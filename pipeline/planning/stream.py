@@ -22,7 +22,7 @@ from pipeline.planning import growing
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.growing import Parts, Place, cut_parts, find_window
+from pipeline.planning.growing import Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
@@ -313,7 +313,7 @@ class Stream(Handles):
 
     def __init__(
         self,
-        corpus: "Lengths | Parts",
+        corpus: Lengths,
         options: Options,
         cache: WindowCache,
         *,
@@ -330,12 +330,9 @@ class Stream(Handles):
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(options.buckets[-1].lengths)), np.int64)
         self.legs: tuple[Leg, ...] = ()
-        self.parts, self.begin = None, begin or Place()
-        if isinstance(corpus, Lengths):
-            self.lengths = corpus
+        self.lengths, self.parts, self.begin = corpus, corpus.parts, begin or Place()
+        if self.parts is None:
             self._plan_whole()
-        else:
-            self.parts, self.lengths = corpus, Lengths(NO_EXAMPLES)
         if rest is not None and len(rest):
             self._plan_rest(rest)
         self.__setstate__({})
@@ -573,19 +570,17 @@ class Stream(Handles):
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(
-        self, rows: np.ndarray, leg: int, corpus: "Lengths | Parts", options: Options
-    ) -> "Stream":
+    def after(self, rows: np.ndarray, leg: int, corpus: Lengths, options: Options) -> "Stream":
         """The stream after some rows, as for `rest`, with the rest of open epochs planned again.
 
         New examples at the end of `corpus` join the latest epoch in progress. If whole epochs of a
         corpus that grew have begun, it is finished, like any other.
         """
         spans, epoch, place = self.rest(rows, leg)
-        if not isinstance(corpus, Lengths) and (self.parts is None or epoch > self.epoch):
+        if corpus.grows and (self.parts is None or epoch > self.epoch):
             corpus = self.lengths
         before = len(self.lengths)
-        if isinstance(corpus, Lengths) and len(spans) and len(corpus) > before:
+        if len(spans) and len(corpus) > before:
             sizes = corpus.positions_from(before)
             joining = as_spans(epoch - 1, np.arange(before, len(corpus)), 0, sizes)
             spans = np.concatenate([spans, joining[sizes.any(axis=1)]])

@@ -122,7 +122,7 @@ def measure(
         options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
         sides=[measure_side(dataset, *each) for each in sides],
         ran=dataset.plan is not None,
-        plan=measure_epoch(plan, width),
+        plan=measure_epoch(plan, width, getattr(dataset.corpus, "trees", None)),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
         tuning=dataset.tuning,
     )
@@ -174,8 +174,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     )
 
 
-def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
-    """The figures of an epoch of a plan, for a model of this width."""
+def measure_epoch(plan: Plan, width: int = 1024, trees: np.ndarray | None = None) -> Epoch:
+    """The figures of an epoch of a plan, for a model of this width; `trees` are of the corpus."""
     first, last = plan.epoch_steps
     counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
@@ -186,9 +186,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
     steps = range(first, min(last, first + MOST_BATCHES))
     costs, shares = [], []
     for batch in map(plan.batch, steps):
-        of_rows = row_costs(
-            batch.bucket, batch.segments, width, plan.trees, costs=plan.options.costs
-        )
+        of_rows = row_costs(batch.bucket, batch.segments, width, trees, costs=plan.options.costs)
         costs.append((batch.bucket, of_rows))
         shares.append(_count_shares(plan, batch))
     return Epoch(
