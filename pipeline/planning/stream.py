@@ -44,6 +44,9 @@ from pipeline.planning.pieces import (
 from pipeline.planning.solution import Solution, load_solution
 from pipeline.planning.tails import group_tails
 
+# The orders of windows that a pass keeps: readers are in up to two epochs at a time.
+ORDERS = 4
+
 
 @dataclasses.dataclass
 class Rows:
@@ -133,6 +136,7 @@ class Pass:
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def needs(self) -> int:
@@ -152,13 +156,15 @@ class Pass:
         int64 [windows] and [lengths, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
-        return self._cache.get((self.layout, epoch), 0, self._order, epoch)
-
-    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        windows = np.arange(len(self.layout))
-        if self._shuffle:
-            windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
-        return windows, np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+        if (found := self._orders.get(epoch)) is None:
+            windows = np.arange(len(self.layout))
+            if self._shuffle:
+                windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
+            edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+            found = self._orders[epoch] = windows, edges
+            for oldest in list(self._orders)[:-ORDERS]:
+                self._orders.pop(oldest, None)
+        return found
 
     def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
@@ -657,12 +663,10 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
     from the epoch that they join; those of a corpus that grows, from the window that has them.
     `streams` are those of one corpus in the stages of a plan.
     """
-    first = max([n for n, each in enumerate(streams) if epoch >= each.epoch], default=0)
-    if epoch >= streams[first].epoch:
+    expected, first = streams[0].lost[:0, 3:], -1
+    if begun := [n for n, each in enumerate(streams) if epoch >= each.epoch]:
+        first = begun[-1]
         expected = streams[first].whole.layout.pieces.positions_per_example()
-    else:
-        expected = streams[0].lost[:0, 3:]
-        first = -1
     for number, stream in enumerate(streams[first + 1 :], first + 1):
         before = len(expected)
         if stream.parts is None:
@@ -676,7 +680,7 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     every = np.concatenate([each.lost for each in streams])
     lost = every[every[:, 0] == epoch, 1:]
-    begun = [each for each in streams if epoch >= each.epoch and each.parts is None]
-    if begun and lost.shape[1] == 3:
-        lost = np.concatenate([lost, begun[-1].whole.layout.pieces.silent])
+    whole = [streams[n].whole for n in begun if streams[n].parts is None]
+    if whole and lost.shape[1] == 3:
+        lost = np.concatenate([lost, whole[-1].layout.pieces.silent])
     return expected, lost
