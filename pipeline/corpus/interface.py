@@ -186,6 +186,7 @@ class AnyCorpus:
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
+        description: of a view, the argument of `view_of`, as JSON; else None.
     """
 
     members: tuple["AnyCorpus", ...] = ()
@@ -201,6 +202,7 @@ class AnyCorpus:
     covers_all: bool = False
     files: np.ndarray | None = None
     grows: bool = False
+    description: dict[str, Any] | None = None
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -409,7 +411,6 @@ class View(AnyCorpus):
 
     Attributes:
         corpus: the viewed corpus.
-        description: the argument of `view_of`, as JSON.
         identity: that of the corpus, and the options of the view.
     """
 
@@ -443,8 +444,8 @@ class View(AnyCorpus):
 
     def _describe(self, **options: object) -> None:
         """Sets `description` and `identity`, from the options of the view."""
-        self.description: dict[str, Any] = {"kind": self.kind, **options}
-        if isinstance(self.corpus, View):
+        self.description = {"kind": self.kind, **options}
+        if self.corpus.description is not None:
             self.description["of"] = self.corpus.description
         # An identity goes into each checkpoint, so a digest stands for a long list.
         short = {

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.gather import Fields
-from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus
+from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, View
 from pipeline.corpus.manifest import damage, read_entries, write_entries
 from pipeline.corpus.reader import Pieces
 from pipeline.corpus.tasks import ARRAYS
@@ -107,7 +107,7 @@ class Sides(AnyCorpus):
         return "\n".join(map(str, self.by_name.values()))
 
 
-class WithSides(AnyCorpus):
+class WithSides(View):
     """Examples of a corpus that lack some sides, and have length 0 there.
 
     Args:
@@ -115,43 +115,33 @@ class WithSides(AnyCorpus):
         names: the names of all sides, in order.
     """
 
+    count_loss = AnyCorpus.count_loss  # not that of views which change tokens
+
     def __init__(self, corpus: AnyCorpus, names: Sequence[str]):
         if corpus.grows:
             raise InvalidValue("a corpus of several sides cannot grow yet; finish it first")
-        self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
+        super().__init__(corpus)
         there = dict(zip(corpus.side_names, corpus.sides, strict=True))
-        self.side_names = tuple(names)
-        self.lengths = np.zeros((len(corpus), len(names)), np.uint32)
-        own = corpus.lengths.reshape(len(corpus), -1)
-        for number, name in enumerate(corpus.side_names):
-            self.lengths[:, self.side_names.index(name)] = own[:, number]
-        self.lengths.flags.writeable = False
         nothing = _Nothing(len(corpus))
+        self.side_names, self.unpriced = tuple(names), ()
         self.sides = tuple(there.get(name, nothing) for name in names)
-        loss = None if corpus.loss_side is None else corpus.side_names[corpus.loss_side]
-        self.loss_side = None if loss is None else self.side_names.index(loss)
-        self.vocab_size, self.covers_all = corpus.vocab_size, corpus.covers_all
+        self.lengths = np.zeros((len(corpus), len(names)), np.uint32)
+        places = [names.index(name) for name in corpus.side_names]
+        self.lengths[:, places] = corpus.lengths.reshape(len(corpus), -1)
+        self.lengths.flags.writeable = False
+        self.loss_side = None if corpus.loss_side is None else places[corpus.loss_side]
         self.text_bytes, self.num_learnt = corpus.text_bytes, corpus.num_learnt
-        self.identity = corpus.identity
+        self.identity, self.description = corpus.identity, corpus.description
         if len(corpus.sides) == 1:
             self.identity = {corpus.side_names[0]: corpus.identity}
 
-    @property
-    def directory(self) -> Any:
-        """The directory of the corpus; raises an `AttributeError` if it has none."""
-        return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
-
-    @property
-    def unsplit(self) -> AnyCorpus:
-        """See `AnyCorpus`."""
-        return self.corpus.unsplit
-
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
-        """See `AnyCorpus`."""
-        return self.corpus.numbers_unsplit(examples)
-
     def _find_silent(self) -> np.ndarray:
         return self.corpus.silent
+
+    def split(self, hold_out: float = 0.01) -> tuple[AnyCorpus, AnyCorpus]:
+        """See `AnyCorpus`; the corpus itself is split."""
+        train, held_out = self.corpus.split(hold_out)
+        return WithSides(train, self.side_names), WithSides(held_out, self.side_names)
 
     def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "WithSides":
         """See `AnyCorpus`."""

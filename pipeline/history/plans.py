@@ -12,7 +12,7 @@ from pipeline.corpus.corpora import Corpora, sealed_parts
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.views import View, view_of
+from pipeline.corpus.views import view_of
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.state import differences
@@ -39,9 +39,8 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
                 f"the corpus is {one!r:.80}, which has no directory, so audit and show cannot plan "
                 "its batches again; prepare a corpus, or write no history"
             )
-        view = one.description if isinstance(one, View) else None
         place = _absolute(place).removeprefix(inside)
-        places[name] = {"directory": place, "features": one.added, "view": view}
+        places[name] = {"directory": place, "features": one.added, "view": one.description}
         if isinstance(one, Corpus) and one.grows:
             places[name] |= {"follow": True, "hold_out": one.hold_out}
     content = {

@@ -10,7 +10,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Plan, SpanCorruption, load
+from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Masked, Plan, SpanCorruption, load
 from pipeline.corpus import INPUTS, Examples, duplicates, prepare
 from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
@@ -250,6 +250,25 @@ def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
     write_history(tmp_path, view, plan)
     corpus, again = read_history(epath.Path(tmp_path))
     assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
+
+
+def test_a_run_on_splits_of_text_and_of_sides_is_planned_again(tmp_path):
+    text = Corpus.from_arrays([[1, 2, 3]] * 30, tmp_path / "text")
+    columns = {"tokens": [[1, 2]] * 20, "pixel": [[7, 8, 9]] * 20}
+    pixels = {"pixel": Feature("patches", dtype="uint8")}
+    sides = Corpus.from_arrays(columns, tmp_path / "sides", features=pixels)
+    both = Corpora({"text": text, "sides": sides})
+    train, held_out = text.split(0.3)
+    for number, view in enumerate(
+        [both, *both.split(0.3), Corpora({"text": train, "sides": sides, "rest": held_out})]
+    ):
+        plan = Plan(
+            view, [Bucket(2, {"inputs": 8, "patches": 9})], cost={"inputs": 1, "patches": 1}
+        )
+        place = epath.Path(tmp_path / str(number))
+        write_history(place, view, plan)
+        corpus, again = read_history(place)
+        assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
 
 
 def test_windows_of_files_have_every_example_of_a_view(tmp_path, monkeypatch):

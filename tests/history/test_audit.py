@@ -11,7 +11,6 @@ from pipeline import Bucket, Plan
 from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
 from pipeline.planning import growing
-from pipeline.planning.stream import Rows
 from tests.history.documents import write_documents
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
@@ -69,22 +68,6 @@ def passes(audited):
         return out
 
     return passes
-
-
-@pytest.fixture
-def losing(monkeypatch):
-    """`losing(at)`: from now on plans lose a position of segments that `at(step, batch)` names."""
-    batch = Plan.batch
-
-    def losing(at):
-        def lose(self, step):
-            planned = batch(self, step)
-            planned.segments[at(step, planned), 3] -= 1
-            return planned
-
-        monkeypatch.setattr(Plan, "batch", lose)
-
-    return losing
 
 
 def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, passes):
@@ -147,116 +130,43 @@ def test_plans_made_otherwise_and_places_without_a_run_are_errors(ran, run):
     assert "give the work directory of a run" in run.refused("audit", workdir / "corpus/train")
 
 
-def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, audited, passes, losing):
-    workdir, _, _ = ran
-    first = pipeline.Corpus.open(workdir / "corpus/train")
-    new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
-    new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=99)
-    both = pipeline.Corpora({"first": first, "new": new})
-    plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, exclude=[202])
-    plan = plan.after(20, buckets=LONG, overflow="split")
-    assert plan.batch(49).epoch == 2
-    write_history(epath.Path(workdir), both, plan)
-    whole = f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once"
-    passes(workdir, lines_of(plan, 50), "plan from step 7 on: exclude=202, examples=206", whole)
-    # One position of what is new that nobody trained on is found.
-    losing(lambda step, planned: planned.segments[:, 1] == 204)
-    audited(workdir, lines_of(plan, 50), "positions of example 204 once (1 such example)")
-
-
-def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited, losing):
-    shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
-    plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, exclude=[11])
-    plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
-    write_history(epath.Path(tmp_path), pairs, plan)
-    lines = lines_of(plan, 60)
-    passes(tmp_path, lines, "plan from step 31 on: buckets=[4, [90, 60]]")
-    changed = [*lines[:40], lines[40] | {"batch": lines[39]["batch"]}]
-    audited(tmp_path, changed, "step 40 did not run")
-    # One position of the inputs of a pair that nobody trained on is found.
-    losing(lambda step, planned: planned.segments[:, 1] == 7)
-    audited(tmp_path, lines_of(plan, 60), "positions of example 7 once (1 such example)")
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
-    corpora = {}
-    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
-        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
-        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-        directory = workdir / "corpus/train" / name
-        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
-    joined = pipeline.Corpora(corpora)
-    weights = [
-        (0, {"prose": 3, "code": 1}),
-        (20, {"prose": 1, "code": 1}),
-        (50, {"prose": 1, "code": 1, "chat": 1}),
-    ]
-    plan = Plan(joined, SHORT, weights=weights, overflow="truncate", window=60)
-    write_history(epath.Path(workdir), joined, plan)
-    return workdir, plan
-
-
-def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, passes, audited):
-    workdir, plan = mixed
-    lines, said = lines_of(plan, 120), []
-    for name, times in plan.count(0, 120).passes.items():
-        said += [f"epoch {epoch} of {name}: " for epoch in range(int(times))]
-        said += [f"epoch {int(times)} of {name}, not over"]
-    passes(workdir, lines, "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}", *said)
-    lines[70]["batch"] = lines[69]["batch"]
-    audited(workdir, lines, "step 70 did not run")
-
-
-def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, passes, audited):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = Plan(joined, SHORT, weights=weights, ending="stop")
-    write_history(epath.Path(tmp_path), joined, plan)
-    lines = lines_of(plan, plan.num_batches())
-    passes(tmp_path, lines)
-    end = len(lines)
-    lines.append(lines[-1] | {"step": end})
-    audited(tmp_path, lines, f"step {end} ran, but the plan ends before it")
-
-
-def test_a_mixture_that_loses_a_position_would_be_found(mixed, audited, losing):
-    workdir, _ = mixed
-    losing(lambda step, planned: (planned.segments[:, 1] == 150) & (planned.epochs == 1))
-    _, plan = read_history(epath.Path(workdir))
-    lost = "positions of example 30 once (1 such example). This is a defect of Lockstep"
-    audited(workdir, lines_of(plan, 120), "epoch 1 of code", lost)
-
-
-def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, audited, monkeypatch):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
-    plan = plan.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
-    plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
-    assert plan.whole_epochs(200)["chat"] > 2
-    write_history(epath.Path(tmp_path), joined, plan)
-    passes(
-        tmp_path,
-        lines_of(plan, 200),
-        "plan from step 21 on: buckets=[4, 64], overflow=drop, exclude=3, 190",
-        "plan from step 40 on: weights={'prose': '1/3', 'code': '1/3', 'chat': '1/3'}",
+def plan_mixture(workdir, **options):
+    """The plan of a run of two corpora."""
+    joined = pipeline.Corpora(
+        {
+            name: write_documents(workdir / "corpus/train" / name, count)
+            for name, count in (("prose", 120), ("code", 60))
+        }
     )
-    # A piece that the epoch of the change loses is found.
-    _, plan = read_history(epath.Path(tmp_path))
-    code, spans_of = plan.stages[1].streams[1], Rows.spans
+    plan = Plan(joined, SHORT, overflow="truncate", window=60, **options)
+    write_history(epath.Path(workdir), joined, plan)
+    return plan
 
-    def losing(self, order=None):
-        times, spans = spans_of(self, order)
-        if self.of_pass is code.legs[0].planned:
-            spans[:, 3] -= 1
-        return times, spans
 
-    monkeypatch.setattr(Rows, "spans", losing)
-    monkeypatch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
-    audited(tmp_path, lines_of(plan, 200), "of code of the plan does not have each")
+def test_mixtures_are_audited_by_corpus(tmp_path, passes, audited, monkeypatch):
+    plan = plan_mixture(
+        tmp_path, weights=[(0, {"prose": 3, "code": 1}), (20, {"prose": 1, "code": 1})]
+    )
+    changed = "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}"
+    passes(tmp_path, lines_of(plan, 60), changed, "epoch 0 of prose", "epoch 0 of code: ")
+
+    def lose(self, step):
+        """Each batch but for one position of an example of the second corpus."""
+        planned = batch(self, step)
+        planned.segments[planned.segments[:, 1] == 150, 3] -= 1
+        return planned
+
+    batch = Plan.batch
+    monkeypatch.setattr(Plan, "batch", lose)
+    lost = "positions of example 30 once (1 such example). This is a defect of Lockstep"
+    audited(tmp_path, lines_of(plan, 60), "epoch 0 of code", lost)
+
+
+def test_a_log_beyond_the_end_of_a_mixture_is_found(tmp_path, passes, audited):
+    plan = plan_mixture(tmp_path, weights={"prose": 3, "code": 1}, ending="stop")
+    lines = lines_of(plan, end := plan.num_batches())
+    passes(tmp_path, lines)
+    audited(tmp_path, [*lines, lines[-1] | {"step": end}], f"step {end} ran, but the plan ends")
 
 
 def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):

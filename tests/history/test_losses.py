@@ -91,27 +91,6 @@ def ran(tmp_path):
     return tmp_path, corpus, plan
 
 
-def test_losses_name_the_examples_of_the_plan(ran):
-    workdir, corpus, plan = ran
-    found = losses(workdir)
-    batches = [plan.batch(step) for step in range(STEPS)]
-    segments = np.concatenate([each.segments for each in batches])
-    np.testing.assert_array_equal(found.example, segments[:, 1])
-    np.testing.assert_array_equal(found.weight, segments[:, 3])
-    assert np.unique(found.step).tolist() == list(range(STEPS))
-    np.testing.assert_array_equal(found.epoch, [b.epoch for b in batches for _ in b.segments])
-    for epoch in range(int(found.epoch.max())):  # all but the last are whole
-        weight = found.select(found.epoch == epoch).weight.sum()
-        assert weight == corpus.lengths.sum()
-    numbers, loss, excess = found.documents()
-    assert sorted(numbers[np.argsort(-excess)[:3]].tolist()) == NOISY
-    assert excess[NOISY] == pytest.approx(1, abs=0.2)
-    first = found.select(found.example == 0)
-    assert loss[0] == pytest.approx(first.loss.sum() / first.weight.sum())
-    files = sum(path.stat().st_size for path in (workdir / "losses").iterdir())
-    assert files < segments[:, 3].sum()  # less than a byte for a token
-
-
 def test_the_usual_loss_is_the_mean_of_the_corpus_over_the_steps_around(tmp_path):
     both = Corpora({name: write_documents(tmp_path / name, 40) for name in ("one", "two")})
     plan = Plan(both, BUCKETS, weights={"one": 1, "two": 2})

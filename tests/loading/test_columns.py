@@ -8,49 +8,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Bucket, Examples, attention_mask
+from pipeline import Batches, Bucket, Examples, Plan, attention_mask
 from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
-
-SIZES = st.lists(st.integers(2, 20), min_size=1, max_size=10)
-
-
-@given(SIZES, st.sampled_from([1, 4]), st.sampled_from(["best_fit", "fill"]))
-@settings(max_examples=20)
-def test_state_starts_anew_at_each_document_and_at_each_piece(sizes, align, packing):
-    packing = packing if align == 1 else "best_fit"
-    corpus = Examples([np.arange(size) for size in sizes])
-    plan = pipeline.Plan(corpus, [Bucket(2, 8)], align=align, packing=packing)
-    for step in range(plan.num_batches()):
-        batch, expected = pipeline.Batches(corpus, plan)[step], np.zeros((2, 8), bool)
-        columns = [0, 0]
-        for row, _, _, size in plan.batch(step).segments.tolist():
-            columns[row] += -columns[row] % align
-            expected[row, columns[row]] = True
-            columns[row] += size
-        np.testing.assert_array_equal(segment_starts(batch), expected)
+from pipeline.steps import segment_last, segment_mean
 
 
-@given(SIZES, st.sampled_from([1, 4]), st.integers(1, 9), st.booleans())
-@settings(max_examples=20)
-def test_targets_further_ahead_are_those_of_their_own_segment(sizes, align, ahead, weighted):
-    rng = np.random.default_rng(len(sizes))
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(2, 20), min_size=1, max_size=12),
+    st.sampled_from([(1, "best_fit"), (1, "fill"), (4, "best_fit")]),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from([(), (3,), (2, 3)]),
+)
+def test_columns_know_their_own_segment_alone(sizes, rows, ahead, weighted, shape):
+    (align, packing), rng = rows, np.random.default_rng(len(sizes))
     columns = {"tokens": [rng.integers(1, 99, size) for size in sizes]}
-    if weighted:
-        columns["weights"] = [rng.integers(0, 4, size) / 2 for size in sizes]
-    corpus = Examples(columns)
-    weights = columns.get("weights", [np.ones(size) for size in sizes])
-    for planned, batch in pipeline.pack(corpus, [Bucket(2, 8)], overflow="split", align=align):
-        expected, used = np.zeros((2, 2, 8)), [0, 0]
+    weights = [rng.integers(1, 4, size) / 2 if weighted else np.ones(size) for size in sizes]
+    corpus = Examples(columns | ({"weights": weights} if weighted else {}))
+    plan = Plan(corpus, [Bucket(2, 8)], align=align, packing=packing)
+    for planned, batch in Batches(corpus, plan).with_plans():
+        values = rng.normal(size=(2, 8, *shape)).astype(np.float32)
+        values[batch["inputs_segment_ids"] == 0] = np.nan  # padding counts for nothing
+        starts, later = np.zeros((2, 8), bool), np.zeros((2, 2, 8))
+        means, last = np.zeros((2, 2, 8, *shape), np.float32)
+        mask = np.eye(8, dtype=bool)[None].repeat(2, axis=0)
+        used, numbers = [0, 0], [0, 0]
         for row, example, start, size in planned.segments.tolist():
-            used[row] += -used[row] % align
-            for place in range(size - ahead):
-                token = start + place + 1 + ahead
-                of_token = columns["tokens"][example][token], weights[example][token]
-                expected[:, row, used[row] + place] = of_token
-            used[row] += size
+            begin = used[row] + -used[row] % align
+            here, number = slice(begin, begin + size), numbers[row]
+            used[row], numbers[row] = begin + size, number + 1
+            starts[row, begin] = True
+            for of_tokens, each in zip(later, (columns["tokens"], weights), strict=True):
+                targets = each[example][start + 1 : start + size + 1]
+                of_tokens[row, begin : begin + max(size - ahead, 0)] = targets[ahead:]
+            means[row, number] = values[row, here].mean(axis=0)
+            last[row, number] = values[row, here][-1]
+            mask[row, here, here] = True
+        np.testing.assert_array_equal(segment_starts(batch), starts)
         found = targets_ahead(batch, ahead)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(found, later)
         assert [each.dtype for each in found] == [np.int32, np.float32]
+        np.testing.assert_allclose(segment_mean(values, batch, 8), means, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(segment_last(values, batch, 8), last)
+        np.testing.assert_array_equal(attention_mask(batch), np.tril(mask))
+        alone = {"inputs_segment_ids": batch["inputs_segment_ids"]}
+        for fields in (batch, alone):
+            np.testing.assert_array_equal(attention_mask(fields, causal=False), mask)
 
 
 def test_what_has_no_such_columns_is_refused():

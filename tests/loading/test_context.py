@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 import pipeline
 from models.attention import make_attention
@@ -17,7 +17,6 @@ from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
-from tests.loading.definition import require_same
 from tests.meshes import mesh_of
 from tests.properties.accounts import batches_of
 
@@ -32,18 +31,6 @@ def _quickly_compiled():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.parametrize("order", CONTEXT_ORDERS)
-def test_every_field_of_pairs_is_laid_out_alike(pairs, order):
-    sharding = batch_sharding(mesh_of(data=2, context=2))
-    assert sharding.spec == PartitionSpec(("data",), "context")
-    plan = Plan(pairs, [Bucket(4, (64, 32))], overflow="truncate")
-    whole = Batches(pairs, plan)[1]
-    laid = Batches(pairs, plan, sharding=sharding, context_order=order)[1]
-    columns = {length: column_order(order, length, 2) for length in (64, 32)}
-    assert all(sorted(each) == [*range(length)] for length, each in columns.items())
-    require_same(laid, {name: each[:, columns[each.shape[1]]] for name, each in whole.items()})
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
@@ -125,25 +112,6 @@ def test_attention_compares_positions_where_the_mesh_divides_rows():
             assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, sharding.spec), 4)
             for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
                 np.testing.assert_allclose(a, b[:, columns], atol=1e-5, err_msg=f"{name}, {order}")
-
-
-@pytest.mark.slow
-def test_memory_of_activations_falls_with_the_axis():
-    state, loss = model_of("decoder", "blocked", scan_layers=True)
-    found = []
-    for parts in (1, 2, 4):
-        mesh = mesh_of(data=1, context=parts)
-        sharding = batch_sharding(mesh)
-        fields = dict.fromkeys((*FIELDS, "targets"), "int32") | {"loss_weights": "float32"}
-        batch = {
-            name: jax.ShapeDtypeStruct((2, 2048), dtype, sharding=sharding)
-            for name, dtype in fields.items()
-        }
-        with jax.set_mesh(mesh):
-            compiled = jax.jit(jax.value_and_grad(loss)).lower(state, batch).compile()
-        found.append(compiled.memory_analysis().temp_size_in_bytes)
-    print("bytes of activations on each of 1, 2 and 4 devices:", found)
-    assert found[0] > 1.8 * found[1] > 3.3 * found[2]
 
 
 @pytest.mark.slow

@@ -89,14 +89,6 @@ def test_batches_are_the_same_while_the_corpus_is_written(tmp_path, whole):
     writer.join()
 
 
-@pytest.mark.parametrize("at", [0, 1, 20, -1])
-def test_a_state_is_resumed(finished, whole, at):
-    batches, states = whole
-    at %= len(states)
-    assert take(finished, states[at]) == (batches[at:], states[at:])
-    assert len(json.dumps(states[at])) < 1000
-
-
 def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
     documents, found, states = draw_documents(), [], [None]
     for until in (90, 91, 230, 400):

@@ -2,12 +2,7 @@
 
 import functools
 import itertools
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
@@ -25,7 +20,6 @@ from pipeline import (
     Feature,
     Plan,
     follow,
-    load,
     pack,
     score,
     unpack,
@@ -33,7 +27,6 @@ from pipeline import (
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
 from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
-from tests.loading import side_worker
 from tests.loading.definition import join, require_same
 from tests.meshes import mesh_of
 
@@ -236,43 +229,6 @@ def test_text_alone_is_mixed_with_sides(seed, weighted):
             require_same(join([next(part) for part in parts]), batches[at])
 
 
-@pytest.mark.slow
-def test_a_mixture_of_text_and_sides_that_is_killed_goes_on_bit_for_bit_on_other_hosts(tmp_path):
-    drawn = draw_pictures()
-    Corpus.from_arrays([np.arange(2 + n % 7) for n in range(30)], tmp_path / "text")
-    drawn.features.pop("label")
-    drawn.columns.pop("label")
-    Corpus.from_arrays(drawn.columns, tmp_path / "pictures", **drawn.options())
-    whole, step = side_worker.mix(tmp_path), 0
-    for hosts in (2, 1, 2):
-        words = [sys.executable, "-m", "tests.loading.side_worker", os.fspath(tmp_path)]
-        processes = [
-            subprocess.Popen([*words, *map(str, (index, hosts, step))]) for index in range(hosts)
-        ]
-        ends = [tmp_path / f"{step + 5}-{index}of{hosts}.npz" for index in range(hosts)]
-        deadline = time.monotonic() + 300
-        while not all(end.exists() for end in ends):
-            assert all(process.poll() is None for process in processes)
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        for process in processes:
-            process.kill()
-            assert process.wait() == -signal.SIGKILL
-        made = [len([*tmp_path.glob(f"*-{index}of{hosts}.npz")]) for index in range(hosts)]
-        assert min(made) >= 5
-        last = step
-        while all((tmp_path / f"{last + 1}-{i}of{hosts}.npz").exists() for i in range(hosts)):
-            last += 1
-            parts = [np.load(tmp_path / f"{last}-{i}of{hosts}.npz") for i in range(hosts)]
-            require_same(join([dict(part) for part in parts]), whole[last - 1])
-            for part in parts:
-                part.close()
-        for path in tmp_path.glob("*.npz"):
-            path.unlink()
-        step = last
-    assert step >= 15
-
-
 # ---- columns over devices, and what else batches are given to
 
 
@@ -338,24 +294,6 @@ def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
         np.testing.assert_array_equal(jax.jit(follow)(values, pointer), due)
     gradient = jax.grad(lambda values: follow(values, np.array([[1, -1]] * 3)).sum())(values)
     np.testing.assert_array_equal(np.asarray(gradient).sum(axis=(1, 2)), [2, 2, 2])
-
-
-def test_a_step_is_compiled_for_batches_of_sides():
-    drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
-    mesh = mesh_of(data=2)
-
-    def sums(state, batch):
-        return state, follow(batch["patches"].astype("float32"), batch["patch"]).sum((1, 2))
-
-    with load(corpus, buckets=[PICTURES], sharding=mesh, num_epochs=1, max_segments=16) as loader:
-        compiled = pipeline.steps.Compiled(sums, 0.0, loader.specs)
-        for batch in loader:
-            _, found = compiled(0.0, batch)
-            whole = {name: np.asarray(values) for name, values in batch.items()}
-            due = follow(whole["patches"].astype(np.float32), whole["patch"]).sum((1, 2))
-            np.testing.assert_array_equal(found, due)
-            assert whole["label"].shape == (8, 16)
 
 
 def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
@@ -495,50 +433,22 @@ def examples_of(**features):
 
 
 PATCHES = {"patches": Feature("patches")}
+BOTH_LOSSES = {"tokens": [[1, 2]], "patches": [[1]]}
+GROUPS = {"tokens": [([1], [[2], [3]])], "patches": [[1]]}
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (
-            lambda: examples_of(yx=(Feature("patches", dtype="int32"), [1, 2, 3])),
-            "yx of example 0 has 3 values, and patches 2; both are of the side 'patches'",
-        ),
-        (
-            lambda: examples_of(patch=(Feature("inputs", to="patches"), [0, 2, -1])),
-            "patch of example 0 points to position 2 of patches, which has 2; give positions",
-        ),
-        (
-            lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])),
-            "'patches_positions', as a field of the side 'patches'",
-        ),
+        (lambda: examples_of(yx=(Feature("patches"), [1, 2, 3])), "yx of example 0 has 3 values"),
+        (lambda: examples_of(patch=(Feature("inputs", to="patches"), [0, 2, 1])), "position 2 of"),
+        (lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])), "as a field of the"),
         (lambda: Feature("input"), "of is 'input', too like 'inputs' for the name of a side"),
         (lambda: Feature("example", to="patches"), "to is 'patches', which makes a pointer; its"),
-        (
-            lambda: Examples({"x": [[1]]}, features={}),
-            "one of them must be 'tokens', the token ids",
-        ),
+        (lambda: Examples({"x": [[1]]}, features={}), "one of them must be 'tokens'"),
         (lambda: pipeline.Writer("grows", features=PATCHES), "one side, .* cannot grow yet"),
-        (
-            lambda: Examples.from_groups(
-                {"tokens": [([1], [[2], [3]])], "patches": [[1]]},
-                features={"patches": Feature("patches")},
-            ),
-            "groups have one side, and 'patches' is of the side 'patches'",
-        ),
-        (
-            lambda: pipeline.Writer("grows", features={"patches": Feature("patches")}),
-            "these examples have one side, and 'patches' is of the side 'patches'; Examples, .* "
-            "cannot grow yet",
-        ),
-        (
-            lambda: Examples(
-                {"tokens": [[1, 2]], "patches": [[1]]},
-                features={"patches": Feature("patches")},
-                loss="patches",
-            ),
-            "inputs and patches both carry the loss; one side may",
-        ),
+        (lambda: Examples.from_groups(GROUPS, features=PATCHES), "groups have one side"),
+        (lambda: Examples(BOTH_LOSSES, features=PATCHES, loss="patches"), "both carry the loss"),
     ],
 )
 def test_examples_that_do_not_fit_their_sides_are_refused(make, said, tmp_path, monkeypatch):
@@ -548,28 +458,23 @@ def test_examples_that_do_not_fit_their_sides_are_refused(make, said, tmp_path, 
 
 
 def test_plans_that_would_cut_a_side_are_refused():
+    def batches(lengths, **options):
+        return Batches(examples, Plan(examples, [Bucket(2, lengths)], **options))
+
     examples = examples_of(patch=(Feature("inputs", to="patches"), [0, 1, -1]))
-    small = [Bucket(2, {"inputs": 2, "patches": 1})]
-    with pytest.raises(ValueError, match="overflow is 'split'; a piece would lose its other sides"):
-        Plan(examples, small, overflow="split")
-    with pytest.raises(ValueError, match=r"packing is 'fill', which cuts examples .*several give"):
-        Plan(examples, small, packing="fill")
-    with pytest.raises(
-        ValueError, match="overflow is 'truncate', but patch points to patches, so patches cannot"
+    small = {"inputs": 2, "patches": 1}
+    arrays = Examples({"patches": [[[1, 2]]]}, features={"patches": examples.features["patches"]})
+    budget = {"tokens_per_batch": 64, "max_buckets": 1}
+    for call, said in (
+        (lambda: batches(small, overflow="split"), "overflow is 'split'; a piece would lose its"),
+        (lambda: batches(small, packing="fill"), r"packing is 'fill', which .*several give"),
+        (lambda: batches(small, overflow="truncate"), "patch points to patches, so patches cannot"),
+        (lambda: pipeline.fit_buckets(examples, **budget), "cost names inputs, but not patches"),
+        (lambda: Batches(examples, Plan([2], [Bucket(2, 2)])), "the plan has the sides inputs"),
+        (lambda: Corpora({"text": examples, "arrays": arrays}), "only sides of arrays may be miss"),
     ):
-        Batches(examples, Plan(examples, small, overflow="truncate"))
-    short = [Bucket(2, {"inputs": 1, "patches": 2})]  # nothing points to the inputs
-    batch = Batches(examples, Plan(examples, short, overflow="truncate"))[0]
+        with pytest.raises(ValueError, match=said):
+            call()
+    # Nothing points to the inputs.
+    batch = batches({"inputs": 1, "patches": 2}, overflow="truncate")[0]
     assert batch["patch"].tolist() == [[0], [-1]]
-    with pytest.raises(
-        ValueError, match=r"cost names inputs, but not patches; the sides are .*0 for"
-    ):
-        pipeline.fit_buckets(examples, tokens_per_batch=64, max_buckets=1)
-    with pytest.raises(
-        ValueError, match="the plan has the sides inputs, and the corpus has inputs, p"
-    ):
-        Batches(examples, Plan([2], [Bucket(2, 2)]))
-    features = {"patches": Feature("patches", dtype="uint8", shape=2)}
-    arrays = Examples({"patches": [[[1, 2]]]}, features=features)
-    with pytest.raises(ValueError, match="agree: only sides of arrays may be missing"):
-        Corpora({"text": examples, "arrays": arrays})

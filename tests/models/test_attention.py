@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models import blocked
-from models.attention import choose, make_attention
+from models.attention import make_attention
 from models.splash import splash_available
 from models.visibility import by_segment, causal_until, segment_ends
 
@@ -92,11 +92,11 @@ def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
     assert_equals_dense("blocked", ids, None, dtype, tolerance, **options)
 
 
-@EVERY_ORDER
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
 @pytest.mark.parametrize("implementation", ["cudnn", *KERNELS])
-def test_kernels_equal_dense(implementation, causal, window, dtype, tolerance):
+def test_kernels_equal_dense(implementation, causal, window):
     ids = packed_ids(150, np.random.default_rng(1))
-    assert_equals_dense(implementation, ids, None, dtype, tolerance, causal=causal, window=window)
+    assert_equals_dense(implementation, ids, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("length", [1, 128, 300])
@@ -159,7 +159,7 @@ def test_work_grows_with_segments_not_with_the_square_of_the_row(adjoining):
         visible = by_segment(ids, ids) if adjoining else causal_until(segment_ends(ids))
         return int(blocked.needed_blocks(visible, adjoining=adjoining)[1].sum())
 
-    assert steps(8192) == pytest.approx(2 * steps(4096), rel=0.05)
+    assert steps(4096) == pytest.approx(2 * steps(2048), rel=0.05)
     assert steps(4096) < 3 * 4096 / 128
 
 
@@ -206,11 +206,3 @@ def test_auto_says_once_what_it_chose(caplog):
         "attention over rows of 33 × 33 positions: 'blocked', because "
         "on CPU it was faster than dense at every length from 64."
     ]
-
-
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_auto_never_leaves_the_known_implementations(platform):
-    for length in (64, 4096):
-        for dtype in ("float32", "bfloat16", "float16"):
-            name, _ = choose(platform, jnp.dtype(dtype), length, length)
-            assert name in {"dense", "blocked", "splash"}  # this machine has no GPU for "cudnn"

@@ -1,7 +1,5 @@
 """Models: packing changes nothing, and segments do not leak."""
 
-import re
-from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 
@@ -19,8 +17,6 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.parameters import AXES, decay_mask, parameter_shardings
-from pipeline.loading.sharding import batch_sharding
-from tests.meshes import mesh_of
 
 CONFIG = TransformerConfig(
     vocab_size=50,
@@ -206,42 +202,6 @@ def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     exact, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
     rough = jax.jit(lambda state: losses("decoder", state, batch, config)[0])(state_of("decoder"))
     np.testing.assert_allclose(rough, exact, atol=0.05)
-
-
-@pytest.mark.slow
-def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
-    mesh = mesh_of(data=1, fsdp=2, tensor=2)
-    ids = np.tile(np.repeat([1, 2, 0], [30, 20, 6]), (4, 1)).astype(np.int32)
-    tokens = np.random.default_rng(6).integers(1, 50, ids.shape).astype(np.int32)
-    rows = {"tokens": tokens, "ids": ids, "positions": ids * 0 + np.arange(56, dtype=np.int32)}
-    kinds = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-    values, found = [], []
-    for attention in ("dense", "blocked"):
-        config = replace(CONFIG, attention=attention)
-
-        def loss(state, rows, config=config):
-            nll, _ = losses("decoder", state, (rows | {"next": rows["tokens"]}, None), config)
-            return (nll * (rows["ids"] > 0)).sum()
-
-        shardings = parameter_shardings(state_of("decoder"), mesh), batch_sharding(mesh)
-        given = jax.device_put((state_of("decoder"), rows), shardings)
-        with jax.set_mesh(mesh):
-            step = jax.jit(jax.value_and_grad(loss), in_shardings=shardings)
-            compiled = step.lower(*given).compile()
-            values.append(compiled(*given)[0])
-        found.append(Counter(re.findall(kinds, compiled.as_text())))
-    np.testing.assert_allclose(values[0], values[1], rtol=1e-5)
-    assert found[0], "the step was not split at all"
-    assert found[1] <= found[0], found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_model_knows_nothing(kind):
-    """The first loss is that of a uniform guess, so nothing has to be unlearnt."""
-    nll, _ = loss_and_gradient(kind, state_of(kind), packed(examples_of()))
-    side = 1 if kind == "encoder–decoder" else 0
-    real = packed(examples_of())[side]["weights"][0] > 0
-    assert np.mean(nll[0, real]) == pytest.approx(np.log(50), abs=0.3)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

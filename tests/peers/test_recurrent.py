@@ -78,19 +78,6 @@ def test_each_document_of_a_row_has_the_logits_and_gradients_that_it_has_alone(p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leak", ["state", "convolution"])
-def test_without_a_reset_both_are_wrong(program, monkeypatch, leak):
-    scope, convolution = program["Model"].__call__.__globals__, program["Convolution"]
-    if leak == "state":
-        monkeypatch.setitem(scope, "segment_starts", lambda batch: batch["inputs"] < 0)
-    else:
-        reset = convolution.__call__
-        monkeypatch.setattr(convolution, "__call__", lambda self, x, ids: reset(self, x, ids * 0))
-    found = measure(make(program), program["CHUNK"])
-    assert min(found) > 0.1, found
-
-
-@pytest.mark.slow
 def test_the_program_learns():
     own = {name: os.environ[name] for name in ("XLA_FLAGS", "NPROC")}
     done = call(sys.executable, ROOT / "examples/recurrent.py", "--steps=40", **own)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline import Bucket, Plan, fit_buckets
+from pipeline import Bucket, Plan
 from tests.planning.corpora import lognormal
 from tests.properties.accounts import assert_batch_fits
 
@@ -43,15 +43,3 @@ def test_the_option_is_in_the_identity_and_in_digests():
     same = [Plan([16, 16], [Bucket(1, 32)], shuffle=False, align=n).batch(0) for n in (1, 16)]
     assert same[0].segments.tolist() == same[1].segments.tolist()
     assert same[0].digest != same[1].digest
-
-
-@pytest.mark.parametrize("lengths", [LENGTHS, PAIRS])
-def test_buckets_are_fitted_to_places(lengths):
-    given = {"tokens_per_batch": 4096, "length_multiple": 8, "align": 48}
-    buckets = fit_buckets(lengths, max_buckets=2, **given)
-    assert all(length % 48 == 0 for bucket in buckets for length in bucket.lengths)
-    assert Plan(lengths, buckets, align=48).num_tokens == Plan(lengths, buckets).num_tokens
-    # 46 examples of a position each take a row of 48 columns alone.
-    ones = np.ones_like(lengths[:46])
-    one = fit_buckets(ones, max_buckets=1, **given)
-    assert Plan(ones, one, align=48).padding == pytest.approx(47 / 48, abs=0.1)

@@ -4,50 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Batches, Bucket, Plan
+from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning.stream import Pass
-from tests.loading.definition import join, require_same
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
-four_rows = st.fixed_dictionaries(
-    {},
-    optional={
-        "buckets": st.sampled_from([FOURS, (Bucket(8, 64),), (Bucket(4, 24), Bucket(4, 96))]),
-        "seed": st.integers(0, 9),
-        "packing": st.sampled_from(["best_fit", "fill", "none"]),
-        "exclude": st.lists(st.integers(0, 299), max_size=40),
-    },
-)
-
-
-def resumes_on_1_2_and_4_hosts(corpus, options, changes, at=()):
-    """Checks that the states of the first 28 steps do, for a plan that is made anew."""
-
-    def parts(count):
-        plan = Plan(**options)
-        for step, change in changes:
-            plan = plan.after(step, **change)
-        whole = [Batches(corpus, plan, process_index=n, process_count=count) for n in range(count)]
-        return [part.repeat().to_iter_dataset() for part in whole]
-
-    iterator, seen, states = iter(parts(1)[0]), [], []
-    for _ in range(28):
-        states.append(json.dumps(iterator.get_state()))
-        seen.append(next(iterator))
-    around = {step - n for step, _ in changes for n in (0, 1) if step >= n}
-    for count in (1, 2, 4):
-        hosts = parts(count)
-        for step in sorted({0, 1, 13, 27, *around, *at}, reverse=True):
-            iterators = [iter(host) for host in hosts]
-            for each in iterators:
-                each.set_state(json.loads(states[step]))
-                assert json.dumps(each.get_state()) == states[step]
-            require_same(join([next(each) for each in iterators]), seen[step])
 
 
 @pytest.fixture(scope="module")
@@ -55,46 +18,6 @@ def both(corpus):
     """The corpus, and a new one of eight examples."""
     examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
     return pipeline.Corpora({"first": corpus, "new": pipeline.Examples(examples, vocab_size=1000)})
-
-
-@settings(max_examples=6)
-@given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
-def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
-    changes = sorted(changes, key=lambda each: each[0])
-    resumes_on_1_2_and_4_hosts(corpus, {"lengths": corpus, "buckets": FOURS}, changes)
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "changes"),
-    [
-        (
-            "both",
-            {"buckets": FOURS, "weights": {"first": 3, "new": 1}},
-            [(4, {"buckets": [Bucket(12, 64)]}), (9, {"weights": {"first": 1, "new": 1}})],
-        ),
-        (
-            "pairs",
-            {"buckets": (Bucket(8, (16, 12)), Bucket(4, (64, 48))), "overflow": "truncate"},
-            [(3, {"seed": 2, "exclude": [5]}), (8, {"buckets": [Bucket(8, (64, 64))]})],
-        ),
-        # Full rows, which cut 29 documents, and tails of epochs.
-        (
-            "corpus",
-            {"buckets": (Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)), "packing": "fill"},
-            [(7, {"seed": 2})],
-        ),
-        ("corpus", {"buckets": (Bucket(20, 64), Bucket(4, 64))}, []),
-    ],
-)
-def test_states_resume_of_other_kinds_of_corpora_and_rows(data, options, changes, request):
-    given = request.getfixturevalue(data)
-    every = () if changes else range(28)
-    resumes_on_1_2_and_4_hosts(given, {"lengths": given, **options}, changes, every)
-
-
-def test_states_resume_of_corpora_that_join(corpus, both):
-    changes = [(6, {"lengths": both, "seed": 2}), (15, {"exclude": [301]})]
-    resumes_on_1_2_and_4_hosts(both, {"lengths": corpus, "buckets": FOURS}, changes)
 
 
 @pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])

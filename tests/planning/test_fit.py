@@ -1,6 +1,5 @@
 import collections
 import itertools
-import logging
 import tracemalloc
 from types import SimpleNamespace
 
@@ -104,31 +103,6 @@ def test_buckets_are_as_good_as_the_best_of_all_sets_of_as_many_each_set_planned
                 assert ours * (1 - worth * further) <= 1.02 * other, seed
 
 
-def test_rows_keep_the_multiple_and_the_budget():
-    for bucket in fit_buckets(LENGTHS, tokens_per_batch=10_000, max_buckets=4, row_multiple=3):
-        assert bucket.rows % 3 == 0
-        assert 10_000 - 3 * bucket.length < bucket.positions <= 10_000
-
-
-def test_the_cost_of_several_buckets_is_far_below_that_of_one(caplog):
-    # Lognormal lengths up to 8,192 at width 1,024: 1.7 against 2.3 units a token.
-    lengths = lognormal(50_000, 6, 1.2, least=8, most=8192)
-
-    def cost(buckets):
-        plan = Plan(lengths, buckets)
-        rows = {b: n * b.rows for b, n in plan.batches_per_bucket.items()}
-        return sum(n * (b.length + b.length**2 / 6144) for b, n in rows.items()) / lengths.sum()
-
-    options = {"tokens_per_batch": 65_536, "max_buckets": 4}
-    several, one = (cost(fit_buckets(lengths, **options | {"max_buckets": n})) for n in (4, 1))
-    assert one == pytest.approx(1 + 8192 / 6144, rel=0.01)
-    assert several < 0.75 * one
-    # But where attention skips other segments.
-    with caplog.at_level(logging.INFO, "pipeline.planning.fit"):
-        assert len(fit_buckets(lengths, attention="segment", **options)) == 1
-    assert "one bucket is enough" in caplog.text
-
-
 def test_an_excluded_example_and_dropped_ones_do_not_decide_the_longest_bucket():
     lengths = np.append(LENGTHS, 9000)
     options = {"tokens_per_batch": 16_384, "max_buckets": 3}
@@ -167,21 +141,6 @@ def test_lengths_are_multiples_of_less_than_128_where_that_saves_padding(sizes, 
 def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
     options = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 8}
     assert fit_buckets(lengths, **options, max_length=max_length, packing="none")[-1] == last
-
-
-def test_rows_of_short_examples_are_longer_than_the_longest_of_them():
-    lengths = np.random.default_rng(0).integers(44, 60, 40_000)
-    options, short = {"tokens_per_batch": 8192, "max_buckets": 3}, (Bucket(64, 128),)
-    (bucket,) = fit_buckets(lengths, **options)
-    assert 128 < bucket.length <= 1024
-    assert Plan(lengths, short).padding > 0.15
-    assert Plan(lengths, [bucket]).padding < 0.07
-    assert fit_buckets(lengths, **options, max_length=128) == short
-    assert fit_buckets(lengths, **options, packing="none") == short
-    few = fit_buckets(lengths, tokens_per_batch=1024, max_buckets=3, row_multiple=4)
-    assert few[0].length <= 256
-    # Where rows are full as it is, they stay.
-    assert fit_buckets(LENGTHS, **options)[-1].length == 512
 
 
 @pytest.mark.parametrize(("by", "due"), [("tokens", 100), ("examples", 1), ("loss", 200)])

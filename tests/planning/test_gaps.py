@@ -111,15 +111,14 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(cou
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most"),
+    ("lengths", "most", "options"),
     [
-        (LENGTHS, 0.005),
-        (LENGTHS[LENGTHS <= 512], 0.008),
-        (np.full(3000, 300), 0.008),
-        (np.random.default_rng(1).integers(1, 512, 3000), 0.004),
+        (LENGTHS[:1000], 0.007, {"window": 400}),
+        (LENGTHS[LENGTHS <= 512], 0.008, {"shuffle": False}),
+        (np.full(1000, 300), 0.008, {}),
+        (np.random.default_rng(1).integers(1, 512, 1500), 0.005, {"tiers": 3}),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"window": 900}, {"shuffle": False}, {"tiers": 3}])
 def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options):
     plan = Plan(lengths, [Bucket(1, 512)], packing="fill", **options)
     whole = Plan(lengths, [Bucket(1, 512)], **options)

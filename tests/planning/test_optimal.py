@@ -95,8 +95,7 @@ def test_the_bound_holds_for_the_best_of_all_packings(lengths):
     assert sum(lengths) / (12 * fewest(lengths, [])) <= bound_of(plan)
 
 
-@pytest.mark.parametrize("window", [1 << 20, 900])
-@pytest.mark.parametrize("most", [None, 3])
+@pytest.mark.parametrize(("window", "most"), [(1 << 20, 3), (900, None)])
 def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window, most):
     lengths = lognormal(4000)
     buckets = Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)

@@ -32,7 +32,7 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
     tracemalloc.start()
     plan = Plan(stored, BUCKETS, window=10_000)
     plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
-    for step in range(0, plan.num_batches(), 40):
+    for step in range(0, plan.num_batches(), 80):
         plan.batch(step)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -212,19 +212,6 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
         assert key(*later).resume(planned) == 100
 
 
-def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
-    mixture = Plan(SOURCES, BUCKETS, weights={**WEIGHTS, "chat": 0})
-    for epoch in range(1, 4):
-        end = mixture.first_step(epoch)
-        for step, times in ((end - 1, epoch - 1), (end, epoch)):
-            over = mixture.whole_epochs(step)
-            assert over.pop("chat") == 0
-            assert min(over.values()) == times
-        seen = [mixture.batch(step).epoch for step in (end - 1, end, end - 1)]
-        assert seen == [epoch - 1, epoch, epoch - 1]
-        assert mixture.num_batches(epoch) == mixture.first_step(epoch + 1) - end
-
-
 def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     second, third = mixture.first_step(1), mixture.first_step(2)

@@ -1,16 +1,14 @@
-"""Kills: processes that end at an instant, run again to their end, and are compared with others.
+"""Kills: runs of train.py that end at an instant, go on to their end, and are compared with others.
 
 The process that imports this starts no backend of JAX. So it can fork children that have all
-imports done: a run of train.py takes a second or two, and a corpus some hundredths of one.
+imports done: a run of train.py takes a second or two.
 """
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib
-import itertools
 import json
 import os
 import random
@@ -18,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,9 @@ PATIENCE = 600
 
 # What a process may do to files, as Python's audit hooks call it.
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
+
+STEPS = 12
+REQUESTS = 250  # to a bucket, that a run makes at least
 
 
 def write_documents(path: Path, count: int = 160) -> None:
@@ -65,189 +66,35 @@ def spell(record: dict[str, Any]) -> dict[str, Any]:
 spell.sides = "inputs", "targets"  # type: ignore[attr-defined]
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Calls of a method at which a kill may hit, up to 30 ms after the call begins.
+class Training:
+    """A run of train.py: a tiny model, two buckets, evaluations, checkpoints, two epochs.
 
-    Attributes:
-        owner: of the method.
-        name: of the method.
-        calls: the last call that is hit, in one process; any before it may be.
-        counts: which calls count.
+    Args:
+        text: from `write_documents`.
+        bucket: the directory of a bucket, from `serve_bucket`, if the work directories are in it,
+            each with files of others beside it and among its checkpoints.
     """
 
-    owner: Any
-    name: str
-    calls: int = 6
-    counts: Callable[..., bool] = lambda *_, **__: True
-
-
-class Trial:
-    """Work that a process does in a folder, and what is to be the same after each of its ends.
-
-    Attributes:
-        name: of the work.
-        bucket: where `serve_bucket` keeps its bucket, if what the work makes is there; None: it is
-            in the folder of each run.
-        requests: to the bucket, before the last of which a kill may hit.
-    """
-
-    name: str
-    bucket: Path | None = None
-    requests = 6
+    def __init__(self, text: Path, bucket: Path | None = None):
+        self.text, self.bucket = text, bucket
+        self.name = "train.py in a bucket" if bucket else "train.py"
 
     def root(self, folder: Path) -> Path:
         """The local directory in which a run makes what it makes, or the server keeps it."""
         return self.bucket / f"{folder.parent.name}-{folder.name}" if self.bucket else folder
 
-    def address(self, folder: Path) -> Any:
-        """The same directory, as a run names it."""
-        from pipeline.fs import as_path
-
-        root = self.root(folder)
-        return as_path(f"s3://{self.bucket.name}/{root.name}" if self.bucket else root)
-
     def begin(self, folder: Path) -> None:
-        """Makes what is there before the work begins."""
-
-    def run(self, folder: Path) -> None:
-        """Does the work, from the beginning or from where it stopped."""
-        raise NotImplementedError
-
-    def points(self) -> dict[str, Point]:
-        """Named points at which a kill may hit."""
-        if not self.bucket:
-            return {}
-        from pipeline.fs import objects
-
-        return {"at a request": Point(objects, "_open", self.requests)}
-
-    def result(self, folder: Path) -> dict[str, Any]:
-        """All that must be equal: the bytes of each file."""
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-            if path.name != ".lock"
-        }
-
-
-class Preparation(Trial):
-    """Text becomes a corpus of many small parts.
-
-    Args:
-        text: from `write_documents`.
-        workers: processes that tokenise.
-    """
-
-    def __init__(self, text: Path, workers: int = 0):
-        self.text, self.workers = text, workers
-        self.name = f"prepare, {workers} workers"
-
-    def run(self, folder: Path) -> None:
-        from pipeline import Feature
-        from pipeline.corpus import prepare
-        from pipeline.text import ragged
-        from pipeline.text.sources import JsonLines
-        from pipeline.text.sources import source as sizes
-        from pipeline.text.tokenizers import Bytes
-
-        ragged.TOKENS_PER_PART, sizes.LEAST, sizes.BLOCK = 600, 1500, 100
-        options: Any = {"num_workers": self.workers, "progress": False, "template": spell}
-        options["features"] = {"letters": Feature("letters", dtype="uint8")}
-        prepare(JsonLines(self.text), Bytes(), folder, **options)
-
-
-class Stream(Trial):
-    """A stream becomes a corpus that others can read meanwhile, and goes on from its cursor.
-
-    What was acknowledged is noted, and so must be there whenever the work goes on. A reader of what
-    is sealed sees the beginning of the stream, each example once.
-
-    Args:
-        examples: how many.
-    """
-
-    name = "Writer"
-
-    def __init__(self, examples: int = 120):
-        self.examples = examples
-
-    def example(self, number: int) -> list[int]:
-        """The tokens of an example, by which it is told from others."""
-        return [number] * (1 + number * 7 % 13)
-
-    def run(self, folder: Path) -> None:
-        from pipeline.corpus import Corpus, Writer
-        from pipeline.text import ragged
-
-        ragged.TOKENS_PER_PART = 50
-        place, note = folder / "c", folder / "acknowledged"
-        acknowledged = len(note.read_bytes()) if note.exists() else 0
-        with contextlib.suppress(FileExistsError), Writer(place) as writer:
-            begin = writer.cursor or 0
-            assert acknowledged <= begin == writer.examples, (acknowledged, begin)
-            self.check(place, begin)
-            for number in range(begin, self.examples):
-                writer.append(self.example(number))
-                if number % 10 == 9:
-                    writer.seal(cursor=number + 1)
-                    with note.open("ab") as file:
-                        file.truncate(number + 1)
-            writer.finish()
-        self.check(place, self.examples)
-        Corpus.open(place).verify()
-
-    def check(self, place: Any, due: int) -> None:
-        """Refuses a corpus of which a reader sees something else than `due` examples."""
-        from pipeline.corpus import Corpus
-        from pipeline.errors import Missing
-
-        try:
-            corpus = Corpus.open(place, follow=True)
-            corpus.refresh()
-            seen = [int(tokens[0]) for tokens in self.tokens(corpus)]
-        except Missing:
-            seen = []
-        assert seen == [*range(due)], seen
-
-    def tokens(self, corpus: Any) -> Iterator[Any]:
-        """The tokens of each example of a corpus."""
-        numbers = range(len(corpus))
-        lengths = corpus.lengths if len(corpus) else ()
-        for number, length in zip(numbers, lengths, strict=True):
-            assert length == len(self.example(number)) - 1
-            yield self.example(number)[:1] if not length else corpus[number]["inputs"]
-
-    def result(self, folder: Path) -> dict[str, Any]:
-        return super().result(folder / "c")
-
-
-class Training(Trial):
-    """A run of train.py: a tiny model, two buckets, evaluations, checkpoints, two epochs.
-
-    Args:
-        text: from `write_documents`.
-        steps: how many.
-        bucket: of the work directories, if they are in one, each with files of others beside it and
-            among its checkpoints.
-    """
-
-    requests = 250  # that a run makes at least
-
-    def __init__(self, text: Path, steps: int = 12, bucket: Path | None = None):
-        self.text, self.steps, self.bucket = text, steps, bucket
-        self.name = "train.py in a bucket" if bucket else "train.py"
-
-    def begin(self, folder: Path) -> None:
+        """Writes the files of others."""
         for name in SIBLINGS if self.bucket else ():
             (self.root(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root(folder) / name).write_text(f"{name} of somebody else")
 
     def run(self, folder: Path) -> None:
+        """Trains, from the beginning or from where a run in the folder stopped."""
         import jax
 
         import train
+        from pipeline.fs import as_path
         from pipeline.history import audit
         from pipeline.trainer.checkpoint import Checkpoints
         from tests.runs.runs import tiny
@@ -265,7 +112,7 @@ class Training(Trial):
         Checkpoints.save = note  # type: ignore[method-assign]
         config = tiny(
             self.text,
-            steps=self.steps,
+            steps=STEPS,
             eval_every=4,
             checkpoint_every=3,
             batches__tokens_per_batch=512,
@@ -273,31 +120,33 @@ class Training(Trial):
             batches__max_length=64,
         )
         config.model.update(num_layers=1, width=16, num_heads=1, num_kv_heads=1, mlp_width=16)
-        workdir = self.address(folder) / "run"
+        root = self.root(folder)
+        workdir = as_path(f"s3://{self.bucket.name}/{root.name}" if self.bucket else root) / "run"
         train.train(config, workdir)
         audit(workdir, lambda line: None)
 
-    def points(self) -> dict[str, Point]:
-        from pipeline.steps.compiled import Compiled
+    def points(self) -> dict[str, tuple[Any, str, int]]:
+        """Owners and names of methods, of whose first calls one is hit, and how many those are."""
+        from pipeline.fs import objects
+        from pipeline.trainer import run
         from pipeline.trainer.checkpoint import Checkpoints
 
-        def evaluates(compiled, *_):
-            return compiled.name == "eval_step"
-
-        return {
-            "in a checkpoint": Point(Checkpoints, "save"),
-            "in an evaluation": Point(Compiled, "__call__", counts=evaluates),
-            **super().points(),
+        found: dict[str, tuple[Any, str, int]] = {
+            "in a checkpoint": (Checkpoints, "save", 6),
+            "in an evaluation": (run, "sum_over_batches", 3),
         }
+        return found | ({"at a request": (objects, "_open", REQUESTS)} if self.bucket else {})
 
     def result(self, folder: Path) -> dict[str, Any]:
+        """All that must be equal."""
         from tests.runs.runs import lines, summary
 
-        run = self.root(folder) / "run"
-        files = super().result(self.root(folder))
+        root, run = self.root(folder), self.root(folder) / "run"
+        paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".lock"]
+        files = {str(path.relative_to(root)): path for path in sorted(paths)}
         kept = {
-            name: sha
-            for name, sha in files.items()
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
             if name in SIBLINGS or not name.startswith("run/") or name.startswith("run/corpus/")
         }
         # The other files have times in them, or compiled programs; their names are the same.
@@ -345,10 +194,10 @@ END = "to the end"  # no kind of instant
 
 
 class Kills:
-    """Trials in processes that are killed, each run again until it ends, and compared.
+    """Runs in processes that are killed, each run again until it ends, and compared.
 
     Args:
-        trial: the work.
+        training: the run.
         folder: of its own, for all runs.
         seed: decides every instant.
 
@@ -357,8 +206,8 @@ class Kills:
         found: what was wrong, in words.
     """
 
-    def __init__(self, trial: Trial, folder: Path, seed: int = 0):
-        self.trial, self.folder, self.random = trial, folder, random.Random(seed)
+    def __init__(self, training: Training, folder: Path, seed: int = 0):
+        self.training, self.folder, self.random = training, folder, random.Random(seed)
         self.kills: collections.Counter[str] = collections.Counter()
         self.found: list[str] = []
         folder.mkdir(parents=True)
@@ -367,16 +216,16 @@ class Kills:
         def count(whole: Path) -> None:
             counts: list[int] = []
             at_change(whole, counts.append)
-            trial.run(whole)
+            training.run(whole)
             (folder / "changes").write_text(str(len(counts)))
 
         # The first run fills caches of compiled programs.
-        for name, run in (("first", trial.run), ("whole", count)):
+        for name, run in (("first", training.run), ("whole", count)):
             begin = time.monotonic()
             if code := self._start(name, run):
-                raise RuntimeError(f"{trial.name} ended with {code}:\n{self._log.read_text()}")
+                raise RuntimeError(f"{training.name} ended with {code}:\n{self._log.read_text()}")
             self.seconds = time.monotonic() - begin
-        self.expected = trial.result(folder / "whole")
+        self.expected = training.result(folder / "whole")
         self.changes = int((folder / "changes").read_text())
 
     def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
@@ -384,7 +233,7 @@ class Kills:
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
-            self.trial.begin(folder)
+            self.training.begin(folder)
         pid = fork(functools.partial(run, folder), self._log)
         if after is not None:
             time.sleep(after)
@@ -392,48 +241,48 @@ class Kills:
                 os.kill(pid, signal.SIGKILL)
         return wait(pid, self._log, PATIENCE)
 
-    def _instants(self) -> Iterator[Instant]:
-        """Instants without end."""
-        while True:
-            kinds = ["at any time", "at a change of a file", *self.trial.points()]
-            kind = self.random.choice(kinds)
-            if kind == "at any time":
-                yield kind, self.random.uniform(0, self.seconds), self.trial.run
-            elif kind == "at a change of a file":
-                yield self._at_change(self.random.randint(1, self.changes))
-            else:
-                point, delay = self.trial.points()[kind], self.random.uniform(0, 0.03)
-                call = self.random.randint(1, point.calls)
-                yield kind, None, functools.partial(self._run_to_point, point, call, delay)
+    def _instant(self) -> Instant:
+        points, run = self.training.points(), self.training.run
+        kind = self.random.choice(["at any time", "at a change of a file", *points])
+        if kind == "at any time":
+            return kind, self.random.uniform(0, self.seconds), run
+        if kind == "at a change of a file":
+            number = self.random.randint(1, self.changes)
 
-    def _at_change(self, number: int) -> Instant:
-        def run(folder: Path) -> None:
-            at_change(folder, lambda count: kill_me() if count == number else None)
-            self.trial.run(folder)
+            def to_change(folder: Path) -> None:
+                at_change(folder, lambda count: kill_me() if count == number else None)
+                run(folder)
 
-        return "at a change of a file", None, run
+            return kind, None, to_change
+        owner, name, calls = points[kind]
+        at, delay = self.random.randint(1, calls), self.random.uniform(0, 0.03)
 
-    def _run_to_point(self, point: Point, number: int, delay: float, folder: Path) -> None:
-        method, calls = getattr(point.owner, point.name), []
+        def to_point(folder: Path) -> None:
+            method, called = getattr(owner, name), []
 
-        def timed(*arguments, **options):
-            if point.counts(*arguments, **options):
-                calls.append(None)
-                if len(calls) == number:
+            def timed(*arguments, **options):
+                called.append(None)
+                if len(called) == at:
                     threading.Timer(delay, kill_me).start()
-            return method(*arguments, **options)
+                return method(*arguments, **options)
 
-        setattr(point.owner, point.name, timed)
-        self.trial.run(folder)
+            setattr(owner, name, timed)
+            run(folder)
+
+        return kind, None, to_point
 
     def run(self, kills: int) -> None:
         """Kills that many processes.
 
-        After one or several kills in a folder, the work is run to its end there.
+        After one or several kills in a folder, the run goes on to its end there.
         """
-        for number, instants in enumerate(self._rounds(kills), 1):
+        number = 0
+        while (done := self.kills.total()) < kills:
+            number += 1
+            several = min(self.random.choice((1, 1, 2)), kills - done)
+            instants = [self._instant() for _ in range(several)]
             name, story = f"{number}", []
-            for kind, after, run in [*instants, (END, None, self.trial.run)]:
+            for kind, after, run in [*instants, (END, None, self.training.run)]:
                 code = None
                 try:
                     code = self._start(name, run, after)
@@ -445,21 +294,14 @@ class Kills:
                 elif code:
                     said = self._log.read_text()[-3000:]
                     self._note(name, story, f"{kind}: ended with {code}:\n{said}")
-            result = self.trial.result(self.folder / name) if code == 0 else self.expected
+            result = self.training.result(self.folder / name) if code == 0 else self.expected
             for key in {**self.expected, **result}:
                 if (now := result.get(key)) != (due := self.expected.get(key)):
                     self._note(name, story, f"{key} is {now!s:.2000}, not {due!s:.2000}")
 
-    def _rounds(self, kills: int) -> Iterator[Iterable[Instant]]:
-        """The instants of each folder."""
-        instants = self._instants()
-        while (done := self.kills.total()) < kills:
-            several = min(self.random.choice((1, 1, 2)), kills - done)
-            yield itertools.islice(instants, several)
-
     def _note(self, name: str, story: list[str], wrong: str) -> None:
         killed = ", ".join(story) or "never"
-        self.found.append(f"{self.trial.name}, run {name}, killed {killed}: {wrong}")
+        self.found.append(f"{self.training.name}, run {name}, killed {killed}: {wrong}")
         print(self.found[-1], flush=True)
 
 

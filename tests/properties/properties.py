@@ -14,7 +14,6 @@ import os
 import pickle
 import re
 import tempfile
-import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,8 @@ from pipeline.planning.plan import Plan
 from pipeline.text.sources.source import sharded
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
-from tests.loading.definition import define_batch, require_same
 from tests.properties import hostile
-from tests.properties.accounts import Accounts, assert_batch_fits, assert_each_position_once
+from tests.properties.accounts import assert_batch_fits, assert_each_position_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,29 +232,6 @@ def arrays(place, given):
             expect(read["targets"].tolist() == ids[1:], read, "and not", ids)
 
 
-@holds(
-    st.lists(
-        st.tuples(hostile.tokens, hostile.sometimes(st.lists(hostile.floats, max_size=6))),
-        max_size=4,
-    ),
-    5,
-)
-def weighted_arrays(place, given):
-    examples = [ids for ids, _ in given]
-    weights = [
-        (some + [1.0] * len(ids))[: len(ids)]
-        if isinstance(some, list) and all(isinstance(each, float) for each in some)
-        else some
-        for ids, some in given
-    ]
-    with refusing():
-        corpus = Corpus.from_arrays({"tokens": examples, "weights": weights}, place)
-        corpus.verify()
-        for weight, read in zip(weights, corpus, strict=True):
-            due = np.asarray(weight, np.float32)[1:]
-            expect(np.array_equal(read["loss_weights"], due), read, "and not", due)
-
-
 @holds(hostile.table_files(of_tokens=True), 10)
 def tokens_in_place(place, given):
     end, content, rows = given
@@ -356,59 +331,6 @@ def damaged_corpora(place, given):
             expect(corpus.tokenizer == tokenizers.Bytes(), "another tokenizer")
 
 
-@functools.cache
-def cached() -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The files of a small corpus, and of its cache, which has all parts."""
-    with folder():
-        examples = [np.arange(at % 6) + at for at in range(40)]
-        with unittest.mock.patch("pipeline.text.ragged.TOKENS_PER_PART", 20):
-            Corpus.from_arrays(examples, "source")
-        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
-        (there,) = Path("cache").iterdir()
-        for part in Path("source").glob("part-*"):
-            (there / part.name).write_bytes(part.read_bytes())
-        contents(corpus)
-        return files_in(Path("source")), files_in(there)
-
-
-FOREIGN = [
-    ".lock",
-    "part-000000-00000.arrow",
-    "part-000000-99999.arrow",
-    ".part-000000-00001.arrow.fetching",
-    "notes",
-]
-
-
-@holds(
-    st.lists(
-        st.sampled_from(sorted(cached()[1])).flatmap(
-            lambda name: st.tuples(st.just(name), hostile.damaged(cached()[1][name]))
-        )
-        | st.tuples(st.sampled_from(FOREIGN), st.none() | st.binary(max_size=40)),
-        max_size=3,
-        unique_by=lambda each: each[0],
-    ),
-    8,
-)
-def damaged_caches(place, given):
-    source, held = cached()
-    put(place / "source", source)
-    due = contents(Corpus.open("source"))
-    Corpus.open("source", cache="cache", cache_bytes=1 << 20)
-    (there,) = Path("cache").iterdir()
-    put(there, held)
-    for name, content in given:
-        if content is not None:
-            put(there, {name: content})
-        elif not (there / name).exists():
-            (there / name).mkdir()
-    odd = [str(there / name) for name, content in given if content is None]
-    with refusing(*(odd if len({*odd}) == 1 else [])):
-        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
-        expect(contents(corpus) == due, "read otherwise after", given)
-
-
 # ---- plans
 
 
@@ -476,45 +398,15 @@ few_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 def mixtures(place, given):
     first, second, weights, options = given
     with refusing():
-        corpora, buckets = {"a": first, "b": second}, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)]
-        plan = Plan(corpora, buckets, weights=weights, **options)
-        asked = {**options, "buckets": buckets, "overflow": plan.options.overflow}
-        accounts = Accounts(corpora, asked, [])
+        buckets = [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)]
+        plan = Plan({"a": first, "b": second}, buckets, weights=weights, **options)
         steps = plan.num_batches() if plan.finite else 40
         expect(steps < 1000, "a plan of", steps, "steps")
         for step in range(steps):
-            batch = plan.batch(step)
-            assert_batch_fits(batch, asked, plan)
-            accounts.take(batch)
-        for account in accounts.by_name.values():
-            # Buckets may be in different epochs.
-            expect(all(account.over[:-2]), "an epoch lacks positions:", account.owed)
-            expect(not plan.finite or len(account.over) <= 1, "a corpus repeats before the end")
+            assert_batch_fits(plan.batch(step), {"buckets": buckets}, plan)
 
 
 # ---- batches and scores
-
-
-@holds(
-    st.tuples(
-        st.lists(hostile.tokens, min_size=1, max_size=12),
-        st.lists(hostile.shapes.map(lambda s: (s[0] * 2, s[1])), min_size=1, max_size=2),
-        st.sampled_from(["continue", "restart"]),
-        st.integers(0, 3),
-    ),
-    5,
-)
-def batches(place, given):
-    examples, shapes, positions, seed = given
-    with refusing():
-        corpus = Corpus.from_arrays(examples, place)
-        plan = Plan(corpus, as_buckets(shapes), seed=seed)
-        options = {"positions": positions, "process_count": 2}
-        halves = [pipeline.Batches(corpus, plan, process_index=p, **options) for p in (0, 1)]
-        for step in range(len(halves[0])):
-            first, second = (half[step] for half in halves)
-            batch = {name: np.concatenate([first[name], second[name]]) for name in first}
-            require_same(batch, define_batch([examples], plan.batch(step), positions))
 
 
 def count_inputs(batch):
@@ -540,23 +432,12 @@ def count_inputs(batch):
 def scores(place, given):
     examples, shapes, options = given
     with refusing():
-        corpus, buckets = Corpus.from_arrays(examples, "corpus"), as_buckets(shapes)
-        step, options = count_inputs, {"per": "position", "buckets": buckets, **options}
-        table = pipeline.score(corpus, step, directory="scores", **options)
+        corpus = Corpus.from_arrays(examples, "corpus")
+        options = {"per": "position", "buckets": as_buckets(shapes), **options}
+        score = functools.partial(pipeline.score, corpus, count_inputs, directory="scores")
+        table = score(**options)
         expect(table.num_rows == len(examples), table.num_rows, "rows")
-        longest, overflow = max(bucket.length for bucket in buckets), options.get("overflow")
-        for ids, row in zip(examples, table.to_pylist(), strict=True):
-            size = max(len(ids) - 1, 0)
-            kept = 0 if size > longest and overflow == "drop" else size
-            kept = min(kept, longest) if overflow == "truncate" else kept
-            due = {"inputs": ids[:kept], "weights": [2.0] * kept}
-            for name, value in row.items() if options["per"] == "position" else ():
-                if reduce := options.get("reduce"):
-                    due[name] = sum(due[name]) / (max(kept, 1) if reduce == "mean" else 1)
-                said = name, value, "of", ids, "and not", due
-                expect(np.allclose(value, due[name]) if kept else not value, *said)
-        again = pipeline.score(corpus, step, directory="scores", **options)
-        expect(again.equals(table), "another table")
+        expect(score(**options).equals(table), "another table")
 
 
 # ---- states, histories, schedules

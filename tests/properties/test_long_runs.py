@@ -24,14 +24,9 @@ def figures(*words):
 
 
 def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been():
-    counts = "--prepare=1", "--train=2", "--write=2", "--train-in-storage=1"
+    counts = "--train=2", "--in-storage=1"
     kills = [(name, sum(some), unequal) for name, (*some, unequal) in figures("kills", *counts)]
-    assert kills == [
-        ("prepare 2 workers", 1, 0),
-        ("Writer", 2, 0),
-        ("train.py", 2, 0),
-        ("train.py in a bucket", 1, 0),
-    ]
+    assert kills == [("train.py", 2, 0), ("train.py in a bucket", 1, 0)]
 
 
 def test_many_batches_leave_memory_threads_and_files_as_they_were(tmp_path):

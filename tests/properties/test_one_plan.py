@@ -214,10 +214,10 @@ def test_documents_of_several_rows_are_there_once_whatever_changes_at_any_step(p
     joins = {"more": [9, 33, 2], "exclude": [len(sizes) - 2]}  # the first of the new ones
     for step in range(Plan(sizes, **begin).num_batches() + 2):
         for change in ({"seed": step}, longer, joins, joins | {"overflow": "truncate"}):
-            assert_is_what_was_asked_for(([sizes], [], begin, [(step, change)], None))
+            assert_is_what_was_asked_for(([sizes], [], begin, [(step, change)], None), access=False)
 
 
-def assert_is_what_was_asked_for(what):
+def assert_is_what_was_asked_for(what, access=True):
     """Holds a plan, its epochs, its coverage and its random access against an account of them."""
     corpora, _, begin, _, per_file = what
     try:
@@ -249,6 +249,8 @@ def assert_is_what_was_asked_for(what):
     assert used == known if one or plan.finite else {*used} <= {*known}
     assert_epochs_are_those_due(plan, accounts, steps)
     assert_coverage(plan, accounts, batches)
+    if not access:
+        return
     if one:
         more = (len(event.get("more", ())) for _, event in events)
         grown = itertools.accumulate(more, initial=len(corpora[0]))

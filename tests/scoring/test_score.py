@@ -362,13 +362,12 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     model = train.make_model(config, corpus)
     init_state, _ = train.make_init_and_step(config, make_mesh(config.mesh), model)
     state = init_state(jax.random.key(1))
-    for step, other in (5, init_state(jax.random.key(2))), (7, state):
-        with Checkpoints(workdir / "checkpoints") as checkpoints:
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        for step, other in (5, init_state(jax.random.key(2))), (7, state):
             checkpoints.save(step, other, data={"step": step})
-        with messages() as said:
-            train.score(config, workdir)
+    with messages() as said:
+        train.score(config, workdir)
     scores = open_table(workdir / "scores" / "7" / "scores.arrow")
-    assert not scores.equals(open_table(workdir / "scores" / "5" / "scores.arrow"))
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
