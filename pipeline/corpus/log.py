@@ -274,10 +274,10 @@ class Log(Handles):
             self._read_on() if self._known else self._scan()
             return self._known[-1] if self._known else None
 
-    # ---- as `pipeline.planning.growing.Parts`
+    # ---- as `pipeline.planning.lengths.Parts`
 
     def lengths(self, number: int) -> np.ndarray | None:
-        """See `pipeline.planning.growing.Parts`.
+        """See `pipeline.planning.lengths.Parts`.
 
         Raises:
             NotSealed: no part was sealed within `wait_seconds`.
@@ -290,7 +290,7 @@ class Log(Handles):
         return lengths
 
     def digest(self, number: int) -> str | None:
-        """See `pipeline.planning.growing.Parts`."""
+        """See `pipeline.planning.lengths.Parts`."""
         if not number:
             return ""
         with self._lock:
@@ -298,7 +298,7 @@ class Log(Handles):
             return self._end[2] if entry is None else entry.before
 
     def whole(self) -> lengths_module.Lengths:
-        """See `pipeline.planning.growing.Parts`; parts that were deleted are one file of zeros."""
+        """See `pipeline.planning.lengths.Parts`; parts that were deleted are one file of zeros."""
         entries, manifest = self.entries(self.first()), self._finished()
         parts, deleted = [entry.part for entry in entries], np.zeros(entries[0].first, np.uint32)
         if manifest is None:

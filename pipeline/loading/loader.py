@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipeline.corpus.corpora import Corpora, sealed_parts
+from pipeline.corpus.corpora import sealed_parts
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
@@ -314,8 +314,6 @@ def load(
             "Corpora, or a directory; make a corpus of text with prepare, and of arrays with "
             "Corpus.from_arrays"
         )
-    if options.get("weights") is not None and not isinstance(corpus, Corpora):
-        raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         several = math.lcm(128, length) if length > 1 else None

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.gaps import Cuts, fill_rows, remove_rows
+from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
 from pipeline.planning.lengths import weigh
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
 from pipeline.planning.tails import count_surplus, group_tails
@@ -147,13 +147,13 @@ def _fill(
         length = group[0].length
         chains = fill_rows(documents[index], length, cuts, max_segments)
         if index + 1 < len(groups):
-            rows = sum([chain.rows for chain in chains])
+            rows = sum(map(count_rows, chains))
             many = surplus[index] if surplus else count_surplus(rows, group)
             chains, moved = remove_rows(chains, many, cuts)
             documents[index] -= moved
             documents[index + 1] += moved
-        filled.append([pattern for chain in chains for pattern in chain.patterns])
-        number += sum([chain.num_cuts for chain in chains])
+        filled.append([*itertools.chain.from_iterable(chains)])
+        number += count_cuts(chains)
     return Packed(tuple(map(tuple, filled)), np.sum(documents, axis=0), cuts.table, number)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
 from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.cascade import ATTENTIONS, Attention, Packing, row_cost
-from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
@@ -31,7 +30,7 @@ from pipeline.planning.options import (
     as_phases,
     whole_by_side,
 )
-from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.pieces import Overflow
 from pipeline.planning.search import BucketSet, Price, Search, choose
 from pipeline.planning.stock import Stock, round_up
 
@@ -194,8 +193,6 @@ class Fit:
         self._aligns = whole_by_side("align", options.get("align", 1), names, 1)
         self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
-        if options.get("packing") == "fill":
-            check_fill(groups=getattr(lengths, "trees", None) is not None)
         array = first.included
         if weights is not None:
             array = typical_lengths(corpora, weights, by, self.costs)
@@ -266,9 +263,8 @@ class Fit:
     def _rules(self, room: np.ndarray) -> Options:
         """The options of a plan whose longest bucket is `room`, which cuts longer examples."""
         bucket = Bucket(1, tuple(room.tolist()), self._names)
-        if (rule := self._options.get("overflow")) is not None:
-            require_one_of("overflow", rule, OVERFLOWS)
-        if rule is None or rule == "error":
+        rule = self._options.get("overflow")
+        if rule is None or (isinstance(rule, str) and rule == "error"):
             rule = "split" if rule is None and len(room) == 1 else "truncate"
         options: Any = {**self._options, "overflow": rule}
         return Options(buckets=(bucket,), **options)

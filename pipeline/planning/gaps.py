@@ -8,7 +8,6 @@ this bin packing with fragmentable items.)
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -79,24 +78,18 @@ class Cuts:
         return documents
 
 
-class Chain(NamedTuple):
-    """Equal chains: one pattern for each row of the chain; its `rows` is the number of chains."""
+# Equal chains: one pattern for each row of the chain; its `rows` is the number of chains.
+Chain = Sequence[Pattern]
 
-    patterns: Sequence[Pattern]
 
-    @property
-    def rows(self) -> int:
-        """The number of rows in all of the chains."""
-        return count_rows(self.patterns)
+def count_cuts(chains: Iterable[Chain]) -> int:
+    """The number of documents that some chains cut."""
+    return sum(count_rows(chain) - chain[0].rows for chain in chains)
 
-    @property
-    def num_cuts(self) -> int:
-        """The number of documents that the chains cut."""
-        return self.rows - self.patterns[0].rows
 
-    def repeat(self, times: int) -> "Chain":
-        """`times` chains like these."""
-        return Chain([pattern._replace(rows=times) for pattern in self.patterns])
+def _repeat(chain: Chain, times: int) -> Chain:
+    """`times` chains like these."""
+    return [pattern._replace(rows=times) for pattern in chain]
 
 
 def fill_rows(
@@ -106,7 +99,7 @@ def fill_rows(
 
     >>> counts = np.bincount([6, 6, 6])
     >>> [chain] = fill_rows(counts, 9, cuts := Cuts(7))
-    >>> [row.pieces for row in chain.patterns], cuts.table.tolist()
+    >>> [row.pieces for row in chain], cuts.table.tolist()
     ([((6, 1), (7, 1)), ((8, 1), (6, 1))], [[6, 3]])
 
     Best fit packs whole documents. The fullest rows stay, as long as that needs no more rows; the
@@ -123,20 +116,19 @@ def fill_rows(
         gap = length - pattern.fill
         if not (rows := min(pattern.rows, spare // gap) if gap else pattern.rows):
             break
-        found.append(Chain([pattern._replace(rows=rows)]))
+        found.append([pattern._replace(rows=rows)])
         spare -= rows * gap
-    left = counts - count_segments([chain.patterns[0] for chain in found], len(counts))
+    left = counts - count_segments(itertools.chain.from_iterable(found), len(counts))
     copies = 1 << (int(left @ sizes) // (length * ROWS_AT_ONCE)).bit_length()
     while left.any():
         laid = _lay(left // copies, length, cuts, max_segments, copies)
-        found += [chain.repeat(copies) for chain in laid]
-        every = itertools.chain.from_iterable(chain.patterns for chain in laid)
-        left -= copies * cuts.count_documents(every)
+        found += [_repeat(chain, copies) for chain in laid]
+        left -= copies * cuts.count_documents(itertools.chain.from_iterable(laid))
         copies //= 2
-    saved = count_rows(patterns) - sum(chain.rows for chain in found)
-    if saved > 0 and saved * length >= least_piece(length) * sum(c.num_cuts for c in found):
+    saved = count_rows(patterns) - sum(map(count_rows, found))
+    if saved > 0 and saved * length >= least_piece(length) * count_cuts(found):
         return found
-    return [Chain([pattern]) for pattern in patterns]
+    return [[pattern] for pattern in patterns]
 
 
 def least_piece(length: int) -> int:
@@ -150,29 +142,28 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
     The emptiest chains are removed; a chain with more rows than needed loses only its last rows.
     """
     stay, moved = list[Chain](), np.zeros(cuts.sizes, np.int64)
-    for chain in sorted(chains, key=lambda each: each.patterns[-1].fill):
-        times = chain.patterns[0].rows
-        if gone := min(times, rows // len(chain.patterns)):
-            moved += cuts.count_documents(chain.repeat(gone).patterns)
-            rows -= gone * len(chain.patterns)
+    for chain in sorted(chains, key=lambda each: each[-1].fill):
+        times = chain[0].rows
+        if gone := min(times, rows // len(chain)):
+            moved += cuts.count_documents(_repeat(chain, gone))
+            rows -= gone * len(chain)
         if times > gone:
-            stay.append(chain.repeat(times - gone))
+            stay.append(_repeat(chain, times - gone))
     if rows:
-        place = next(n for n, chain in enumerate(stay) if len(chain.patterns) > rows)
-        chain = stay[place].repeat(1)
-        stay[place] = stay[place].repeat(stay[place].patterns[0].rows - 1)
-        stay.append(_end(chain.patterns[: len(chain.patterns) - rows], cuts))
-        moved += cuts.count_documents(chain.patterns)
-        moved -= cuts.count_documents(stay[-1].patterns)
-    return [chain for chain in stay if chain.rows], moved
+        place = next(n for n, chain in enumerate(stay) if len(chain) > rows)
+        chain = _repeat(stay[place], 1)
+        stay[place] = _repeat(stay[place], stay[place][0].rows - 1)
+        stay.append(_end(chain[: len(chain) - rows], cuts))
+        moved += cuts.count_documents(chain) - cuts.count_documents(stay[-1])
+    return [chain for chain in stay if count_rows(chain)], moved
 
 
-def _end(rows: Sequence[Pattern], cuts: Cuts) -> Chain:
+def _end(rows: Chain, cuts: Cuts) -> Chain:
     """A chain of the first rows of a longer one; its last row loses the piece that continues."""
     *first, last = rows
     *pieces, (piece, _) = last.pieces
     fill = last.fill - cuts.positions(piece)
-    return Chain([*first, Pattern(tuple(pieces), last.rows, fill, last.segments - 1)])
+    return [*first, Pattern(tuple(pieces), last.rows, fill, last.segments - 1)]
 
 
 def _lay(
@@ -209,6 +200,6 @@ def _lay(
         segments = sum(times for _, times in row)
         rows.append(Pattern(tuple(row), 1, length - room, segments))
         if not carried:
-            found.append(Chain(rows))
+            found.append(rows)
             rows = []
     return found

@@ -10,13 +10,13 @@ The plan never depends on which parts are sealed by now: a request for a window 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import PAIR
-from pipeline.planning.lengths import Exclude
+from pipeline.planning.lengths import Exclude, Parts
 from pipeline.planning.options import LEAST_WINDOW, WINDOW, Options, by_side
 from pipeline.planning.pieces import Pieces
 
@@ -28,34 +28,6 @@ APART = 1 << 40
 
 # A window closes at 1 / GROWTH of the pieces before it, within LEAST_WINDOW and `options.window`.
 GROWTH = 4
-
-
-@runtime_checkable
-class Parts(Protocol):
-    """The sealed parts of a corpus that grows, in order."""
-
-    def lengths(self, number: int) -> np.ndarray | None:
-        """The lengths of the examples of a part, as for `Plan`.
-
-        Waits until it is sealed; None if the corpus is finished and has no such part.
-        """
-        ...
-
-    def digest(self, number: int) -> str | None:
-        """A digest of all parts before a part; None if they are not sealed. It does not wait.
-
-        Before part 0, it is the empty string.
-        """
-        ...
-
-    def whole(self) -> Any:
-        """The lengths of all examples of a finished corpus, or the corpus, as for `Lengths.of`."""
-        ...
-
-
-def grows(given: Any) -> TypeGuard[Parts]:
-    """Whether what a plan is given for a corpus are the parts of one that grows."""
-    return isinstance(given, Parts)
 
 
 def refuse_exclude(exclude: Exclude) -> None:
@@ -74,7 +46,7 @@ def begin_lengths(parts: Parts | Mapping[str, Any], options: Mapping[str, Any]) 
     """
     refuse_exclude(options.get("exclude", ()))
     if isinstance(parts, Mapping):
-        growing = {name: each for name, each in parts.items() if grows(each)}
+        growing = {name: each for name, each in parts.items() if isinstance(each, Parts)}
         return {**parts, **{n: begin_lengths(each, options) for n, each in growing.items()}}
     if options.get("max_length") is None:
         raise InvalidValue(
@@ -103,8 +75,9 @@ class Place:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Place":
-        """The place from JSON with its attributes, and perhaps others."""
-        return cls(**{each.name: given[each.name] for each in dataclasses.fields(cls)})
+        """The place from JSON that may have its attributes, and others."""
+        names = [each.name for each in dataclasses.fields(cls)]
+        return cls(**{name: given[name] for name in names if name in given})
 
 
 def cut_parts(parts: Parts, numbers: range, options: Options) -> Pieces:

@@ -69,7 +69,6 @@ class Layout:
         None: they are all the windows of a pass.
         """
         self.pieces, self._pack = pieces, pack
-        none: tuple[int, ...] = (0,) * len(groups)
         if of_chapter := rows_before is not None:
             self.rows_before, window = rows_before, len(pieces)
         else:
@@ -88,9 +87,8 @@ class Layout:
         self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
         most_in_row = np.zeros((2, len(groups)), np.int64)  # segments and continuations
         self.cuts = np.zeros(len(self), np.int64)
-        # For a single window, `pack` finds the surplus.
-        single = len(self) == 1 and not of_chapter
-        self._surplus: list[tuple[int, ...] | None] = [None if single else none] * len(self)
+        self._single = len(self) == 1 and not of_chapter  # `pack` then finds the surplus
+        self._surplus = np.zeros((len(self), len(groups)), np.int64)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
@@ -107,14 +105,12 @@ class Layout:
             counts = self._count(window)
             self.counts += counts
             measure(window, self.packed(window, counts))
-        for length, group in enumerate(groups[:-1] if ends and not single else ()):
+        for length, group in enumerate(groups[:-1] if ends and not self._single else ()):
             every = int(self.rows_before[length] + self.rows[length].sum())
             missing = count_surplus(every, group)
             for window in reversed(range(len(self))):
                 if moved := min(missing, int(self.rows[length, window])):
-                    surplus = list(self._surplus[window] or none)
-                    surplus[length], missing = moved, missing - moved
-                    self._surplus[window] = tuple(surplus)
+                    self._surplus[window, length], missing = moved, missing - moved
                     self._packed.pop(window, None)
                     measure(window, self.packed(window))
         self.most_segments, self.most_continuations = most_in_row.tolist()
@@ -167,7 +163,8 @@ class Layout:
         if (found := self._packed.get(window)) is None:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
-            found = self._pack(counts, surplus=self._surplus[window])
+            surplus = None if self._single else self._surplus[window].tolist()
+            found = self._pack(counts, surplus=surplus)
             if len(self._packed) < KEPT:
                 self._packed[window] = found
         return found

@@ -50,6 +50,29 @@ class Corpus(Protocol):
         ...
 
 
+@runtime_checkable
+class Parts(Protocol):
+    """The sealed parts of a corpus that grows, in order."""
+
+    def lengths(self, number: int) -> np.ndarray | None:
+        """The lengths of the examples of a part, as for `Plan`.
+
+        Waits until it is sealed; None if the corpus is finished and has no such part.
+        """
+        ...
+
+    def digest(self, number: int) -> str | None:
+        """A digest of all parts before a part; None if they are not sealed. It does not wait.
+
+        Before part 0, it is the empty string.
+        """
+        ...
+
+    def whole(self) -> Any:
+        """The lengths of all examples of a finished corpus, or the corpus, as for `Lengths.of`."""
+        ...
+
+
 class HasArray(Protocol):
     """An array of any library, which NumPy can read."""
 
@@ -128,6 +151,7 @@ class Lengths:
 
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
+        parts: the sealed parts of a corpus that grows, which is `given`; it has no examples here.
         names: the names of the sides, if they are given.
         loss_side: the number of the side with loss; the last one, if that is not known.
         excluded: int64, the numbers of the examples that are left out, ascending.
@@ -138,6 +162,7 @@ class Lengths:
 
     def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
         self.given, self.excluded = given, excluded
+        self.parts = given if isinstance(given, Parts) else None
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
@@ -165,6 +190,11 @@ class Lengths:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    @property
+    def grows(self) -> bool:
+        """Whether these are the parts of a corpus that grows."""
+        return self.parts is not None
 
     @property
     def num_sides(self) -> int:
@@ -331,17 +361,13 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     return np.unique(found.astype(np.int64))
 
 
-def exclude_from(members: Mapping[str, Any], excluded: np.ndarray) -> dict[str, Any]:
-    """The `Lengths` of corpora by name, without examples, which are numbered over all of them.
-
-    Corpora that grow, which have no `Lengths`, are returned unchanged.
-    """
-    first, found = 0, dict(members)
+def exclude_from(members: Mapping[str, Lengths], excluded: np.ndarray) -> dict[str, Lengths]:
+    """The corpora by name without some examples, which are numbered over all of them."""
+    first, found = 0, dict[str, Lengths]()
     for name, lengths in members.items():
-        if isinstance(lengths, Lengths):
-            mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
-            found[name] = lengths.exclude(mine)
-            first += len(lengths)
+        mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
+        found[name] = lengths.exclude(mine)
+        first += len(lengths)
     return found
 
 
@@ -349,6 +375,8 @@ def as_lengths(lengths: Any) -> np.ndarray:
     """The lengths as an array of non-negative integers, `[n]` or `[n, sides]`."""
     if isinstance(lengths, Lengths):
         return lengths.array
+    if isinstance(lengths, Parts):
+        return np.zeros(0, np.uint32)
     if isinstance(lengths, Mapping):
         sides = {name: as_lengths(each) for name, each in lengths.items()}
         if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:

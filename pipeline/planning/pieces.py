@@ -101,13 +101,10 @@ class Pieces:
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
         lengths, trees = self._lengths, self.trees
-        found = []
-        for first in range(0, len(lengths), lengths_lib.CHUNK):
-            chunk = lengths[first : first + lengths_lib.CHUNK]
-            over = chunk > room[0]
-            if lengths.ndim == 2:
-                over = (chunk > self._room).any(axis=1)
-            found.append(np.flatnonzero(over) + first)
+        found = [
+            np.unique(np.nonzero(chunk > self._room)[0]) + number * lengths_lib.CHUNK
+            for number, chunk in enumerate(lengths_lib.chunks(lengths))
+        ]
         overlong = np.setdiff1d(np.concatenate(found), self._of.excluded, assume_unique=True)
         self.overlong = overlong
         if not len(overlong):

@@ -19,12 +19,10 @@ from pipeline.errors import (
 )
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import Counts, count_steps, describe
-from pipeline.planning.growing import grows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
-    Lengths,
     as_corpora,
     select_corpora,
     take_first,
@@ -304,7 +302,8 @@ class Plan:
     @functools.cached_property
     def parts(self) -> dict[str, Any]:
         """The sealed parts of each corpus that grows or has grown, by name."""
-        return {name: each for name, each in self.stages[0].members.items() if grows(each)}
+        each = self.stages[0].members.items()
+        return {name: lengths.parts for name, lengths in each if lengths.grows}
 
     @property
     def follows(self) -> bool:
@@ -438,18 +437,6 @@ class Plan:
     def num_examples(self) -> int:
         """Examples of all corpora in the last stage, including those left out."""
         return self.counts[-1]
-
-    @functools.cached_property
-    def trees(self) -> np.ndarray | None:
-        """`trees` of all examples, as for `lengths.Corpus`, if some are groups; else None."""
-        every = [each for each in self.stages[-1].members.values() if isinstance(each, Lengths)]
-        if all(each.trees is None for each in every):
-            return None
-        lengths = [each.array.astype(np.int64) for each in every]
-        return np.concatenate([
-            np.stack([size, 0 * size, size**2], axis=1) if each.trees is None else each.trees
-            for each, size in zip(every, lengths, strict=True)
-        ])  # fmt: skip
 
     @property
     def max_position(self) -> int:

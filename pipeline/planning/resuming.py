@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.growing import grows, require_past
+from pipeline.planning.growing import require_past
 from pipeline.planning.plan import Plan, check_first
 from pipeline.planning.schedule import Schedule, Taken
 from pipeline.planning.stage import Origin, Stage, make_streams
@@ -38,7 +38,7 @@ def entries_at(plan: Plan, step: int) -> tuple[Mapping[str, Any], ...]:
     entries = _make_entries(stage, mark)
     for number, (stream, leg) in enumerate(zip(stage.streams, taken.legs, strict=True)):
         chapter = stream.chapter(leg)
-        if grows(stage.members[stream.name]):
+        if stage.members[stream.name].grows:
             # A corpus without a weight has none: whether its window is known depends on others.
             needed = mark is not taken and (stage.weights is None or stage.weights[stream.name])
             begun = leg > chapter.number or (taken.rows[:, number] > chapter.start).any()
@@ -54,7 +54,7 @@ def _make_entries(stage: Stage, taken: Taken) -> tuple[dict[str, Any], ...]:
         chapter = stream.chapter(legs[number])
         rows[:, number] -= chapter.start
         legs[number] -= chapter.number
-        grew = grows(stage.members[stream.name])
+        grew = stage.members[stream.name].grows
         place: dict[str, Any] = {"rest": True} if chapter.has_rest else {}
         place |= {"epoch": stream.epoch} if stream.epoch > grew else {}
         places[stream.name] = place | (dataclasses.asdict(chapter.place) if grew else {})

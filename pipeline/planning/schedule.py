@@ -552,7 +552,9 @@ class Schedule:
             begin, ends = interval.start, [*ends, interval.end]
         begin, end = max(first, begin), min(each for each in ends if each is not None)
         begin += bisect.bisect_left(range(begin, step), epoch, key=self.epoch_of)
-        return range(begin, find_first(lambda at: at >= end or self.epoch_of(at) > epoch, step))
+        if self.epoch_of(end - 1) > epoch:
+            end = step + 1 + bisect.bisect(range(step + 1, end), epoch, key=self.epoch_of)
+        return range(begin, end)
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""

@@ -14,7 +14,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.growing import APART, Place, grows, refuse_exclude
+from pipeline.planning.growing import APART, Place, refuse_exclude
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     NO_EXAMPLES,
@@ -51,7 +51,7 @@ class Stage(Handles):
         options: the options.
         weights: the share of each of several corpora, by name; None for one corpus.
         given: the lengths or corpora of the plan, with corpora that have joined.
-        members: the lengths of each corpus by name, or the parts of one that grows.
+        members: the lengths of each corpus by name.
         firsts: the number in the plan of the first example of each corpus.
         changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
             (their number from here on) instead of `lengths`. In the first stage, all options.
@@ -63,7 +63,7 @@ class Stage(Handles):
         self,
         start: int,
         options: Options,
-        members: Mapping[str, Any],
+        members: Mapping[str, Lengths],
         weights: Mapping[str, Fraction] | None,
         given: Any,
         changes: Mapping[str, Any],
@@ -73,8 +73,7 @@ class Stage(Handles):
     ):
         self.start, self.options, self.weights, self.given = start, options, weights, given
         self.members, self.changes = members, changes
-        sizes = [0 if grows(each) else len(each) for each in members.values()]
-        self.grows = any(map(grows, members.values()))
+        sizes, self.grows = [*map(len, members.values())], _any_grows(members)
         self.firsts = [n * APART if self.grows else sum(sizes[:n]) for n in range(len(sizes))]
         self._before, self.replans = before, replan
         self._origin: Origin | None = None
@@ -117,15 +116,13 @@ class Stage(Handles):
     @property
     def num_examples(self) -> int:
         """Examples of all corpora, including those left out; those of growing ones do not count."""
-        last = [*self.members.values()][-1]
-        return self.firsts[-1] + (0 if grows(last) else len(last))
+        return self.firsts[-1] + len([*self.members.values()][-1])
 
     @property
     def excluded(self) -> np.ndarray:
         """The examples that are left out, numbered over all corpora: int64, ascending."""
         each = zip(self.members.values(), self.firsts, strict=True)
-        found = [one.excluded + first for one, first in each if isinstance(one, Lengths)]
-        return np.concatenate([NO_EXAMPLES, *found])
+        return np.concatenate([one.excluded + first for one, first in each])
 
     @property
     def end(self) -> int | None:
@@ -182,7 +179,7 @@ class Stage(Handles):
             return {stream.name: stream.identity for stream in self.streams}
         window = options_of_streams(self.options, self.members).window
         return {
-            name: {"window": window} | ({} if grows(each) else {"lengths": each.digest})
+            name: {"window": window} | ({} if each.grows else {"lengths": each.digest})
             for name, each in self.members.items()
         }
 
@@ -226,10 +223,8 @@ class Stage(Handles):
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         given = {"": lengths} if weights is None else as_corpora(lengths)
-        found = {name: given[name] for name in weights or given}
-        growing = any(map(grows, found.values()))
-        check_options(options, several=weights is not None, growing=growing)
-        members = {n: each if grows(each) else Lengths.of(each) for n, each in found.items()}
+        members = {name: Lengths.of(given[name]) for name in weights or given}
+        check_options(options, several=weights is not None, growing=_any_grows(members))
         changes = options.as_json() | _weights_as_json(weights)
         if weights is None:
             del changes["by"], changes["ending"]
@@ -270,7 +265,7 @@ class Stage(Handles):
         # If only weights and corpora are new, the present streams continue.
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
-        count = sum(len(each) for each in members.values() if not grows(each))
+        count = sum(map(len, members.values()))
         new |= {"examples": count} if not self.grows and count > self.num_examples else {}
         members = exclude_from(members, more)
         return Stage(step, options, members, shares, given, new, before=self, replan=replan)
@@ -282,7 +277,7 @@ class Stage(Handles):
         first = step // self.options.tiers * self.options.tiers
         return range(first, first + self.options.tiers)  # blocks end there, and wherever parts say
 
-    def _extend(self, given: Any, weights: Any) -> dict[str, Any]:
+    def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
         """The lengths of all corpora, with new examples (of one corpus) or new corpora."""
         if self.weights is None:
             return {"": self.members[""].extend(given)}
@@ -303,9 +298,13 @@ class Stage(Handles):
         return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
 
 
-def _select(exclude: Exclude, given: Any, members: Mapping[str, Any]) -> np.ndarray:
+def _any_grows(members: Mapping[str, Lengths]) -> bool:
+    return any(each.grows for each in members.values())
+
+
+def _select(exclude: Exclude, given: Any, members: Mapping[str, Lengths]) -> np.ndarray:
     """The examples to leave out, numbered over all corpora; none where a corpus grows."""
-    if any(map(grows, members.values())):
+    if _any_grows(members):
         refuse_exclude(exclude)
         return NO_EXAMPLES
     count = sum(map(len, members.values()))
@@ -346,7 +345,7 @@ def make_streams(
             raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         except MemoryError as error:
             what = "the rest of a corpus that grows"
-            if not grows(corpus):
+            if not corpus.grows:
                 positions = int(corpus.array.sum(dtype=np.int64))
                 what = f"{counted(len(corpus), 'example')} of {positions:,} positions"
             raise DoesNotFit(
@@ -363,11 +362,10 @@ def _begin_stream(
     stage: Stage, number: int, place: Mapping[str, Any], options: Options, cache: WindowCache
 ) -> Stream:
     """The stream of a corpus, by its number, from a place in an entry on, if one is given."""
-    (name, corpus), begin = [*stage.members.items()][number], None
-    epoch = place.get("epoch", int(grows(corpus)))
-    if grows(corpus) and place:
-        begin = Place.of(place)
-        corpus = Lengths.of(corpus.whole()) if epoch > 1 else corpus
+    name, corpus = [*stage.members.items()][number]
+    epoch = place.get("epoch", int(corpus.grows))
+    if corpus.parts is not None and epoch > 1:
+        corpus = Lengths.of(corpus.parts.whole())
     # No corpus joins those that grow, so that their streams are as many as the stage's number.
     return Stream(
         corpus,
@@ -377,7 +375,7 @@ def _begin_stream(
         first=stage.firsts[number],
         number=stage.number if stage.grows else 0,
         epoch=epoch,
-        begin=begin,
+        begin=Place.of(place),
     )
 
 

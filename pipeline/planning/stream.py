@@ -22,7 +22,7 @@ from pipeline.planning import growing
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.growing import Parts, Place, cut_parts, find_window
+from pipeline.planning.growing import Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
@@ -43,6 +43,9 @@ from pipeline.planning.pieces import (
 )
 from pipeline.planning.solution import Solution, load_solution
 from pipeline.planning.tails import group_tails
+
+# The orders of windows that a pass keeps: readers are in up to two epochs at a time.
+ORDERS = 4
 
 
 @dataclasses.dataclass
@@ -133,6 +136,7 @@ class Pass:
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def needs(self) -> int:
@@ -152,13 +156,15 @@ class Pass:
         int64 [windows] and [lengths, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
-        return self._cache.get((self.layout, epoch), 0, self._order, epoch)
-
-    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        windows = np.arange(len(self.layout))
-        if self._shuffle:
-            windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
-        return windows, np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+        if (found := self._orders.get(epoch)) is None:
+            windows = np.arange(len(self.layout))
+            if self._shuffle:
+                windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
+            edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+            found = self._orders[epoch] = windows, edges
+            for oldest in list(self._orders)[:-ORDERS]:
+                self._orders.pop(oldest, None)
+        return found
 
     def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
@@ -313,7 +319,7 @@ class Stream(Handles):
 
     def __init__(
         self,
-        corpus: "Lengths | Parts",
+        corpus: Lengths,
         options: Options,
         cache: WindowCache,
         *,
@@ -330,12 +336,9 @@ class Stream(Handles):
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(options.buckets[-1].lengths)), np.int64)
         self.legs: tuple[Leg, ...] = ()
-        self.parts, self.begin = None, begin or Place()
-        if isinstance(corpus, Lengths):
-            self.lengths = corpus
+        self.lengths, self.parts, self.begin = corpus, corpus.parts, begin or Place()
+        if self.parts is None:
             self._plan_whole()
-        else:
-            self.parts, self.lengths = corpus, Lengths(NO_EXAMPLES)
         if rest is not None and len(rest):
             self._plan_rest(rest)
         self.__setstate__({})
@@ -573,19 +576,17 @@ class Stream(Handles):
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(
-        self, rows: np.ndarray, leg: int, corpus: "Lengths | Parts", options: Options
-    ) -> "Stream":
+    def after(self, rows: np.ndarray, leg: int, corpus: Lengths, options: Options) -> "Stream":
         """The stream after some rows, as for `rest`, with the rest of open epochs planned again.
 
         New examples at the end of `corpus` join the latest epoch in progress. If whole epochs of a
         corpus that grew have begun, it is finished, like any other.
         """
         spans, epoch, place = self.rest(rows, leg)
-        if not isinstance(corpus, Lengths) and (self.parts is None or epoch > self.epoch):
+        if corpus.grows and (self.parts is None or epoch > self.epoch):
             corpus = self.lengths
         before = len(self.lengths)
-        if isinstance(corpus, Lengths) and len(spans) and len(corpus) > before:
+        if len(spans) and len(corpus) > before:
             sizes = corpus.positions_from(before)
             joining = as_spans(epoch - 1, np.arange(before, len(corpus)), 0, sizes)
             spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
@@ -662,12 +663,10 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
     from the epoch that they join; those of a corpus that grows, from the window that has them.
     `streams` are those of one corpus in the stages of a plan.
     """
-    first = max([n for n, each in enumerate(streams) if epoch >= each.epoch], default=0)
-    if epoch >= streams[first].epoch:
+    expected, first = streams[0].lost[:0, 3:], -1
+    if begun := [n for n, each in enumerate(streams) if epoch >= each.epoch]:
+        first = begun[-1]
         expected = streams[first].whole.layout.pieces.positions_per_example()
-    else:
-        expected = streams[0].lost[:0, 3:]
-        first = -1
     for number, stream in enumerate(streams[first + 1 :], first + 1):
         before = len(expected)
         if stream.parts is None:
@@ -681,7 +680,7 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     every = np.concatenate([each.lost for each in streams])
     lost = every[every[:, 0] == epoch, 1:]
-    begun = [each for each in streams if epoch >= each.epoch and each.parts is None]
-    if begun and lost.shape[1] == 3:
-        lost = np.concatenate([lost, begun[-1].whole.layout.pieces.silent])
+    whole = [streams[n].whole for n in begun if streams[n].parts is None]
+    if whole and lost.shape[1] == 3:
+        lost = np.concatenate([lost, whole[-1].layout.pieces.silent])
     return expected, lost

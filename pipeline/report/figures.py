@@ -112,7 +112,7 @@ def measure(
         options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
         sides=[measure_side(dataset, *each) for each in sides],
         ran=dataset.plan is not None,
-        plan=measure_epoch(plan, width),
+        plan=measure_epoch(plan, width, getattr(dataset.corpus, "trees", None)),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
     )
 
@@ -155,8 +155,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     )
 
 
-def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
-    """The figures of an epoch of a plan, for a model of this width."""
+def measure_epoch(plan: Plan, width: int = 1024, trees: np.ndarray | None = None) -> Epoch:
+    """The figures of an epoch of a plan, for a model of this width; `trees` are of the corpus."""
     first, last = plan.epoch_steps
     counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
@@ -165,7 +165,7 @@ def measure_epoch(plan: Plan, width: int = 1024) -> Epoch:
         fill = float(weigh(tokens, plan.options.costs) / (number * size)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     costs = [
-        row_costs(each.bucket, each.segments, width, plan.trees, costs=plan.options.costs)
+        row_costs(each.bucket, each.segments, width, trees, costs=plan.options.costs)
         for each in map(plan.batch, range(first, min(last, first + MOST_BATCHES)))
     ]
     return Epoch(

@@ -20,7 +20,7 @@ def row_costs(
     """The cost of each row of a batch with attention that skips other segments: float64 [rows].
 
     A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`. `segments`
-    are those of a `PlannedBatch`. For groups, the cost in the plan's `trees` replaces `l²`. The
+    are those of a `PlannedBatch`. For groups, the cost in the corpus's `trees` replaces `l²`. The
     positions of each side count with its entry of `costs`.
 
     >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()

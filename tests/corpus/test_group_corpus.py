@@ -137,12 +137,10 @@ def test_the_cost_of_groups_is_what_their_columns_see_also_in_a_report():
         assert corpus.trees[example].tolist()[0] == path
     assert corpus.trees[3].tolist() == [4, 0, 16]
     assert plan.max_position == 4
-    assert plan.trees.tolist() == corpus.trees.tolist()
-    assert Plan([3, 4], [Bucket(1, 8)]).trees is None
     planned = Plan(corpus, [Bucket(2, 16)], shuffle=False).batch(0)
     segments, costs = planned.segments, corpus.trees[planned.segments[:, 1], 2]
     expected = 16 + np.bincount(segments[:, 0], costs, 2) / 6
-    assert row_costs(planned.bucket, segments, 1, plan.trees).tolist() == expected.tolist()
+    assert row_costs(planned.bucket, segments, 1, corpus.trees).tolist() == expected.tolist()
 
 
 def test_rows_of_groups_are_sorted_by_their_real_cost():

@@ -153,7 +153,7 @@ WRONG = [
     (placing((4, 8), bucket=Bucket(8, 8)), r"shape \(4, 8\), but .* holds \(8, 8\) of 8x8"),
     (loading(buckets=[Bucket(1, 64)], max_buckets=3), "max_buckets, max_length to choose them;"),
     (loading(num_epochs="2", **BUDGET), "num_epochs is '2'; it must be"),
-    (loading(weights={"a": 1}, **BUDGET), "weights are for several corpora"),
+    (loading(weights={"a": 1}, **BUDGET), "with weights it must be several corpora by name"),
     (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
     *((loading(timeout_seconds=n, **BUDGET), "timeout_seconds is") for n in (0, "1", np.nan)),
     (lambda c, p: pipeline.load(c, **TOO_LONG), r"longer has shape .* keep rows and positions"),

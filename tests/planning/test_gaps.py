@@ -48,18 +48,18 @@ def as_documents(chains, cuts):
     had, table = np.zeros(cuts.sizes, int), cuts.table
     for chain in chains:
         halves = []
-        for pattern in chain.patterns:
+        for pattern in chain:
             for size, times in pattern.pieces:
                 if size < cuts.sizes:
                     had[size] += times * pattern.rows
                 else:
                     halves += [size - cuts.sizes] * times
         for way in halves[::2]:
-            had[table[way // 2, 0]] += chain.patterns[0].rows
+            had[table[way // 2, 0]] += chain[0].rows
         # A document that a row begins is the first that the next row goes on with.
         assert halves == [each for way in halves[::2] for each in (way, way + 1)]
         assert all(way % 2 == 0 for way in halves[::2])
-        assert len(halves) == 2 * (len(chain.patterns) - 1)
+        assert len(halves) == 2 * (len(chain) - 1)
     return had
 
 
@@ -73,19 +73,19 @@ def size_of(size, cuts):
 
 def assert_rows_are_counted(chains, cuts):
     for chain in chains:
-        for row in chain.patterns:
+        for row in chain:
             assert row.fill == sum(size_of(size, cuts) * times for size, times in row.pieces)
             assert row.segments == sum(times for _, times in row.pieces)
-            assert row.rows == chain.patterns[0].rows
+            assert row.rows == chain[0].rows
 
 
 @given(histograms(300), st.integers(40, 60), st.integers(0, 30) | st.integers(0, 2000))
 def test_chains_without_some_of_their_rows_have_all_other_documents(counts, length, rows):
     chains = gaps.fill_rows(counts, length, cuts := gaps.Cuts(41), None)
-    every = sum(chain.rows for chain in chains)
+    every = sum(map(count_rows, chains))
     left, moved = gaps.remove_rows(chains, rows := min(rows, every), cuts)
     np.testing.assert_array_equal(as_documents(left, cuts) + moved, counts)
-    assert sum(chain.rows for chain in left) == every - rows
+    assert sum(map(count_rows, left)) == every - rows
     assert_rows_are_counted(left, cuts)
 
 
@@ -95,14 +95,14 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(cou
     np.testing.assert_array_equal(as_documents(chains, cuts), counts)
     assert_rows_are_counted(chains, cuts)
     for chain in chains:
-        assert all(row.segments <= (most or length) for row in chain.patterns)
-        assert all(row.fill >= length - length // 4 for row in chain.patterns[:-1])
-        assert all(row.fill <= length for row in chain.patterns)
+        assert all(row.segments <= (most or length) for row in chain)
+        assert all(row.fill >= length - length // 4 for row in chain[:-1])
+        assert all(row.fill <= length for row in chain)
     table = cuts.table
     assert (np.minimum(table[:, 1], table[:, 0] - table[:, 1]) >= length // 8).all()
-    rows = sum(chain.rows for chain in chains)
+    rows = sum(map(count_rows, chains))
     whole = count_rows(best_fit(counts.copy(), length, np.arange(41) > 0, most))
-    number = sum(chain.num_cuts for chain in chains)
+    number = gaps.count_cuts(chains)
     assert (whole - rows) * length >= number * gaps.least_piece(length)
     assert rows < whole or (rows == whole and number == 0)
 
