@@ -37,16 +37,6 @@ def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):
     pairs.verify()
 
 
-def test_a_state_of_other_targets_is_refused_with_what_changed(pairs, sides, plan, tmp_path):
-    targets = [target * 2 for target in sides[1]]
-    other = Pairs.from_arrays(sides[0], targets, tmp_path, vocab_size=2000)
-    for mixed in (Pairs(pairs.inputs, other.targets), Pairs(other.inputs, pairs.targets)):
-        assert mixed.vocab_size == 2000
-    state = iter(Batches(pairs, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match=r"corpus: tokens of targets was .* and is now"):
-        iter(Batches(other, plan).to_iter_dataset()).set_state(state)
-
-
 def test_prepared_pairs_hold_both_texts(tmp_path):
     class Source(list):
         fingerprint = "records"
