@@ -108,14 +108,14 @@ def printed(python, tmp_path):
 
 
 def test_the_installed_package_is_pipeline_alone_with_its_command(printed, python):
-    version, typed, place, others = printed(
-        "from importlib.metadata import entry_points;"
-        "(script,) = entry_points(group='console_scripts', name='lockstep');"
-        "script.load()(['--version']);"
+    typed, place, others, version = printed(
         "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
-        "print([name for name in ('models', 'configs', 'tests') if importlib.util.find_spec(name)])"
+        "print([each for each in ('models', 'configs', 'tests') if importlib.util.find_spec(each)])"
+        "\nfrom importlib.metadata import entry_points;"
+        "(script,) = entry_points(group='console_scripts', name='lockstep');"
+        "script.load()(['--version'])"
     )
     assert version == f"lockstep {pipeline.__version__}"
     assert (typed, others) == ("True", "[]")
