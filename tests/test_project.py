@@ -107,25 +107,20 @@ def printed(python, tmp_path):
     return lines_of
 
 
-def test_the_installed_package_is_pipeline_alone(printed, python):
-    typed, place, others = printed(
+def test_the_installed_package_is_pipeline_alone_with_its_command(printed, python):
+    typed, place, others, version = printed(
         "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
-        "print([name for name in ('models', 'configs', 'tests') if importlib.util.find_spec(name)])"
-    )
-    assert (typed, others) == ("True", "[]")
-    assert pathlib.Path(place) != ROOT
-    assert str(python.parent.parent) in place
-
-
-def test_the_console_command_is_installed(printed):
-    said = printed(
-        "from importlib.metadata import entry_points;"
+        "print([each for each in ('models', 'configs', 'tests') if importlib.util.find_spec(each)])"
+        "\nfrom importlib.metadata import entry_points;"
         "(script,) = entry_points(group='console_scripts', name='lockstep');"
         "script.load()(['--version'])"
     )
-    assert said == [f"lockstep {pipeline.__version__}"]
+    assert version == f"lockstep {pipeline.__version__}"
+    assert (typed, others) == ("True", "[]")
+    assert pathlib.Path(place) != ROOT
+    assert str(python.parent.parent) in place
 
 
 def test_planning_there_needs_numpy_only(printed):

@@ -1,12 +1,10 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
 from pipeline.cli.check import check_corpus, check_plan
-from pipeline.planning import lengths as lengths_lib
 from tests.corpus.manifests import alter
 
 
@@ -24,21 +22,6 @@ def test_check_finds_an_id_outside_the_vocabulary(copy, monkeypatch):
     found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 998", str(error.value))
     name, example, seen = found.groups()
     assert int(seen) in Corpus.open(copy)[int(example)][name]
-
-
-@pytest.mark.parametrize("change", ["one more", "two exchanged"])
-def test_check_finds_lengths_that_are_not_those_of_the_tokens(copy, change):
-    corpus, lengths = Corpus.open(copy), np.load(copy / "lengths.npy")
-    if change == "one more":
-        lengths[7] += 1
-    else:
-        other = int(np.flatnonzero(lengths != lengths[7])[0])
-        lengths[[7, other]] = lengths[[other, 7]]
-    np.save(copy / "lengths.npy", lengths)
-    stated = {"lengths_digest": lengths_lib.digest(lengths)}
-    alter(corpus, lambda manifest: manifest.update(stated))
-    with pytest.raises(ValueError, match=r"the corpus is damaged at .*: its lengths_digest"):
-        check_corpus(Corpus.open(copy), lambda what: None)
 
 
 def test_check_looks_into_several_corpora(pairs, tmp_path):

@@ -442,13 +442,7 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
     assert (status, model.read_bytes()) == (WRONG, before)
     assert "tokenizer.model exists, and was not trained" in err
-    # Nor is a file of the user's own, before any work.
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "tokenizer.model").write_bytes(b"mine")
-    for tokenizer in (model, "sentencepiece"):
-        run.refused("prepare", text, "--into", tmp_path / "own", "--tokenizer", tokenizer)
-        assert (tmp_path / "own" / "tokenizer.model").read_bytes() == b"mine"
-    # And if it was exchanged, ids are not decoded to nonsense.
+    # If it was exchanged, ids are not decoded to nonsense.
     train_sentencepiece(TextFiles(text), 310, tmp_path / "b.model")
     shutil.copy(tmp_path / "b.model", model)
     with pytest.raises(ValueError, match=r"its tokenizer, .*, cannot be loaded: it is sentencep"):

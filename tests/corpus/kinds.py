@@ -2,7 +2,6 @@
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import feather, parquet
 
 import pipeline
 from pipeline import (
@@ -19,6 +18,7 @@ from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
+from tests.text.record_files import write_table
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
 STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
@@ -117,15 +117,7 @@ def in_place(kind, directory, examples, task=CAUSAL):
     for number, mine in enumerate((examples[:15], examples[15:])):
         ids = pa.array([each.tolist() for each in mine], held)
         table = pa.table({"other": ["x"] * len(mine), "input_ids": ids})
-        path = str(directory / f"{number}.{kind}")
-        if kind == "parquet":
-            parquet.write_table(table, path, row_group_size=4)
-        elif kind == "stream":
-            with pa.ipc.new_stream(path, table.schema) as writer:
-                writer.write_table(table, max_chunksize=4)
-        else:
-            compression = "lz4" if kind == "lz4" else "uncompressed"
-            feather.write_feather(table, path, compression=compression, chunksize=4)
+        write_table(directory / f"{number}.{kind}", table, rows=4)
     opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
     return opened(str(directory / f"*.{kind}"), **options)
 

@@ -4,12 +4,12 @@ import json
 
 import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
 
 from pipeline import Feature, InPlace, Masked
 from pipeline.corpus import INPUTS
 from pipeline.text import sources
 from tests.corpus.files import documents_of, weights_of
+from tests.text.record_files import save_to_disk, write_table
 
 IDS = [[1, 2, 3, 4], [5, 6], [], [7, 8, 9]]
 
@@ -19,12 +19,8 @@ def write(request, tmp_path):
     """A function that writes columns into two groups of rows, and returns how to open them."""
 
     def write_columns(columns):
-        path = str(tmp_path / f"{len([*tmp_path.iterdir()])}.{request.param}")
-        table = pa.table(columns)
-        if request.param == "arrow":
-            feather.write_feather(table, path, compression="uncompressed", chunksize=2)
-        else:
-            parquet.write_table(table, path, row_group_size=2)
+        path = tmp_path / f"{len([*tmp_path.iterdir()])}.{request.param}"
+        write_table(path, pa.table(columns))
         return lambda **options: getattr(InPlace, request.param)(path, **options)
 
     return write_columns
@@ -113,22 +109,17 @@ def test_columns_that_do_not_fit_the_tokens_are_refused(write):
         opened()
 
 
-def save_to_disk(folder, files, splits=None):
-    """A folder as `save_to_disk` of Hugging Face's datasets writes it: Arrow streams, and JSON."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in files.items():
-        table = pa.table({"input_ids": pa.array(rows, pa.large_list(pa.int32()))})
-        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
-            writer.write_table(table)
-    listed = {"_data_files": [{"filename": name} for name in files], "_split": None}
-    (folder / "state.json").write_text(json.dumps(listed))
+def save(folder, files):
+    """Saves rows of ids by the names of their files, as Hugging Face's datasets do."""
+    files = {name: [{"input_ids": row} for row in rows] for name, rows in files.items()}
+    save_to_disk(folder, files)
 
 
 def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     folder, name = tmp_path / "tokens", "data-00000-of-0000{}.arrow"
-    save_to_disk(folder, {name.format(2): [[1, 2]], "data-00001-of-00002.arrow": [[3]]})
+    save(folder, {name.format(2): [[1, 2]], "data-00001-of-00002.arrow": [[3]]})
     assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[1, 2], [3]]
-    save_to_disk(folder, {name.format(1): [[4, 5, 6]]})  # the others stay
+    save(folder, {name.format(1): [[4, 5, 6]]})  # the others stay
     assert documents_of(InPlace.arrow(folder, task=INPUTS)) == [[4, 5, 6]]
     with pytest.raises(ValueError, match=r"00002.arrow is not among the files that state.json"):
         InPlace.arrow(folder / "*.arrow")
@@ -139,7 +130,7 @@ def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     with pytest.raises(ValueError, match="is not a data set that was saved to disk whole"):
         InPlace.arrow(tmp_path)
     for split, rows in {"train": [[1]], "test": [[2]]}.items():
-        save_to_disk(tmp_path / split, {name.format(1): rows})
+        save(tmp_path / split, {name.format(1): rows})
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     corpus = InPlace.arrow(tmp_path, split="test", task=INPUTS)
     assert documents_of(corpus) == [[2]]
@@ -148,13 +139,13 @@ def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
             InPlace.arrow(tmp_path, split=split)
     with pytest.raises(ValueError, match=r"split is 'test', but .* is no folder"):
         InPlace.arrow(folder / "*.arrow", split="test")
-    save_to_disk(folder, {})
+    save(folder, {})
     with pytest.raises(ValueError, match="is empty; give a data set with at least one row"):
         InPlace.arrow(folder)
     (folder / "state.json").write_text('{"_data_files": [')
     with pytest.raises(ValueError, match=r"state\.json cannot be read"):
         InPlace.arrow(folder)
-    save_to_disk(folder, {name.format(1): [[4, 5, 6]]})
+    save(folder, {name.format(1): [[4, 5, 6]]})
     (folder / name.format(1)).unlink()
     with pytest.raises(FileNotFoundError, match="there is no file"):
         InPlace.arrow(folder)

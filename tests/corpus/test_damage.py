@@ -10,6 +10,7 @@ from pipeline import Corpus, InPlace
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import flip
+from tests.corpus.kinds import SIZES, make
 from tests.corpus.manifests import alter
 
 COUNTS = [5, 30, 0, 12, 40, 1, 33, 20, 9, 50]
@@ -114,6 +115,17 @@ def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries)
     alter(corpus, lambda it: (it["parts"][0] if of_part else it).update(entries))
     with pytest.raises(ValueError, match="damaged at"):
         Corpus.open(tmp_path).verify()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "groups"])
+def test_verify_reads_all_parts_of_pairs_and_of_groups(kind, tmp_path):
+    corpus = make(kind, tmp_path / kind, SIZES[:9])
+    for path in [*tmp_path.rglob("part-*.arrow")]:
+        flip(path, path.stat().st_size // 2)
+        with pytest.raises(ValueError, match=f"damaged at {path}: "):
+            corpus.verify()
+        flip(path, path.stat().st_size // 2)
+    corpus.verify()
 
 
 @pytest.mark.parametrize("offsets", [[0, 3, 1 << 30], [0, 4, 3], [-1, 3, 5]])

@@ -1,11 +1,11 @@
-"""Files that are decoded when batches are built: as if their arrays were stored."""
+"""Files that are decoded when batches are built, as if their arrays were stored; and pictures."""
 
 import functools
 import io
 import json
 import math
 import pickle
-from pathlib import Path
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pipeline import (
     Batches,
@@ -283,9 +283,8 @@ def test_pictures_have_the_patches_that_their_headers_said(noise):
 
 
 def with_picture(record):
-    """A caption after its picture, given by a file name or, as Hugging Face has it, by bytes."""
-    image = record["image"]
-    content = Path(image).read_bytes() if isinstance(image, str) else image["bytes"]
+    """A caption after its picture, whose bytes are where Hugging Face has them."""
+    content = record["image"]["bytes"]
     patches = math.prod(patch_grid(content, 8, 30))
     slots = templates.Slots(258, at=range(patches))
     return {
@@ -296,20 +295,11 @@ def with_picture(record):
     }
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_pictures_are_prepared_and_those_without_a_header_are_listed(noise, kind, tmp_path):
+def test_pictures_are_prepared_and_those_without_a_header_are_listed(noise, tmp_path):
     contents = [*(encode(each, "PNG") for each in noise), b"no picture"]
-    captions, path = [f"picture {n}" for n in range(len(contents))], tmp_path / f"data.{kind}"
-    if kind == "jsonl":
-        names = [str(tmp_path / f"{n}.png") for n in range(len(contents))]
-        for name, content in zip(names, contents, strict=True):
-            Path(name).write_bytes(content)
-        records = zip(names, captions, strict=True)
-        lines = [json.dumps({"image": image, "caption": text}) for image, text in records]
-        path.write_text("\n".join(lines))
-    else:
-        images = [{"bytes": each, "path": None} for each in contents]
-        pq.write_table(pa.table({"image": images, "caption": captions}), path)
+    images = [{"bytes": each, "path": None} for each in contents]
+    captions, path = [f"picture {n}" for n in range(len(contents))], tmp_path / "data.parquet"
+    pq.write_table(pa.table({"image": images, "caption": captions}), path)
     options = {"features": STORED, "on_error": "skip", "num_workers": 0, "progress": False}
     source, place = sources.open_files(str(path)), tmp_path / "c"
     corpus = prepare(source, tokenizers.Bytes(), place, template=with_picture, **options)
@@ -348,3 +338,85 @@ def test_a_damaged_picture_names_its_example(noise, damage, monkeypatch):
     view = Decoded(corpus, view.decode, features=view.made)
     with pytest.raises(ValueError, match=r"example 1 (cannot be decoded|decodes to)"):
         Batches(view, Plan(view, [Bucket(1, {"patches": 90, "images": 3})]))[0]
+
+
+# ---- patches of pictures: as many as fit, with the aspect ratio, each pixel at its place
+
+
+RNG = np.random.default_rng(0)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 16), st.integers(1, 50))
+def test_the_grid_is_the_largest_that_keeps_the_aspect_ratio(height, width, patch, most):
+    found = patch_grid(np.zeros((height, width, 3), np.uint8), patch, most)
+    assert math.prod(found) <= most
+    scales = {Fraction(1)}  # at which a row or a column is full
+    for size in (height, width):
+        scales |= {Fraction(count * patch, size) for count in range(1, size // patch + 1)}
+    grids = [[math.ceil(scale * size / patch) for size in (height, width)] for scale in scales]
+    if fitting := [grid for grid in grids if math.prod(grid) <= most]:
+        assert [*found] == max(fitting, key=math.prod)
+    else:
+        assert 1 in found  # a strip
+
+
+def test_whole_patches_are_the_pixels_themselves():
+    pixels = RNG.integers(0, 256, (32, 48, 3), np.uint8)
+    patches, yx = patchify(pixels, 16, 6)
+    assert (patches.shape, patches.dtype, yx.dtype) == ((6, 768), np.uint8, np.int32)
+    for patch, (y, x) in zip(patches, yx.tolist(), strict=True):
+        expected = pixels[16 * y : 16 * y + 16, 16 * x : 16 * x + 16]
+        np.testing.assert_array_equal(patch.reshape(16, 16, 3), expected)
+
+
+def test_a_shrunk_picture_looks_like_itself():
+    y, x = np.mgrid[:600, :900]
+    pixels = np.stack([y / 600, x / 900, 0 * x], axis=2) * 255
+    content = encode(Image.fromarray(pixels.astype(np.uint8)), "JPEG", quality=95)
+    rows, columns = patch_grid(content, 16, 100)
+    patches, yx = patchify(content, 16, 100)
+    assert (rows, columns) == (8, 12)
+    means = patches.reshape(-1, 256, 3).mean(axis=1)
+    expected = (yx + 0.5) / (rows, columns) * 255
+    np.testing.assert_allclose(means[:, :2], expected, atol=3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_picture_is_turned_as_its_exif_says(orientation, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = Image.fromarray(RNG.integers(0, 256, (16, 48, 3), np.uint8))
+    content = encode(picture, kind, exif=exif)
+    patches, yx = patchify(content, 16, 9)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)).convert("RGB"))
+    expected, other = patchify(np.asarray(upright), 16, 9)
+    np.testing.assert_array_equal(patches, expected)
+    np.testing.assert_array_equal(yx, other)
+    assert patch_grid(content, 16, 9) == ((3, 1) if orientation >= 5 else (1, 3))
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
+def test_pictures_of_other_colours_are_converted(mode):
+    patches, _ = patchify(Image.new("RGB", (20, 20), "white").convert(mode), 10, 4)
+    assert patches.shape == (4, 300)
+    assert (patches == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((4, 4), np.float32), "mode 'F'"),
+        (Image.new("I;16", (4, 4)), "mode 'I;16'"),
+        (b"\x89PNG\r\n", "cannot identify"),
+    ],
+)
+def test_what_is_no_picture_of_8_bits_is_refused(image, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        patchify(image, 2, 4)
+
+
+@pytest.mark.parametrize("options", [{"patch": 0}, {"max_patches": 0}, {"patch": 1.5}])
+def test_sizes_that_are_no_whole_numbers_are_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+        patch_grid(np.zeros((4, 4, 3), np.uint8), **{"patch": 2, "max_patches": 4, **options})

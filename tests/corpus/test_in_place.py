@@ -10,7 +10,8 @@ from pyarrow import feather
 import pipeline
 from pipeline import Bucket, Corpus, InPlace
 from pipeline.corpus import CAUSAL, INPUTS
-from tests.corpus.kinds import SIZES, ids_of
+from tests.corpus.files import require_equal
+from tests.corpus.kinds import SIZES, ids_of, require_read
 from tests.text.record_files import write_table
 
 BUCKET = Bucket(rows=2, length=8)
@@ -33,22 +34,13 @@ def test_marks_that_files_lack_are_read_as_if_they_were_there(marks, task, tmp_p
         "reward": range(len(plain)),
     }
     due = Corpus.from_arrays(marked, tmp_path / "due", features=options["features"], task=task)
-    assert corpus.lengths.tolist() == due.lengths.tolist()
-    for one, other in zip(corpus, due, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in other)
+    require_equal(corpus, due)
     rng = np.random.default_rng(0)
     some = rng.permutation(np.flatnonzero(due.lengths))
     starts = rng.integers(0, due.lengths[some])
     sizes = rng.integers(1, due.lengths[some] - starts + 1)
-    read = corpus.read(some, starts, sizes, sizes + 3)
-    for name, values in due.read(some, starts, sizes, sizes + 3).items():
-        places = np.concatenate(
-            [
-                np.arange(n) + at
-                for n, at in zip(sizes, np.cumsum(sizes + 3) - sizes - 3, strict=True)
-            ]
-        )
-        assert np.array_equal(read[name][places], values[places])
+    wholes = [due.read([each], [0], [due.lengths[each]]) for each in some]
+    require_read(corpus, some, starts, sizes, sizes + 3, wholes)
     if marks != (None, None):
         assert corpus.fingerprint != InPlace.arrow(path, task=task, **options).fingerprint
 

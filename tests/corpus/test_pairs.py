@@ -4,14 +4,12 @@ import functools
 import pickle
 
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Corpus, Feature, Pairs, Plan
 from pipeline.report import open_dataset
 from pipeline.text.tokenizers import Bytes
 from tests.loading.definition import require_same
-from tests.meshes import mesh_of
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
 BEGIN = 1
@@ -20,20 +18,6 @@ BEGIN = 1
 @pytest.fixture(scope="module")
 def plan(pairs):
     return Plan(pairs, BUCKETS, overflow="truncate")
-
-
-def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
-    def rename(batch):
-        return {f"my_{name}": values for name, values in batch.items()}
-
-    whole = Batches(pairs, plan, transform=rename)
-    sharding = NamedSharding(mesh_of(data=2, sequence=2), PartitionSpec("data", "sequence"))
-    with pipeline.Loader(Batches(pairs, plan, transform=rename, sharding=sharding)) as loader:
-        for step, batch in enumerate(loader):
-            require_same(batch, whole[step])
-            assert {name: a.shape for name, a in batch.items()} == {
-                name: each.shape for name, each in loader.specs[plan.batch(step).bucket].items()
-            }
 
 
 def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):
@@ -51,16 +35,6 @@ def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):
     assert pickle.loads(pickle.dumps(pairs)).fingerprint == pairs.fingerprint
     assert Plan(pairs.lengths, BUCKETS, overflow="truncate").fingerprint == plan.fingerprint
     pairs.verify()
-
-
-def test_a_state_of_other_targets_is_refused_with_what_changed(pairs, sides, plan, tmp_path):
-    targets = [target * 2 for target in sides[1]]
-    other = Pairs.from_arrays(sides[0], targets, tmp_path, vocab_size=2000)
-    for mixed in (Pairs(pairs.inputs, other.targets), Pairs(other.inputs, pairs.targets)):
-        assert mixed.vocab_size == 2000
-    state = iter(Batches(pairs, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match=r"corpus: tokens of targets was .* and is now"):
-        iter(Batches(other, plan).to_iter_dataset()).set_state(state)
 
 
 def test_prepared_pairs_hold_both_texts(tmp_path):

@@ -56,7 +56,7 @@ def test_reasons_of_templates_are_told_apart_and_any_name_can_be_listed(tmp_path
 def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
     sample_by, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(source, "BLOCK", 1000)
+    monkeypatch.setattr(source, "BLOCK", 1 << 14)
     lines = [f"{number} " * 40 for number in range(2000)]
     packed = gzip.compress("\n".join(lines).encode())
     for name, content in (("a", packed), ("b", packed[:-9]), ("c", packed)):

@@ -37,13 +37,12 @@ def write_stream(path, records, at_once=7):
             writer.write_batch(batch)
 
 
-def save_to_disk(directory, records):
-    """As `datasets` lays it out: streams, and a state that names them."""
-    directory.mkdir(parents=True)
-    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
-    for name, mine in zip(names, (records[:25], records[25:]), strict=True):
-        write_stream(directory / name, mine)
-    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "f"}
+def save_to_disk(directory, files):
+    """Records by file, as `datasets` lays them out: streams, and a state that names them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, records in files.items():
+        write_stream(directory / name, records)
+    state = {"_data_files": [{"filename": name} for name in files], "_split": None}
     (directory / "state.json").write_text(json.dumps(state))
 
 
@@ -70,7 +69,8 @@ def make(kind, directory, given):
         case "array_record":
             return ArrayRecords(names, parse=json.loads)
         case "hugging_face":
-            save_to_disk(directory / "saved", given)
+            names = (f"data-0000{number}-of-00002.arrow" for number in range(2))
+            save_to_disk(directory / "saved", dict(zip(names, halves, strict=True)))
             return open_files(directory / "saved")
         case "list":
             return Records(given)

@@ -122,6 +122,8 @@ def test_the_last_answer_may_be_the_only_one_with_loss():
 
 
 def test_roles_that_have_a_weight_are_known_as_they_are_spelt():
+    keys = Chat(before="", after="", role="from", content="value")
+    assert learnt(keys, [{"from": "assistant", "value": "x"}]) == "x"
     gpt = Chat(before="{role}:", after="", weights={"Assistant": 1.0, "gpt": 1.0})
     assert learnt(gpt, [{"role": "Assistant", "content": "a"}, {"role": "gpt", "content": "b"}])
     for role, near in (("assistant", "Assistant"), ("GPT", "gpt")):

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.corpus.preparation import prepare
 from pipeline.text.fingerprints import fingerprint
-from pipeline.text.sources import ArrayRecords, Records
+from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat, Function, Markup
 from pipeline.text.tokenizers import Bytes
 from tests.processes import call
@@ -327,18 +327,6 @@ def test_functions_without_source_count_with_their_code(tmp_path):
     ]
     assert len({make(text) for text in texts}) == len(texts)
     assert [make("\n" + text) for text in texts] == [make(text) for text in texts]
-
-
-def test_parsers_count_with_their_code(monkeypatch, tmp_path):
-    path = tmp_path / "a.array_record"
-    path.write_bytes(b"x")
-    before = ArrayRecords(path, parse=parse).prefix
-    assert before == ArrayRecords(path, parse=parse).prefix
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 4)
-    assert ArrayRecords(path, parse=parse).prefix != before
-    assert ArrayRecords(path, parse=functools.partial(parse)).prefix.startswith("array_record-test")
-    with pytest.raises(ValueError, match=r"Listed has no fingerprint"):
-        ArrayRecords(path, parse=Listed())
 
 
 def test_values_that_differ_in_one_attribute_are_told_apart():

@@ -69,12 +69,21 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
         open_files([str(folder / "notes.txt")], kind="csv")
 
 
+class Unknown:
+    """A parser of which nothing tells what it is."""
+
+    def __call__(self, content):
+        return json.loads(content)
+
+
 def test_array_records_without_a_parser_are_text(tmp_path):
     write_array_record(tmp_path / "a.array_record", RECORDS)
     source = open_files([str(tmp_path / "a.array_record")])
     assert isinstance(source, ArrayRecords)
     assert [json.loads(record["text"]) for record in source] == RECORDS
     assert source.fingerprint != ArrayRecords(source.files, parse=json.loads).fingerprint
+    with pytest.raises(ValueError, match="has no fingerprint"):
+        _ = ArrayRecords(source.files, parse=Unknown()).fingerprint
     wrong = ArrayRecords(source.files, parse=int)
     with pytest.raises(ValueError, match=r"a\.array_record, record 0: it cannot be parsed by int"):
         list(wrong)

@@ -67,21 +67,6 @@ def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
     assert "3 to train on\n" in str(plain)
 
 
-def test_chosen_roles_are_learnt(tmp_path):
-    turns = [("system", "Be brief."), ("user", "xxx"), ("assistant", "answer")]
-    turns += [("user", "Thanks"), ("assistant", "né")]
-    record = {"messages": [{"from": role, "value": text} for role, text in turns]}
-    chat = Chat(weights={"assistant": 1.0, "system": 0.25}, role="from", content="value")
-    (example,) = prepare(Records([record]), Bytes(), tmp_path, template=chat)
-    targets, weights = example["targets"], example["loss_weights"]
-    assert Bytes().decode(targets[weights > 0]) == "Be brief.<|end|>\nanswer<|end|>\nné<|end|>\n"
-    assert Bytes().decode(np.append(example["inputs"], targets[-1])) == (
-        "<|system|>\nBe brief.<|end|>\n<|user|>\nxxx<|end|>\n<|assistant|>\nanswer<|end|>\n"
-        "<|user|>\nThanks<|end|>\n<|assistant|>\nné<|end|>\n"
-    )
-    assert set(np.unique(weights)) == {0.0, 0.25, 1.0}
-
-
 def test_a_template_that_changed_makes_another_corpus(tmp_path):
     records = Records([{"spans": [("a", 1.0), ("b", 0.0)]}])
     corpus = prepare(records, Bytes(), tmp_path, template=spoken, num_workers=2)
