@@ -13,6 +13,7 @@ python -m benchmarks updates               # what was sampled a moment ago, pack
 python -m benchmarks groups                # continuations that share a prefix in a row
 python -m benchmarks sides                 # rows of examples with several lengths
 python -m benchmarks pictures              # pictures decoded ahead, packed, and learnt
+python -m benchmarks speech                # frames and letters, packed, sorted, by a budget
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
 python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
@@ -27,7 +28,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    *("following", "sides", "tokens", "pictures"),
+    *("following", "sides", "tokens", "pictures", "speech"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {

@@ -30,7 +30,6 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, from_run, open_dataset
     from pipeline.trainer.stored_config import read_batches
-    from pipeline.trainer.tuning import read_tuned
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
@@ -55,8 +54,6 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         if refits:
             name = f"what is sealed for {paths[0]}"
             dataset = dataclasses.replace(dataset, name=name, corpus=None, plan=None)
-        if (tuned := read_tuned(workdir)) is not None:
-            dataset = dataclasses.replace(dataset, tuning=tuned.printed)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:

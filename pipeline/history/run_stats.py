@@ -87,9 +87,7 @@ class RunStats:
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     # By phase, over all starts, each up to its last checkpoint. "lost": steps that are run again.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    # In this start: compilations of the training step by bucket; and since its first step, those
-    # of the steps, and those of other functions.
-    compiles: dict[str, int] = dataclasses.field(default_factory=dict)
+    # Since the first step of this start: compilations of the steps, and of other functions.
     compiles_after_start: int = 0
     other_compiles: int = 0
 
@@ -121,7 +119,6 @@ class RunStats:
             "tokens_per_second": self.tokens / training,
             "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
-            "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
             "goodput": goodput(self.seconds),

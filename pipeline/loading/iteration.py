@@ -29,6 +29,16 @@ from pipeline.loading.state import StateKey
 IN_ONE_THREAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
+def _keep_state(transform: Callable[..., grain.MapDataset]) -> Callable[..., "StepDataset"]:
+    """A transformation of Grain whose result has the states of the plan."""
+
+    @functools.wraps(transform)
+    def keep(steps: "StepDataset", *arguments: Any, **options: Any) -> "StepDataset":
+        return StepDataset(steps.origin, transform(steps, *arguments, **options))
+
+    return keep
+
+
 class StepDataset(grain.MapDataset):
     """The steps of a plan after a transformation of Grain's; iterators keep the state of the plan.
 
@@ -73,29 +83,16 @@ class StepDataset(grain.MapDataset):
     def _element_spec(self) -> Any:
         return grain.experimental.get_element_spec(self._parent)
 
-    def map(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.map`."""
-        return self._keep(super().map(transform))
-
-    def map_with_index(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.map_with_index`; the index is the step."""
-        return self._keep(super().map_with_index(transform))
-
-    def random_map(self, transform: Any, *, seed: int | None = None) -> "StepDataset":
-        """See `grain.MapDataset.random_map`; random numbers depend on the step alone."""
-        return self._keep(super().random_map(transform, seed=seed))
-
-    def filter(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
-        return self._keep(super().filter(transform))
-
-    def seed(self, seed: int) -> "StepDataset":
-        """See `grain.MapDataset.seed`."""
-        return self._keep(super().seed(seed))
+    # Their index is the step; one that is filtered out still counts as a step.
+    map = _keep_state(grain.MapDataset.map)
+    map_with_index = _keep_state(grain.MapDataset.map_with_index)
+    random_map = _keep_state(grain.MapDataset.random_map)
+    filter = _keep_state(grain.MapDataset.filter)
+    seed = _keep_state(grain.MapDataset.seed)
 
     def slice(self, sl: slice) -> "StepDataset":
         """See `grain.MapDataset.slice`; the state counts the steps of the slice."""
-        return self._keep(super().slice(sl), f"slice({sl.start}, {sl.stop}, {sl.step})")
+        return self._reorder(super().slice(sl), f"slice({sl.start}, {sl.stop}, {sl.step})")
 
     def shuffle(self, seed: int | None = None) -> "StepDataset":
         """See `grain.MapDataset.shuffle`; a plan is shuffled without it."""
@@ -105,7 +102,7 @@ class StepDataset(grain.MapDataset):
                 "in each epoch differently: omit shuffle, or give repeat a number of epochs"
             )
         steps = super().shuffle(seed)
-        return self._keep(steps, f"shuffle({steps._default_seed if seed is None else seed})")
+        return self._reorder(steps, f"shuffle({steps._default_seed if seed is None else seed})")
 
     def batch(self, batch_size: int, **options: Any) -> grain.MapDataset:
         """Refuses to stack batches by index, which would have another state."""
@@ -139,10 +136,9 @@ class StepDataset(grain.MapDataset):
             )
         return step
 
-    def _keep(self, inside: grain.MapDataset, *order: str) -> "StepDataset":
-        """The result of a transformation; with an `order`, its index is no step of the plan."""
-        origin = self.origin._replace(order=(*self.origin.order, *order))
-        return StepDataset(origin, inside)
+    def _reorder(self, inside: grain.MapDataset, order: str) -> "StepDataset":
+        """The result of a transformation whose index is no step of the plan."""
+        return StepDataset(self.origin._replace(order=(*self.origin.order, order)), inside)
 
 
 class StepIterDataset(grain.IterDataset):

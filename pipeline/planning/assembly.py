@@ -7,7 +7,6 @@ cut into batches, called tiers. The tiers come in random order; the block has th
 without tiers.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +19,7 @@ from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.schedule import Schedule, block_within
+from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Rows, Stream
 
 # In a mixture, steps that are read in order are assembled this many at a time. Each step alone
@@ -43,7 +42,7 @@ class Assembly:
         # The number of each bucket's length.
         self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step of the last call of `batch`
-        self._block = range(0)  # what `block` returned last
+        self._block = range(0)  # the last block that was looked up
         self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
@@ -51,10 +50,12 @@ class Assembly:
         schedule = self._schedule
         if schedule.end is not None and step >= schedule.end:
             return range(step, step)
-        if self._options.tiers == 1:
-            return range(step, step + 1)
+        tiers = self._options.tiers
+        return range(step, step + 1) if tiers == 1 else self._block_around(step, tiers)
+
+    def _block_around(self, step: int, size: int) -> range:
         if step not in (block := self._block):
-            block = self._block = schedule.block_around(step, self._options.tiers)
+            block = self._block = self._schedule.block_around(step, size)
         return block
 
     def batch(self, step: int) -> PlannedBatch:
@@ -62,32 +63,25 @@ class Assembly:
         steps = self.block(step)
         if self._streams[0].mixed and self._options.tiers == 1:
             if 0 <= step - self._asked <= TOGETHER // 2:
-                steps = block_within(self._schedule.interval_around(step), step, TOGETHER)
+                steps = self._block_around(step, TOGETHER)
             self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
             rows = self._gather(bucket, taken)
             return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
-        batches = self._blocks.get(steps, 1, self._assemble, steps)
-        planned = batches[step - steps.start]
-        return dataclasses.replace(
-            planned,
-            segments=planned.segments.copy(),
-            epochs=None if planned.epochs is None else planned.epochs.copy(),
-            sources={**planned.sources},
-        )
+        return self._make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
 
-    def _assemble(self, steps: range) -> list[PlannedBatch]:
-        """The batches of some steps; the rows of each bucket are gathered at once."""
-        wanted = [self._schedule.at(step) for step in steps]
-        epochs = self._schedule.epochs_of(steps)
-        found: dict[int, PlannedBatch] = {}
-        for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
-            places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
+    def _assemble(self, steps: range) -> dict[int, tuple["_Gathered", int, np.ndarray, int]]:
+        """The arguments of `_make_batch` for each of a block of steps.
+
+        The rows of each bucket are gathered at once.
+        """
+        wanted = {step: self._schedule.at(step) for step in steps}
+        epoch, found = self._schedule.epoch_of(steps.start), {}
+        for bucket in {bucket for bucket, _ in wanted.values()}:
+            mine = [step for step, (each, _) in wanted.items() if each == bucket]
             # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
-            taken = sorted(
-                (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
-            )
+            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
@@ -97,10 +91,10 @@ class Assembly:
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
-            each = np.split(owners.argsort(kind="stable"), edges)
-            for place, mine in zip(places, each, strict=True):
-                found[place] = self._make_batch(rows, bucket, mine, epochs[place])
-        return [found[place] for place in range(len(steps))]
+            numbers = np.split(owners.argsort(kind="stable"), edges)
+            for step, of_step in zip(mine, numbers, strict=True):
+                found[step] = rows, bucket, of_step, epoch
+        return found
 
     def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
         """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""

@@ -76,10 +76,10 @@ def pack(
         return best_fit(left, int(rooms[index, 0]), opens, max_segments)
 
     def by_vector(left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
-        if max_segments is None:
-            return best_fit_vectors(left, rooms[index], positions, opens, fills)
-        room, ones = np.append(rooms[index], max_segments), np.ones(len(positions), np.int64)
-        columns = np.column_stack([positions, ones])
+        room, columns = rooms[index], positions
+        if max_segments is not None:
+            room = np.append(room, max_segments)
+            columns = np.column_stack([columns, np.ones(len(columns), np.int64)])
         return best_fit_vectors(left, room, columns, opens, fills)
 
     def place(search: Callable[..., list[Pattern]]) -> tuple[list[list[Pattern]], float]:

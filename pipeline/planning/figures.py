@@ -1,7 +1,7 @@
 """Figures of a plan: batches, tokens, epochs and losses, from counts of rows; and their table."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,15 +61,16 @@ class Counts(NamedTuple):
         return {name: count / total for name, count in self.tokens.items()}
 
 
-def count_steps(steps: Iterable[tuple[Stage, int, int]], last: Stage) -> Counts:
-    """The numbers of some steps: those of each stage from one to another, as `stages_between` says.
-
-    `last` is the last stage of the plan, whose corpora and buckets are there in any case.
-    """
-    costs = last.options.costs
-    buckets = {bucket: np.zeros(2 + len(costs)) for bucket in last.options.buckets}
-    tokens, passes = (dict.fromkeys(last.members, 0.0) for _ in range(2))
-    for stage, begin, end in steps:
+def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
+    """The numbers of the steps `first` to `last`, for all corpora and buckets of the last stage."""
+    options = stages[-1].options
+    costs = options.costs
+    buckets = {bucket: np.zeros(2 + len(costs)) for bucket in options.buckets}
+    tokens, passes = (dict.fromkeys(stages[-1].members, 0.0) for _ in range(2))
+    for stage, following in itertools.zip_longest(stages, stages[1:]):
+        begin, end = max(first, stage.start), min(last, following.start) if following else last
+        if begin >= end:
+            continue
         begun, over = map(stage.schedule.taken, (begin, end))
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
         of_length = np.zeros((len(stage.options.groups), 1 + len(costs)))  # rows, real positions

@@ -273,16 +273,10 @@ class Fit:
         options: Any = {**self._options, "overflow": rule}
         return Options(buckets=(bucket,), **options)
 
-    def bucket(self, lengths: tuple[int, ...], tile: int = 1) -> Bucket:
-        """The bucket of some lengths with all rows that `tokens_per_batch` allows.
-
-        With `tile`, rows are a multiple of it, too, where a batch keeps nine tenths of its rows.
-        """
+    def bucket(self, lengths: tuple[int, ...]) -> Bucket:
+        """The bucket of some lengths with all rows that `tokens_per_batch` allows."""
         size = weigh(lengths, self.costs)
         rows = int(self._tokens // (size * self._row_multiple)) * self._row_multiple
-        multiple = math.lcm(tile, self._row_multiple)
-        if (fewer := rows // multiple * multiple) >= 0.9 * rows:
-            rows = fewer
         return Bucket(rows, lengths, self._names)
 
 

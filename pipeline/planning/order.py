@@ -204,15 +204,7 @@ class Quota:
 
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""
-        counts, takers, nodes = [0] * self._takers, self._takers, self._nodes
-        todo = [(self._root, place)]
-        while todo:
-            node, number = todo.pop()
-            if node < takers:
-                counts[node] = number
-            elif number:
-                left, right, share, whole, more = nodes[node - takers]
-                to_left = (number * share + more) // whole
-                to_left = 0 if to_left < 0 else number if to_left > number else to_left
-                todo += (left, to_left), (right, number - to_left)
+        counts = [0] * self._takers
+        for taker, _, end in self.between(0, place):
+            counts[taker] = end
         return counts

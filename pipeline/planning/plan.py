@@ -2,7 +2,7 @@
 
 import functools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Unpack
 
@@ -293,14 +293,6 @@ class Plan:
             raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
         return stage
 
-    def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
-        """The stages of the steps `first` to `last`, each with the part of these steps it has."""
-        ends = [*self._starts[1:], max(last, self._starts[-1])]
-        for stage, end in zip(self.stages, ends, strict=True):
-            begin, end = max(first, stage.start), min(last, end)
-            if begin < end:
-                yield stage, begin, end
-
     def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
         """The streams of a corpus, by its number, of the stages that begin before a step."""
         stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
@@ -430,7 +422,7 @@ class Plan:
 
     def count(self, first: int, last: int) -> Counts:
         """The numbers of batches, rows and tokens in the steps `first` to `last`."""
-        return count_steps(self.stages_between(first, last), self.stages[-1])
+        return count_steps(self.stages, first, last)
 
     @property
     def options(self) -> Options:
@@ -465,15 +457,6 @@ class Plan:
         return max(stage.max_position for stage in self.stages)
 
     @property
-    def _used(self) -> set[Bucket]:
-        """The buckets of all steps from the first on."""
-        last = self.stages[-1]
-        used = last.schedule.used(max(self.first, last.start))
-        earlier = self.count(self.first, last.start).batches.items()
-        found = {bucket for bucket, number in earlier if number}
-        return found | {last.options.buckets[number] for number in np.flatnonzero(used)}
-
-    @property
     def batches_per_bucket(self) -> dict[Bucket, int]:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
@@ -482,9 +465,10 @@ class Plan:
         """
         if self.follows:
             return dict.fromkeys(self.buckets, 1)
-        last, used = self.stages[-1], self._used
+        last = self.stages[-1]
         end = last.end or self.first_step(self.first_whole_epoch + 1)
         counts = self.count(self.first, end).batches
+        used = {last.options.buckets[number] for number in last.schedule.repeated}
         every = (bucket for stage in self.stages for bucket in stage.options.buckets)
         return {each: max(counts.get(each, 0), int(each in used)) for each in every}
 
@@ -496,7 +480,7 @@ class Plan:
         """
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
         if not self.follows and (self.first or len(self.stages) > 1):
-            every = self._used
+            every = {bucket for bucket, number in self.batches_per_bucket.items() if number}
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
     def most_segments(self) -> dict[Bucket, int]:

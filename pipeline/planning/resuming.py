@@ -151,9 +151,4 @@ def _first_part(stage: Stage, number: int, leg: int) -> int:
 
 def may_wait(plan: Plan, step: int) -> bool:
     """Whether a step may wait for parts that the step before it did not need."""
-    if not plan.follows:
-        return False
-    schedule = plan.stage_at(step).schedule
-    return step in (schedule.start, schedule.mark(step).step) or (
-        schedule.grows(step) and step == schedule.interval_around(step).start
-    )
+    return plan.follows and plan.stage_at(step).schedule.may_wait(step)

@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -505,20 +504,14 @@ class Schedule:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         return self._reach(step)[1].at(step)
 
-    def used(self, first: int) -> np.ndarray:
-        """The buckets of all steps from `first` on, if no corpus grows: bool [buckets]."""
+    @property
+    def repeated(self) -> list[int]:
+        """The numbers of the buckets of whole epochs, if steps never end and no corpus grows."""
         if self.end is not None:
-            return self.taken(max(self.end, first)).batches > self.taken(first).batches
-        weighted = [
-            stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
-        ]
-        found = np.any([self._count_batches(stream.whole.rows) > 0 for stream in weighted], axis=0)
-        if len(self._streams) == 1:
-            rest = self._streams[0].legs[-1].start
-            over = self.start + int(self._count_batches(rest).sum())
-            if first < over:
-                found |= self.taken(over).batches > self.taken(first).batches
-        return found
+            return []
+        each = zip(self._streams, self.offsets, strict=True)
+        whole = [self._count_batches(stream.whole.rows) for stream, at in each if at is not None]
+        return np.flatnonzero(np.sum(whole, axis=0)).tolist()
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
@@ -531,15 +524,6 @@ class Schedule:
         epochs = zip(section.epochs(rows), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in epochs if offset is not None)
 
-    def epochs_of(self, steps: range) -> list[int]:
-        """The epoch of each of some steps in a row; epochs do not descend."""
-        found = list[int]()
-        while rest := steps[len(found) :]:
-            epoch, last = self.epoch_of(rest[0]), self.epoch_of(rest[-1])
-            end = len(rest) if epoch == last else bisect.bisect(rest, epoch, key=self.epoch_of)
-            found += [epoch] * end
-        return found
-
     def grows(self, step: int) -> bool:
         """Whether a step has rows of a corpus that still grows."""
         legs = self.mark(step).legs
@@ -549,25 +533,26 @@ class Schedule:
             for stream, weight, leg in each
         )
 
-    def interval_around(self, step: int) -> range:
-        """The steps of the interval of a step, within the schedule."""
-        _, interval = self._reach(step)
-        ends = [end for end in (interval.end, self.end) if end is not None]
-        return range(interval.start, min(ends, default=sys.maxsize))
+    def may_wait(self, step: int) -> bool:
+        """Whether a step may need parts that the step before it did not need."""
+        if step in (self.start, self.mark(step).step):
+            return True
+        return self.grows(step) and step == self._reach(step)[1].start
 
     def block_around(self, step: int, size: int) -> range:
-        """The steps of the block of a step, within its epoch and from the last mark on.
+        """The steps of the block of a step; blocks of `size` steps begin at step 0.
 
-        While a corpus grows, those of the interval: rows of later steps may not be sealed yet.
+        They are within its epoch and from the last mark on. While a corpus grows, they are within
+        the interval: rows of later steps may not be sealed yet.
         """
-        around = self.interval_around(step)
-        if not self.grows(step):
-            around = range(self.mark(step).step, sys.maxsize if self.end is None else self.end)
-        steps, epoch = block_within(around, step, size), self.epoch_of(step)
-        before = range(steps.start, step)
-        begin = steps.start + bisect.bisect_left(before, epoch, key=self.epoch_of)
-        end = find_first(lambda at: at >= steps.stop or self.epoch_of(at) > epoch, step)
-        return range(begin, end)
+        epoch, first = self.epoch_of(step), step // size * size
+        begin, ends = self.mark(step).step, [first + size, self.end]
+        if self.grows(step):
+            _, interval = self._reach(step)
+            begin, ends = interval.start, [*ends, interval.end]
+        begin, end = max(first, begin), min(each for each in ends if each is not None)
+        begin += bisect.bisect_left(range(begin, step), epoch, key=self.epoch_of)
+        return range(begin, find_first(lambda at: at >= end or self.epoch_of(at) > epoch, step))
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step, as far as known then."""
@@ -610,12 +595,6 @@ def _share_out(due: Sequence[int], places: int) -> list[int]:
     for n in by_remainder[: places - sum(found)]:
         found[n] += 1
     return found
-
-
-def block_within(steps: range, step: int, size: int) -> range:
-    """The part of `steps` in the block of a step; blocks of `size` steps begin at step 0."""
-    first = step // size * size
-    return range(max(first, steps.start), min(first + size, steps.stop))
 
 
 def find_first(holds: Callable[[int], bool], after: int) -> int:

@@ -7,6 +7,7 @@ packed.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -104,7 +105,6 @@ class Search:
         self._loads = np.concatenate([self._sizes, ones], axis=1)
         self._caps = () if cap is None else (cap,)
         self._columns: dict[Lengths, np.ndarray] = {}
-        self._packed: dict[tuple[Lengths, ...], BucketSet] = {}
         self._bounds: dict[tuple[Lengths, ...], float] = {}
         self._stands_in = stock.options.packing == "fill" or len(longest) > 1
         self._finalists = FINALISTS if self._stands_in else EXTENDED
@@ -116,18 +116,14 @@ class Search:
 
     def measure(self, lengths: Sequence[Lengths]) -> BucketSet:
         """Packs a set, which ascends by length."""
-        key = tuple(lengths)
-        if (found := self._packed.get(key)) is None:
-            buckets = tuple(map(self._shape, key))
-            batches = self.stock.count_batches(buckets)
-            pairs = list(zip(batches, buckets, strict=True))
-            costs = [np.multiply(n, self._price(bucket)) for n, bucket in pairs if n]
-            cost, sure = np.sum(costs, axis=0).tolist()
-            positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
-            padding = 1 - self.stock.positions / positions
-            found = BucketSet(buckets, batches, float(positions), float(padding), cost, sure)
-            self._packed[key] = found
-        return found
+        buckets = tuple(map(self._shape, lengths))
+        batches = self.stock.count_batches(buckets)
+        pairs = list(zip(batches, buckets, strict=True))
+        costs = [np.multiply(n, self._price(bucket)) for n, bucket in pairs if n]
+        cost, sure = np.sum(costs, axis=0).tolist()
+        positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
+        padding = 1 - self.stock.positions / positions
+        return BucketSet(buckets, batches, float(positions), float(padding), cost, sure)
 
     def bound(self, lengths: Sequence[Lengths]) -> float:
         """The cost of a set in full rows, which is a lower bound for one side."""
@@ -225,24 +221,22 @@ class Search:
 
     def _improve(self, costs: dict[tuple[Lengths, ...], float]) -> dict:
         """Adds sets in which members of the best set are exchanged, and then moved."""
-        for _ in range(ROUNDS):
-            best = min(costs, key=costs.__getitem__)
-            least = costs[best]
-            others = {
-                each for n in range(len(best)) for each in self._sets_with(best[:n] + best[n + 1 :])
-            }
-            costs |= self._try(others - costs.keys(), least, PACKED)
-            if min(costs.values()) >= least:
-                break
-        for share in MOVES if self._moves else ():
+        changes: list[Callable[..., Iterable[tuple[Lengths, ...]]]] = [self._exchange]
+        if self._moves:
+            changes += [functools.partial(self._move, share=share) for share in MOVES]
+        for change in changes:
             for _ in range(ROUNDS):
                 best = min(costs, key=costs.__getitem__)
                 least = costs[best]
-                moved = set(self._move(best, share)) - costs.keys()
-                costs |= self._try(moved, least, PACKED)
+                costs |= self._try({*change(best)} - costs.keys(), least, PACKED)
                 if min(costs.values()) >= least:
                     break
         return costs
+
+    def _exchange(self, lengths: tuple[Lengths, ...]) -> Iterable[tuple[Lengths, ...]]:
+        """The sets in which a candidate takes the place of a member."""
+        for index in range(len(lengths)):
+            yield from self._sets_with(lengths[:index] + lengths[index + 1 :])
 
     def _move(self, lengths: tuple[Lengths, ...], share: float) -> Iterable[tuple[Lengths, ...]]:
         """The sets in which a side of a bucket is longer or shorter by a share of its length."""

@@ -94,29 +94,15 @@ class Stage(Handles):
         return self._made
 
     def _plan(self) -> tuple[tuple[Stream, ...], Schedule]:
-        taken, earlier = None, tuple[Stream, ...]()
-        before = self._before
-        if before is not None:
-            taken, earlier = before.schedule.taken(self.start), before.streams
-        streams = make_streams(self, earlier, taken if self.replans else None)
-        schedule = Schedule(
-            self.start,
-            streams,
-            self.options,
-            self.weights,
-            None if before is None else before.schedule,
-            taken=None if self.replans else taken,
-        )
-        self._reserve(streams)
-        return streams, schedule
-
-    @staticmethod
-    def _reserve(streams: Sequence[Stream]) -> None:
-        """Gives the cache room for the windows of all passes."""
-        cache = streams[0].cache  # shared by all stages of a plan
-        passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
-        least = 0 if any(stream.parts is not None for stream in streams) else CACHED
-        cache.capacity = max(cache.capacity, least, sum(each.needs for each in passes))
+        every = self.options, self.weights
+        if self._before is None:
+            streams = make_streams(self, (), None)
+            return streams, Schedule(self.start, streams, *every)
+        before = self._before.schedule
+        taken = before.taken(self.start)
+        streams = make_streams(self, self._before.streams, taken if self.replans else None)
+        left = None if self.replans else taken
+        return streams, Schedule(self.start, streams, *every, before, taken=left)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -228,8 +214,6 @@ class Stage(Handles):
         """The same stage after another one; or with the streams and the schedule `made`."""
         stage = copy.copy(self)
         stage._before, stage._origin, stage._made, stage._assembly = before, origin, made, None
-        if made is not None:
-            self._reserve(made[0])
         return stage
 
     @classmethod
@@ -370,6 +354,8 @@ def make_streams(
                 "fewer pieces are made of long examples, or overflow='truncate' or 'drop'"
             ) from error
         streams.append(stream)
+    passes = [leg.planned for stream in streams for leg in stream.legs if leg.planned]
+    cache.capacity = max(cache.capacity, sum(each.needs for each in passes))
     return tuple(streams)
 
 

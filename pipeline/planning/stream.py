@@ -44,9 +44,6 @@ from pipeline.planning.pieces import (
 from pipeline.planning.solution import Solution, load_solution
 from pipeline.planning.tails import group_tails
 
-# The orders of windows that a pass keeps: readers are in up to two epochs at a time.
-ORDERS = 4
-
 
 @dataclasses.dataclass
 class Rows:
@@ -136,7 +133,6 @@ class Pass:
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
-        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def needs(self) -> int:
@@ -156,15 +152,13 @@ class Pass:
         int64 [windows] and [lengths, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
-        if (found := self._orders.get(epoch)) is None:
-            windows = np.arange(len(self.layout))
-            if self._shuffle:
-                windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
-            edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
-            found = self._orders[epoch] = windows, edges
-            for oldest in list(self._orders)[:-ORDERS]:
-                self._orders.pop(oldest, None)
-        return found
+        return self._cache.get((self.layout, epoch), 0, self._order, epoch)
+
+    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        windows = np.arange(len(self.layout))
+        if self._shuffle:
+            windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
+        return windows, np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
 
     def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
@@ -417,16 +411,13 @@ class Stream(Handles):
         # split; an example of several sides or a group cannot be split and is dropped.
         used = np.flatnonzero(self.whole.rows).tolist()
         buckets = [self.options.buckets[number] for number in used]
-        sizes = pieces.positions_per_example()
-        holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
+        sizes, vectors = pieces.positions_per_example(), self.options.vectors
+        is_whole = np.full(len(sizes), vectors) if trees is None else trees[:, 1] > 0
+        holds = np.any([(sizes <= bucket.lengths).all(axis=1) for bucket in buckets], axis=0)
+        sizes[is_whole & ~holds] = 0
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
-        if self.options.vectors:
-            sizes[~np.logical_or.reduce(holds)] = 0
-            return self.options.cut(Lengths(sizes), room, "truncate"), used
-        if trees is not None:
-            sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
         rest = self._as_lengths(sizes, trees)
-        return self.options.cut(rest, room, "split"), used
+        return self.options.cut(rest, room, "truncate" if vectors else "split"), used
 
     def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
         """Sizes [n, sides] of spans as `Lengths`."""

@@ -90,7 +90,6 @@ class Dataset:
         corpus: a corpus, or the `Corpora` of a mixture; None for lengths alone and several paths.
         options: the options of a config; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
-        tuning: the measured times of a run's buckets, as `Tuned` prints them, if any.
     """
 
     name: str
@@ -99,7 +98,6 @@ class Dataset:
     corpus: AnyCorpus | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Plan | None = None
-    tuning: str | None = None
 
     @property
     def side_names(self) -> tuple[str, ...]:

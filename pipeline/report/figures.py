@@ -86,7 +86,6 @@ class Figures:
     ran: bool
     plan: Epoch
     strategies: list[Strategy]
-    tuning: str | None
 
 
 def measure(
@@ -124,7 +123,6 @@ def measure(
         ran=dataset.plan is not None,
         plan=measure_epoch(plan, width),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
-        tuning=dataset.tuning,
     )
 
 

@@ -51,8 +51,6 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     body += [f"<h2>The plan</h2><pre>{escape(figures.plan.printed)}</pre>"]
     if figures.plan.over_ideal:
         body.append(_table(findings.tabulate_tiers(figures.plan)))
-    if figures.tuning:
-        body.append(f"<h2>Measured</h2><pre>{escape(figures.tuning)}</pre>")
     for index, side in enumerate(figures.sides):
         buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
         body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")

@@ -42,8 +42,6 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
         lines += wrap(text, "· ")
     if figures.plan.over_ideal:
         lines += ["", *text_table(findings.tabulate_tiers(figures.plan))]
-    if figures.tuning:
-        lines += ["", bold("Measured"), *figures.tuning.splitlines()]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """Updates: samples of a policy, packed into batches, and their results unpacked again."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,11 +20,9 @@ from pipeline.scoring.values import (
     REDUCE,
     SINGLE,
     Records,
-    Value,
     continuations_of,
     kinds_of,
-    shape_of_records,
-    side_of,
+    make_value,
 )
 from pipeline.steps import hosts
 
@@ -167,61 +165,47 @@ def unpack(
         ValueError: an array is not as above, or results have a piece of an example twice, or a
             later piece without those before it.
     """
-    pairs = list(results)
-    planned, values = [batch for batch, _ in pairs], [given for _, given in pairs]
     if combine is not None:
         require_one_of("combine", combine, REDUCE)
-    if not planned:
+    if not (pairs := list(results)):
         raise InvalidValue("results are empty; give the plan and the values of each batch")
-    if not isinstance(values[0], Mapping):
-        return _unpack("values", planned, values, examples, per, combine)
+    values = [each if isinstance(each, Mapping) else {"values": each} for _, each in pairs]
     kinds = kinds_of(values[0], per)
+    found = {}
     for number, each in enumerate(values):
-        if not isinstance(each, Mapping) or each.keys() != kinds.keys():
-            found = ", ".join(each) if isinstance(each, Mapping) else "no names"
+        if each.keys() != kinds.keys():
             raise InvalidValue(
-                f"result {number:,} has {found}, and the first one {', '.join(kinds)}; give the "
-                "same values for each batch"
+                f"result {number:,} has {', '.join(each)}, and the first one {', '.join(kinds)}; "
+                "give the same values for each batch"
             )
-    return {
-        name: _unpack(name, planned, [each[name] for each in values], examples, kind, combine)
-        for name, kind in kinds.items()
-    }
+    for name, kind in kinds.items():
+        arrays = [_as_whole(name, each[name]) for each in values]
+        batches = [(planned, array) for (planned, _), array in zip(pairs, arrays, strict=True)]
+        found[name] = _unpack(name, batches, examples, kind, combine)
+    return found if isinstance(pairs[0][1], Mapping) else found["values"]
 
 
 def _unpack(
     name: str,
-    planned: Sequence[PlannedBatch],
-    arrays: Sequence[Any],
+    batches: Sequence[tuple[PlannedBatch, np.ndarray]],
     examples: AnyCorpus,
-    per: Any,
+    per: str,
     combine: str | None,
 ) -> list[np.ndarray]:
     """One of the values as a list of arrays, one for each of the examples."""
     count, continuations = len(examples), continuations_of(name, per, examples.trees)
-    reduce = combine if per in SINGLE else None
-    records, segments, value = [], [], cast(Any, None)
-    for batch, given in zip(planned, arrays, strict=True):
-        array = _as_whole(name, given)
+    pieces = np.concatenate([batch.segments for batch, _ in batches])
+    _require_whole(pieces, count)
+    arrays = []
+    for batch, array in batches:
         weights = None if continuations is None else continuations[batch.segments[:, 1]]
         most = int(np.bincount(batch.segments[:, 0], weights).max(initial=0))
-        shape = shape_of_records(name, array, per, batch.bucket, most)
-        value = Value(
-            per=per,
-            shape=shape,
-            dtype=array.dtype,
-            reduce=reduce,
-            continuations=continuations,
-            side=side_of(per, batch.bucket, examples),
-        )
-        records.append(value.cut(array, batch))
-        segments.append(batch.segments)
-    pieces = np.concatenate(segments)
-    _require_whole(pieces, count)
+        arrays.append((batch.bucket, array, most))
+    value = make_value(name, per, arrays, combine if per in SINGLE else None, examples)
     positions = np.zeros((count, pieces.shape[1] - 3), np.int64)
     np.add.at(positions, pieces[:, 1], pieces[:, 3:])
     collected = Records(value, positions)
-    collected.add(pieces, np.concatenate(records))
+    collected.add(pieces, np.concatenate([value.cut(array, batch) for batch, array in batches]))
     found = collected.read(0, count)
     if value.ragged:
         return np.split(found, np.cumsum(collected.counts)[:-1])
@@ -237,14 +221,13 @@ def _unpack(
 
 
 def _as_whole(name: str, given: Any) -> np.ndarray:
-    """The values of a whole batch as a NumPy array; those of bfloat16 as float32."""
+    """The values of a whole batch as a NumPy array."""
     if not (getattr(given, "is_fully_addressable", True) or given.is_fully_replicated):
         raise InvalidValue(
             f"{name} is sharded over hosts as {given.sharding}; return it whole on every host, "
             "with out_shardings=NamedSharding(mesh, PartitionSpec())"
         )
-    array = np.asarray(given)
-    return array if array.dtype.kind in "biuf" else array.astype(np.float32)
+    return np.asarray(given)
 
 
 def _require_whole(pieces: np.ndarray, count: int) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -166,10 +166,21 @@ def find_values(
                 f"the value {name} is a {type(value).__name__}; the step must return one flat dict "
                 "with a name for each array"
             )
-    return {
-        name: _find(name, kind, outputs, reduce, plan, corpus)
-        for name, kind in kinds_of(next(iter(outputs.values())), per).items()
-    }
+    found = {}
+    for name, kind in kinds_of(next(iter(outputs.values())), per).items():
+        continuations = continuations_of(name, kind, corpus.trees)
+        most = plan.most_segments() if continuations is None else plan.most_continuations()
+        arrays = [(bucket, values[name], most[bucket]) for bucket, values in outputs.items()]
+        found[name] = make_value(name, kind, arrays, reduce, corpus)
+        single = kind in SINGLE and reduce is None
+        long = single and plan.max_position >= max(plan.buckets[-1].lengths)
+        if long or (single and plan.cuts):
+            remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
+            raise InvalidValue(
+                f"{name} has one record a {kind}, and some examples are split into several "
+                f"segments; give reduce='mean' (weighted by positions) or 'sum', {remedy}"
+            )
+    return found
 
 
 def kinds_of(names: Iterable[str], per: str | Mapping[str, str]) -> dict[str, str]:
@@ -224,51 +235,37 @@ def positions_of(bucket: Bucket) -> tuple[str, ...]:
     return bucket.names if len(bucket.lengths) > 1 else ("position",)
 
 
-def side_of(per: str, bucket: Bucket, corpus: AnyCorpus) -> int:
-    """The number of the side of these records; of those that are of no side, that with loss."""
-    positions = positions_of(bucket)
-    return positions.index(per) if per in positions else corpus.loss_side or 0
-
-
-def _find(
+def make_value(
     name: str,
     per: str,
-    outputs: Mapping[Bucket, Any],
+    arrays: Sequence[tuple[Bucket, Any, int]],
     reduce: str | None,
-    plan: Plan,
     corpus: AnyCorpus,
 ) -> Value:
-    continuations = continuations_of(name, per, corpus.trees)
-    most = plan.most_segments() if continuations is None else plan.most_continuations()
-    shapes = {
-        shape_of_records(name, values[name], per, bucket, most[bucket])
-        for bucket, values in outputs.items()
-    }
+    """A value from some of its arrays, or from their shapes and dtypes.
+
+    Each has a bucket, and the largest number of segments, or of continuations, in a row.
+    """
+    shapes = {shape_of_records(name, array, per, bucket, most) for bucket, array, most in arrays}
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise InvalidValue(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
-    single = per in SINGLE and reduce is None
-    long = single and plan.max_position >= max(plan.buckets[-1].lengths)
-    if long or (single and plan.cuts):
-        remedy = "a larger max_length, or overflow='truncate'" if long else "or another packing"
-        raise InvalidValue(
-            f"{name} has one record a {per}, and some examples are split into several segments; "
-            f"give reduce='mean' (weighted by positions) or 'sum', {remedy}"
-        )
-    dtype = next(iter(outputs.values()))[name].dtype
+    bucket, first, _ = arrays[0]
+    dtype = first.dtype
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:
         dtype = np.dtype(np.float32)
     if getattr(dtype, "kind", "V") not in "biuf":  # a key of JAX has none
         raise InvalidValue(
-            f"{name} is {dtype}; a table has booleans and real numbers of 8 bits and more, so "
+            f"{name} is {dtype}; records are booleans or real numbers of 8 bits and more, so "
             "return such, and the parts of a complex number as values of their own"
         )
+    positions = positions_of(bucket)
     return Value(
         per=per,
         shape=shapes.pop(),
         dtype=dtype,
         reduce=reduce,
-        continuations=continuations,
-        side=side_of(per, plan.buckets[0], corpus),
+        continuations=continuations_of(name, per, corpus.trees),
+        side=positions.index(per) if per in positions else corpus.loss_side or 0,
     )

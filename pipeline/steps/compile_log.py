@@ -1,7 +1,6 @@
 """A log of XLA's compilations."""
 
 import contextlib
-import threading
 
 import jax
 
@@ -26,24 +25,11 @@ class CompileLog(contextlib.ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
-        self._events: list[tuple[int, str]] = []
+        #: One name for each compilation so far, such as `jit(train_step)`, in their order.
+        self.names: list[str] = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         self.callback(jax.monitoring.unregister_event_duration_listener, self._listen)
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == EVENT:
-            with self._lock:
-                name = str(details.get("fun_name", "unknown"))
-                self._events.append((threading.get_ident(), name))
-
-    @property
-    def names(self) -> list[str]:
-        """One name for each compilation so far, such as `jit(train_step)`, in their order."""
-        with self._lock:
-            return [name for _, name in self._events]
-
-    def count(self, name: str, thread: int) -> int:
-        """The number of compilations of a function called `name` by `thread`."""
-        with self._lock:
-            return sum((thread, f"jit({name})") == event for event in self._events)
+            self.names.append(str(details.get("fun_name", "unknown")))

@@ -5,7 +5,6 @@ import functools
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from pipeline.errors import DoesNotFit, InvalidValue
 from pipeline.fs import is_local
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.text_table import text_table
-from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.hosts import maximum, require_agreement
 from pipeline.steps.microbatches import allowed
 
@@ -27,9 +25,6 @@ logger = logging.getLogger(__name__)
 # Programs that are compiled at the same time. Each takes host memory: gigabytes for large models.
 AT_ONCE = 4
 
-# A bucket that needs more than this share of the memory is logged as a warning.
-TIGHT = 0.9
-
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -37,7 +32,6 @@ class Program:
 
     run: Callable
     microbatches: int  # parts into which it splits a batch
-    compiles: int  # compilations of the step that JAX reported while it was made
     memory: int  # bytes on a device: arguments (donated ones once), results, temporaries, `held`
 
 
@@ -68,7 +62,6 @@ class Compiled:
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
 
     Raises:
-        ValueError: the rows of a bucket do not split into `microbatches`.
         MemoryError: a bucket needs more than the budget, however it is split.
     """
 
@@ -89,7 +82,7 @@ class Compiled:
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
-        with CompileLog() as self._events, ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
             firsts = {
                 bucket: pool.submit(self._compile, self._lower(bucket, first), bucket, first)
@@ -107,17 +100,9 @@ class Compiled:
         """Numbers of microbatches to try, the fewest first; 0: a step without microbatches."""
         if microbatches is None:
             return [0]
-        sharding = next(iter(self.specs[bucket].values())).sharding
-        numbers = allowed(bucket.rows, sharding)
-        if microbatches == "auto":
-            return numbers
-        if microbatches not in numbers:
-            raise InvalidValue(
-                f"bucket {bucket} does not split into microbatches={microbatches!r}; each device "
-                f"splits its own rows, so it must be one of {', '.join(map(str, numbers))}, or "
-                "'auto'"
-            )
-        return [int(microbatches)]
+        if microbatches != "auto":
+            return [microbatches]
+        return allowed(bucket.rows, next(iter(self.specs[bucket].values())).sharding)
 
     def _lower(self, bucket: Bucket, number: int) -> Any:
         step = self._step
@@ -127,15 +112,9 @@ class Compiled:
         return jax.jit(step, **self._options).lower(self._state, dict(self.specs[bucket]))
 
     def _compile(self, lowered: Any, bucket: Bucket, number: int) -> Program:
-        thread, begin = threading.get_ident(), time.perf_counter()
-        before = self._events.count(self.name, thread)
+        begin = time.perf_counter()
         run = lowered.compile()
-        program = Program(
-            run=run,
-            microbatches=max(number, 1),
-            compiles=self._events.count(self.name, thread) - before,
-            memory=program_memory(run) + self._held,
-        )
+        program = Program(run, max(number, 1), program_memory(run) + self._held)
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
         logger.info(
             f"{self.name} {bucket}{split}: compiled in {time.perf_counter() - begin:.1f} s, "
@@ -158,29 +137,28 @@ class Compiled:
                 "use fewer rows or positions, microbatches='auto', a smaller model, remat, or more "
                 "devices to share the state"
             )
-        if program.memory > TIGHT * self.budget:
-            share = f"{program.memory / self.budget:.0%} of {show_bytes(self.budget)}"
-            logger.warning("%s %s needs %s", self.name, bucket, share)
         return program
 
     def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
         """Runs the program for the batch's shapes.
 
         Raises:
-            ValueError: the batch has a shape, dtype or sharding that was not compiled; the message
-                names the field, its value and the compiled one.
+            ValueError: the fields of the batch, or their shapes or shardings, are not compiled.
+            TypeError: a field has another dtype.
         """
-        bucket = max(self.specs, key=lambda each: _alike(batch, self.specs[each]))
-        specs = self.specs[bucket]
-        for name in dict.fromkeys([*specs, *batch]):
-            given, spec = batch.get(name), specs.get(name)
-            if not _as_compiled(given, spec):
-                raise InvalidValue(
-                    f"{self.name}: {name} is {_describe(given)}, and was compiled for "
-                    f"{_describe(spec)}; batches must come from a plan with the buckets "
-                    f"{', '.join(map(str, self.specs))}, and from pipeline.to_global"
-                )
-        return self.programs[bucket].run(state, dict(batch))
+        shapes = _shapes(batch)
+        for bucket, specs in self.specs.items():
+            if _shapes(specs) == shapes:
+                return self.programs[bucket].run(state, dict(batch))
+        raise InvalidValue(
+            f"{self.name}: no program takes the shapes {shapes}; batches must come from a plan "
+            f"with the buckets {', '.join(map(str, self.specs))}, and have the fields "
+            f"{', '.join(specs)}"
+        )
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def device_memory() -> int | None:
@@ -237,29 +215,3 @@ def programs_table(*steps: Compiled) -> str:
 def show_bytes(count: int) -> str:
     """A number of bytes, in MiB or GiB."""
     return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
-
-
-def _alike(batch: Mapping[str, Any], specs: Mapping[str, jax.ShapeDtypeStruct]) -> int:
-    return sum(name in batch and batch[name].shape == spec.shape for name, spec in specs.items())
-
-
-def _as_compiled(array: Any, spec: Any) -> bool:
-    if array is None or spec is None or (array.shape, array.dtype) != (spec.shape, spec.dtype):
-        return False
-    if spec.sharding is None:
-        return True
-    return (
-        isinstance(array, jax.Array)
-        and array.committed
-        and array.sharding.is_equivalent_to(spec.sharding, array.ndim)
-    )
-
-
-def _describe(array: Any) -> str:
-    if array is None:
-        return "missing"
-    text = f"{array.dtype}{list(array.shape)}"
-    if isinstance(array, jax.Array) and not array.committed:
-        return f"{text}, not committed to a device"
-    placed: Any = getattr(array, "sharding", "NumPy")
-    return f"{text} of {getattr(placed, 'spec', placed)}"

@@ -75,11 +75,11 @@ def summed(
         microbatches: the number of parts, computed one after another; only one is in memory.
         sharding: the `NamedSharding` of the fields.
     """
-    numbers = allowed(len(next(iter(batch.values()))), sharding)
-    if require_whole("microbatches", microbatches, 1) not in numbers:
+    rows = len(next(iter(batch.values())))
+    if require_whole("microbatches", microbatches, 1) not in (numbers := allowed(rows, sharding)):
         raise InvalidValue(
-            f"microbatches is {microbatches}; each device splits its own rows, so it must be one "
-            f"of {', '.join(map(str, numbers))}"
+            f"microbatches is {microbatches}, and a batch has {rows} rows, of which each device "
+            f"splits its own; it must be one of {', '.join(map(str, numbers))}"
         )
     if microbatches == 1:
         return function(params, batch)

@@ -1,14 +1,14 @@
 """Tuning: the shapes of batches with which a job takes the fewest seconds on these devices.
 
-The search of `fit_buckets` is given seconds: those of a `Stopwatch` for shapes that were measured,
-and estimates for others. The shapes of the best set are measured, and it is sought again.
+The search of `fit_buckets` is given the seconds of a `Stopwatch`, for some shapes. The neighbours
+of the best set are measured, and it is sought again.
 """
 
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Packing, row_cost
 from pipeline.planning.fit import MULTIPLES, Fit
 from pipeline.planning.plan import Plan
-from pipeline.planning.search import BucketSet, Price, Search
+from pipeline.planning.search import BucketSet, Search
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compiled import show_bytes
 from pipeline.steps.timing import Stopwatch, Timing, brief
@@ -35,13 +35,6 @@ FIRST, MOST = 7, 16
 
 # Rounds of each measurement.
 ROUNDS = 5
-
-# Devices that work on tiles may be faster if the number of rows is a multiple of this.
-TILE = 8
-
-# An estimate is less by these shares, at once and for each factor of two in length from the nearest
-# measured shape, so that shapes that may be faster are measured.
-HOPE, HOPE_PER_OCTAVE = 0.01, 0.1
 
 # A further shape must save this many times the noise of the measurements.
 NOISES = 2
@@ -143,10 +136,9 @@ def tune(
     """The buckets with which a job takes the fewest seconds here.
 
     It compiles a few shapes and measures seconds and memory of a step of each. Then it packs the
-    corpus into sets of shapes, estimates the seconds of those that it has not measured, measures
-    the shapes of the best set, and searches again, for up to 16 shapes. The job is all steps of
-    `epochs` epochs and one compilation of each shape. Every shape has at most `tokens_per_batch`
-    positions, and at least nine tenths of that if rows allow it, so that tuning does not change the
+    corpus into sets of them, measures the neighbours of the best set, and searches again, for up to
+    16 shapes. The job is all steps of `epochs` epochs and one compilation of each shape. Every
+    shape has as many rows as `tokens_per_batch` allows, so that tuning does not change the
     optimisation.
 
     >>> import jax
@@ -236,7 +228,7 @@ def formula(bucket: Bucket) -> tuple[float, float]:
 def find_best(
     stopwatch: Stopwatch,
     search_of: Callable[..., Search],
-    bucket_of: Callable[..., Bucket],
+    bucket_of: Callable[[tuple[int, ...]], Bucket],
     *,
     max_buckets: int,
     epochs: float,
@@ -246,81 +238,40 @@ def find_best(
     Args:
         stopwatch: measures the shapes.
         search_of: `search_of(price, **options)` makes a `Search`.
-        bucket_of: from lengths, and a divisor of the number of rows, to a bucket.
+        bucket_of: from the lengths of a row to a bucket.
         max_buckets: as for `tune`.
         epochs: as for `tune`.
     """
 
-    def search(**limit: Any) -> list[BucketSet]:
-        if not (timings := stopwatch.timings()):
-            raise next(iter(stopwatch.failures.values()))
-        price = _make_price(timings, stopwatch.failures, estimates=not limit)
+    def seconds(bucket: Bucket) -> tuple[float, float]:
+        timing = stopwatch.timings()[bucket]
+        return timing.seconds, timing.seconds
 
-        def shape(lengths: tuple[int, ...]) -> Bucket:
-            """The bucket of these lengths with the fewest seconds for a row."""
-            every = {bucket_of(lengths), bucket_of(lengths, TILE)}
-            return min(every, key=lambda each: (price(each)[0] / each.rows, -each.rows))
-
-        sets = [*search_of(price, shape=shape, **limit).find(max_buckets).values()]
-        if not sets:  # every shape that holds all examples has failed
+    def choose() -> tuple[BucketSet, float, list[BucketSet]]:
+        timings = stopwatch.timings()
+        lengths = {bucket.lengths for bucket in timings}
+        found = search_of(seconds, candidates=lengths).find(max_buckets) if timings else {}
+        if not found:  # every shape that holds all examples has failed
             raise next(iter(stopwatch.failures.values()))
-        return sets
+        sets = [*found.values()]
+        return *_choose(sets, timings, epochs), sets
 
     plain = search_of(formula)
     first = [bucket_of(lengths) for lengths in _equal_ratios(plain)]
     best_of_formula = [*plain.find(max_buckets).values()][-1].buckets
     stopwatch.measure(list(dict.fromkeys([*first, *best_of_formula]))[:MOST], ROUNDS)
-    looked_around = False
     while True:
-        chosen, _ = _choose(search(), stopwatch.timings(), epochs)
-        known = [*stopwatch.timings()]
-        tried = {*known, *stopwatch.failures}
-        new = [each for each in chosen.buckets if each not in tried]
-        if not new and not looked_around:
-            looked_around, beside = True, _neighbours(chosen.buckets, plain.candidates)
-            new = [each for each in map(bucket_of, beside) if each not in tried]
-        if not (new := new[: max(MOST - len(tried), 0)]):
+        chosen, _, _ = choose()
+        tried = {*stopwatch.timings(), *stopwatch.failures}
+        beside = map(bucket_of, _neighbours(chosen.buckets, plain.candidates))
+        new = [each for each in beside if each not in tried][: max(MOST - len(tried), 0)]
+        if not new:
             break
         logger.info("measuring %s", " ".join(map(str, new)))
-        others = [*chosen.buckets, *known][:3]  # to tell a busy moment from a slow shape
-        stopwatch.measure([*new, *(each for each in others if each in known)], ROUNDS)
-    stopwatch.measure(known, ROUNDS)
-    sets = search(candidates={bucket.lengths for bucket in known})
-    chosen, noise = _choose(sets, stopwatch.timings(), epochs)
+        stopwatch.measure([*new, *chosen.buckets], ROUNDS)
+    stopwatch.measure(stopwatch.timings(), ROUNDS)
+    chosen, noise, sets = choose()
     return chosen, sets, noise
-
-
-def _make_price(
-    known: Mapping[Bucket, Timing], failed: Iterable[Bucket], *, estimates: bool
-) -> Price:
-    """The seconds of a step of any shape: measured, or estimated.
-
-    An estimate is the formula times a factor, whose logarithm is linear in that of the length; a
-    little less, so that shapes that may be faster are measured. A shape that failed, or is larger
-    than one that did, takes for ever; so do all that were not measured, without `estimates`.
-    """
-    places = np.log2([sum(bucket.lengths) for bucket in known])
-    ratios = [timing.seconds / formula(bucket)[0] for bucket, timing in known.items()]
-    line = np.polyfit(places, np.log(ratios), min(len(set(places.tolist())) - 1, 1))
-
-    def estimate(bucket: Bucket) -> float:
-        larger = any(
-            bucket.rows >= bad.rows
-            and all(a >= b for a, b in zip(bucket.lengths, bad.lengths, strict=True))
-            for bad in failed
-        )
-        if larger or not estimates:
-            return math.inf
-        place = math.log2(sum(bucket.lengths))
-        far = float(np.abs(places - place).min())
-        hope = max(1 - HOPE - HOPE_PER_OCTAVE * far, 0.5)
-        return formula(bucket)[0] * math.exp(np.polyval(line, place)) * hope
-
-    def price(bucket: Bucket) -> tuple[float, float]:
-        seconds = known[bucket].seconds if bucket in known else estimate(bucket)
-        return seconds, seconds
-
-    return price
 
 
 def _choose(

@@ -82,13 +82,18 @@ def _is_clear(value: Any) -> bool:
     return type(value) in PLAIN or isinstance(value, CLEAR)
 
 
+def _is_routine(value: Any) -> bool:
+    """Whether a value is a function, a method or one of their kinds; since 3.14 partials are."""
+    return inspect.isroutine(value) and not isinstance(value, functools.partial)
+
+
 def _is_known(value: Any) -> bool:
     """Whether the name of a function or class is enough: it is compiled, Python's or Lockstep's."""
     if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
         return False  # a bound method, which depends on its object
     if isinstance(value, types.FunctionType | type):
         return str(value.__module__).partition(".")[0] in {*sys.stdlib_module_names, "pipeline"}
-    return inspect.isroutine(value) and not hasattr(value, "__wrapped__")
+    return _is_routine(value) and not hasattr(value, "__wrapped__")
 
 
 class _Description:
@@ -131,7 +136,7 @@ class _Description:
             return number, describe(value, place) if new else None
         if not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
             return self.of(value.__wrapped__, place)  # wrapped by a cache or a compiler
-        if inspect.isroutine(value) or isinstance(value, type):
+        if _is_routine(value) or isinstance(value, type):
             parts = getattr(value, "__func__", None), getattr(value, "__self__", None)
             return _name(value), self.of(parts, place)
         if isinstance(given := getattr(value, "fingerprint", None), str):
@@ -169,7 +174,8 @@ class _Description:
             if isinstance(entry, property | functools.cached_property):
                 entry = getattr(entry, "fget", getattr(entry, "func", None))
             if isinstance(function := inspect.unwrap(cast(Any, entry)), types.FunctionType):
-                skip = function.__code__.co_qualname.startswith("__create_fn__")  # by `dataclass`
+                made = function.__code__.co_qualname.startswith("__create_fn__")  # by `dataclass`
+                skip = made or name == "__annotate_func__"  # of annotations, since Python 3.14
             else:
                 skip = hasattr(entry, "__get__") or name in fields
                 skip |= name == "_abc_impl" or name[:1] == name[-1:] == "_"
@@ -187,7 +193,7 @@ class _Description:
                 described.append((name, content))
         for name in sorted(set(_find_globals(code)) & set(function.__globals__)):
             value = function.__globals__[name]
-            defined = inspect.isroutine(value) or isinstance(value, type)
+            defined = _is_routine(value) or isinstance(value, type)
             if defined and getattr(value, "__module__", None) != function.__module__:
                 described.append((name, _name(value)))
             elif not name.startswith("__"):

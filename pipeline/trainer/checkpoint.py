@@ -1,6 +1,5 @@
 """Checkpoints: a model's state and the data state, written by orbax, with checksums of both."""
 
-import contextlib
 import json
 import os
 import re
@@ -40,7 +39,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp  # `lockstep` also runs without it
 
-        self._args, self._orbax = ocp.args, ocp
+        self._args = ocp.args
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
         self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
@@ -182,21 +181,13 @@ class Checkpoints:
 
     def _damaged(self, step: int, what: str) -> ValueError:
         """The error of a damaged checkpoint, with the remedy."""
-        directory, whole = self._directory / str(step), self._whole_before(step)
-        advice = f"no earlier checkpoint is whole: delete {directory.parent} and start again"
-        if whole is not None:
-            advice = f"delete that directory to resume from step {whole:,}"
-        return InvalidValue(f"{directory} is a damaged checkpoint, or none ({what}); {advice}")
-
-    def _whole_before(self, step: int) -> int | None:
-        """The latest earlier step whose JSON items, and description of the state, can be read."""
-        for earlier in sorted(self._manager.all_steps(), reverse=True):
-            if earlier < step:
-                with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
-                    self.restore_json(earlier)
-                    reader.metadata(self._manager.directory / str(earlier) / "state")
-                    return earlier
-        return None
+        directory = self._directory / str(step)
+        earlier = [each for each in self._manager.all_steps() if each < step]
+        resume = f"resume from step {max(earlier):,}" if earlier else "start again"
+        return InvalidValue(
+            f"{directory} is a damaged checkpoint, or none ({what}); delete that directory to "
+            f"{resume}"
+        )
 
 
 def _mirror(directory: ObjectPath) -> Mirror | None:

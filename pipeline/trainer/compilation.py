@@ -1,4 +1,4 @@
-"""The steps of a run, compiled for every bucket, in as many microbatches as the memory needs."""
+"""The training step of a run, compiled for every bucket."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,10 +23,3 @@ def compile_training(config: Any, step: Callable, like: Any, specs: Specs) -> Co
         budget=config.memory_budget,
         out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
     )
-
-
-def compile_evaluation(config: Any, step: Callable, like: Any, specs: Specs) -> Compiled:
-    """An evaluation step of the parameters in `like` for every bucket, beside the whole state."""
-    others = {name: leaf for name, leaf in like.items() if name != "params"}
-    options: dict[str, Any] = {"microbatches": "auto", "budget": config.memory_budget}
-    return Compiled(step, like["params"], specs, held=others, **options)

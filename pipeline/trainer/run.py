@@ -26,14 +26,14 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.compilation import compile_evaluation, compile_training
+from pipeline.trainer.compilation import compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, list_fields, require_same
 from pipeline.trainer.schedule import Schedule
-from pipeline.trainer.stored_config import hidden_types, save_config
+from pipeline.trainer.stored_config import save_config
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ class Run(contextlib.ExitStack):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._types = hidden_types(config)  # which the copy has lost
         self._profile = Profile(profile, self.workdir / "profile")
         self._leads = jax.process_index() == 0
 
@@ -199,7 +198,10 @@ class Run(contextlib.ExitStack):
         self._loader, self._evaluation = loader, evaluation
         with self.log.clock("compile"):
             self._train_step = compile_training(self.config, train_step, like, loader.specs)
-            self._eval_step = compile_evaluation(self.config, eval_step, like, evaluation.specs)
+            held = {name: leaf for name, leaf in like.items() if name != "params"}
+            auto: Any = {"microbatches": "auto", "budget": self.config.memory_budget}
+            specs = evaluation.specs
+            self._eval_step = Compiled(eval_step, like["params"], specs, held=held, **auto)
         logger.info(programs_table(self._train_step, self._eval_step))
         return self._train_step
 
@@ -210,7 +212,7 @@ class Run(contextlib.ExitStack):
         with the parameters of `config.start_from` if that is given. `flops` is that of a `Model`.
         """
         self._flops = flops
-        save_config(self.workdir, self.config, self._types)  # of a start that is not refused
+        save_config(self.workdir, self.config)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
         # The oldest part that each of the latest checkpoints needs, by corpus.
         self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
@@ -285,10 +287,9 @@ class Run(contextlib.ExitStack):
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after `done` steps."""
-        stats, programs = self.log.stats, self._train_step.programs
+        stats = self.log.stats
         self.log.flush()
         with self.log.clock("save"):
-            stats.compiles = {str(bucket): each.compiles for bucket, each in programs.items()}
             steps = {f"jit({step.name})" for step in (self._train_step, self._eval_step)}
             names = self._compilations.names
             stats.compiles_after_start = sum(name in steps for name in names)

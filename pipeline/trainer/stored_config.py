@@ -1,11 +1,9 @@
 """The values of a run's config in its work directory, which decide no code that runs."""
 
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import json
-import operator
 import os
 import pathlib
 import sys
@@ -19,35 +17,23 @@ from pipeline.trainer.run_config import HERE, list_fields
 
 NAME = "run_config.json"
 
-# The types of fields that JSON does not tell: those of empty fields, and tuples.
-TYPES = {each.__name__: each for each in (bool, int, float, str, tuple, list, dict, object)}
-
 # The errors of JSON that is not what `save_config` writes.
 DAMAGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
+# Fields that may name code, as MODULE:NAME.
+CODE = ("source", "corpus", "kind")
 
-def save_config(workdir: epath.Path, config: Any, types: dict[str, str]) -> None:
-    """Stores the values of a config, and the types that `hidden_types` finds."""
-    content = {"fields": json.loads(config.to_json()), "types": types}
+
+def save_config(workdir: epath.Path, config: Any) -> None:
+    """Stores the values of a config."""
     with atomic_write(workdir / NAME) as saved:
-        saved.write(json.dumps(content).encode())
-
-
-def hidden_types(config: Any) -> dict[str, str]:
-    """The types of fields that JSON does not tell, by names with dots."""
-    types: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, type(config)):
-            types |= {f"{name}.{field}": kind for field, kind in hidden_types(value).items()}
-        elif value is None or isinstance(value, tuple):
-            types[name] = config.get_type(name).__name__
-    return types
+        saved.write(config.to_json().encode())
 
 
 def read_batches(workdir: epath.PathLike) -> dict[str, Any]:
     """The `batches` of the config of the run in a work directory; empty if none is stored."""
     try:
-        stored = _read(workdir)["fields"]["batches"]
+        stored = _read(workdir)["batches"]
         return {name: value for name, value in stored.items() if value is not None}
     except FileNotFoundError:  # the run of another loop
         return {}
@@ -58,36 +44,38 @@ def read_batches(workdir: epath.PathLike) -> dict[str, Any]:
 def read_config(workdir: epath.PathLike) -> Any:
     """The config of the run in a work directory, from its values; None if there is none.
 
-    No code runs that the directory names, except that a `source`, MODULE:NAME, is imported and
-    later called. So it must be defined in `configs/` of the clone or in an installed package.
+    A field that was a list is a tuple, and one that is None takes a value of any type. Code that a
+    field names is later imported and called. So it must be defined in `configs/` of the clone or in
+    an installed package.
     """
-    from ml_collections import ConfigDict, config_dict
+    from ml_collections import ConfigDict
 
     try:
-        content = _read(workdir)
-        fields = content["fields"]
+        fields = _read(workdir)
         named = list_fields(fields).items()
-        sources = {name: value for name, value in named if name.split(".")[-1] == "source"}
-        for name, kind in content["types"].items():
-            *groups, last = name.split(".")
-            group = functools.reduce(operator.getitem, groups, fields)
-            if group[last] is None:
-                group[last] = config_dict.placeholder(TYPES.get(kind, object))
-            elif kind == "tuple":
-                group[last] = tuple(group[last])
-        config = ConfigDict(fields)
+        config = ConfigDict(_restore(fields))
     except FileNotFoundError:
         return None
     except DAMAGE as error:
         raise _damaged(workdir, error) from error
-    for name, source in sources.items():
-        if source and not _is_trusted(source, workdir):
+    for name, code in named:
+        if name.split(".")[-1] in CODE and ":" in str(code) and not _is_trusted(code, workdir):
             raise InvalidValue(
-                f"{name} of the run in {os.fspath(workdir)} is {source!r}, which is defined "
+                f"{name} of the run in {os.fspath(workdir)} is {code!r}, which is defined "
                 "neither in configs/ nor in an installed package. A work directory does not decide "
                 "which other code runs: give the run's --config"
             )
     return config
+
+
+def _restore(value: Any) -> Any:
+    from ml_collections import config_dict
+
+    if isinstance(value, dict):
+        return {name: _restore(each) for name, each in value.items()}
+    if value is None:
+        return config_dict.placeholder(object)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _read(workdir: epath.PathLike) -> Any:
@@ -101,9 +89,9 @@ def _damaged(workdir: epath.PathLike, error: Exception) -> StorageError:
     )
 
 
-def _is_trusted(source: Any, workdir: epath.PathLike) -> bool:
+def _is_trusted(code: str, workdir: epath.PathLike) -> bool:
     """Whether MODULE:NAME is defined in `configs/` of a clone, or in an installed package."""
-    module, _, name = str(source).partition(":")
+    module, _, name = code.partition(":")
     package = module.partition(".")[0]
     clones = [HERE / "configs", pathlib.Path(sys.argv[0]).resolve().parent / "configs"]
     if package != "configs" and package not in importlib.metadata.packages_distributions():

@@ -6,7 +6,7 @@ import math
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +77,8 @@ def tune_run(
         )
     conditions = _conditions(config, corpus)
     if not again and (stored := read_tuned(workdir, conditions)) is not None:
-        logger.info(f"buckets as measured before: {', '.join(map(str, stored.buckets))}")
-        return stored.buckets
+        logger.info(f"buckets as measured before: {', '.join(map(str, stored))}")
+        return stored
     options = select_options(OPTIONS, given)
     options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
     _, multiple = multiples(batch_sharding(mesh), config.context_order)
@@ -90,21 +90,15 @@ def tune_run(
         make_directory(workdir)
         with atomic_write(as_path(workdir) / NAME) as file:
             buckets = [bucket.as_json for bucket in tuned.buckets]
-            content = {"conditions": conditions, "buckets": buckets, "printed": f"{tuned}"}
-            file.write(json.dumps(content, indent=1).encode())
+            lines = f"{tuned}".splitlines()
+            content = {"conditions": conditions, "buckets": buckets, "printed": lines}
+            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
     logger.info(f"{tuned}")
     return tuned.buckets
 
 
-class Stored(NamedTuple):
-    """What a run keeps of a `Tuned`: its buckets, and how it prints."""
-
-    buckets: tuple[Bucket, ...]
-    printed: str
-
-
-def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Stored | None:
-    """The stored result for a run; None if there is none, or if its conditions differ."""
+def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> tuple[Bucket, ...] | None:
+    """The stored buckets for a run; None if there are none, or if their conditions differ."""
     path = as_path(workdir) / NAME
     if not path.exists():
         return None
@@ -113,8 +107,7 @@ def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Stored | None
         if conditions is not None and content["conditions"] != conditions:
             logger.info(f"{NAME} is of another config, corpus or device; measuring again")
             return None
-        buckets = tuple(Bucket(*shape) for shape in content["buckets"])
-        return Stored(buckets, content["printed"])
+        return tuple(Bucket(*shape) for shape in content["buckets"])
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(
             f"{os.fspath(path)} is damaged: {error!r}; delete it to measure again"

@@ -66,11 +66,12 @@ def require_equal(corpus, other):
         require_same(one, two)
 
 
-def flip(path, at):
-    """Flips a bit of a file."""
+def flip(path, at, bit=0):
+    """Flips a bit of a file, which may be mapped."""
     content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
+    content[at] ^= 1 << bit
+    path.with_name(".flipped").write_bytes(content)
+    path.with_name(".flipped").replace(path)
 
 
 def documents_of(corpus):

@@ -1,12 +1,8 @@
 """The cache of parts: fetched before batches need them, bounded, and shared by processes."""
 
 import fcntl
-import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -189,46 +185,6 @@ def test_a_pickled_corpus_has_the_same_caches_which_share_the_room(corpus, tmp_p
     batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
     first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
     require_same(first, batches[0])
-
-
-READER = """
-import sys, time
-from pipeline import Batches, Bucket, Corpus, Plan
-place, cache, room = sys.argv[1:]
-corpus = Corpus.open(place, cache=cache, cache_bytes=int(room))
-plan = Plan(corpus, [Bucket(16, 128), Bucket(8, 256)], window=400)
-batches = Batches(corpus, plan)
-total = 0
-for step in range(3 * plan.num_batches()):
-    total += int(batches[step]["inputs"].sum())
-    print(step, flush=True)
-    time.sleep(0.002)
-print("total", total // 3)
-"""
-
-
-@pytest.mark.slow
-def test_processes_share_a_cache_and_what_a_killed_one_leaves_is_no_part(corpus, tmp_path):
-    room = int(0.3 * size_of(corpus))
-    command = [sys.executable, "-c", READER, os.fspath(corpus.directory), tmp_path, str(room)]
-
-    def start():
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    readers = [start(), start()]
-    for _ in range(3):  # begun, and killed while it fetches
-        other = start()
-        other.stdout.readline()
-        other.send_signal(signal.SIGKILL)
-        other.communicate()
-        assert used(tmp_path) <= room
-    expected = read_all(corpus, corpus.lengths)["inputs"].sum()
-    for reader in readers:
-        said, _ = reader.communicate(timeout=120)
-        assert said.split("\n")[-2] == f"total {expected}"
-    assert used(tmp_path) <= room
-    mine = Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=room)
-    assert read_all(mine, mine.lengths)["inputs"].sum() == expected
 
 
 OTHER = "part-000000-99999.arrow"

@@ -29,29 +29,20 @@ def write(request, tmp_path):
     return write_columns
 
 
-def test_labels_and_masks_become_weights(write):
+def test_labels_and_masks_are_never_ignored_and_become_weights(write):
     labels = [[-100, -100, 3, 4], [-100, 6], [], [7, -100, -100]]
-    masks = {
-        "labels": labels,
-        "completion_mask": [[each != -100 for each in row] for row in labels],
-        "assistant_masks": [[int(each != -100) for each in row] for row in labels],
-        "loss_mask": [[float(each != -100) for each in row] for row in labels],
-    }
-    due = [[0, 1, 1], [1], [], [0, 0]]
-    plain = write({"input_ids": IDS})()
+    masks: dict = {"labels": labels}
+    for name, kind in (("completion_mask", bool), ("assistant_masks", int), ("loss_mask", float)):
+        masks[name] = [[kind(each != -100) for each in row] for row in labels]
     for name, mask in masks.items():
         opened = write({"input_ids": IDS, name: mask})
         option = "labels" if name == "labels" else "weights"
-        with pytest.raises(
-            ValueError, match=rf"{option}='{name}', or weights=\(\) to train on all"
-        ):
+        sentence = rf"{option}='{name}', or weights=\(\) to train on all"
+        with pytest.raises(ValueError, match=sentence):
             opened()
-        corpus = opened(**{option: name})
-        assert weights_of(corpus) == due
-        assert corpus.num_learnt == 3
-        assert opened(weights=()).num_learnt is None
-        assert not opened(weights=()).weighted
-        assert corpus.fingerprint not in (plain.fingerprint, opened(weights=()).fingerprint)
+        corpus, whole = opened(**{option: name}), opened(weights=())
+        assert (weights_of(corpus), corpus.num_learnt) == ([[0, 1, 1], [1], [], [0, 0]], 3)
+        assert (whole.weighted, whole.num_learnt) == (False, None)
         assert opened(features={name: Feature("inputs")}).features[name].of == "inputs"
 
 

@@ -7,12 +7,10 @@ import math
 import pickle
 from pathlib import Path
 
-import grain
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from absl import flags
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -154,17 +152,6 @@ def test_the_batches_of_a_part_are_decoded_and_a_loader_goes_on_where_it_stopped
             pytest.raises(ValueError, match="decode of decoded of patches"),
         ):
             other.set_state(state)
-
-
-@pytest.mark.slow
-def test_processes_of_grain_decode():
-    flags.FLAGS.mark_as_parsed()
-    columns = draw(3, 30)
-    view, plan = undecoded(columns), plan_of(stored(columns))
-    options = grain.MultiprocessingOptions(num_workers=2)
-    batches = Batches(view, plan).to_iter_dataset().mp_prefetch(options)
-    for made, expected in zip(batches, Batches(stored(columns), plan), strict=True):
-        require_equal(made, expected)
 
 
 def test_a_run_is_planned_again_without_the_function(tmp_path):

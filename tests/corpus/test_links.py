@@ -8,15 +8,15 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import Bucket, Corpora, Corpus, Feature, InPlace, Pairs, load
-from pipeline.cli.commands import FINE, WRONG, main
+from pipeline import Corpora, Corpus, Feature, InPlace, Pairs, load
 from pipeline.corpus import INPUTS, TARGETS, open_corpus
 from pipeline.corpus.links import guess, link
-from pipeline.history import read_history, write_history
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.files import require_equal
 from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
 from tests.fs import object_servers
 
+REWARD = {"reward": Feature("example")}
 SIZES = [5, 1, 9, 14, 3, 0, 22, 8]
 EXAMPLES = [np.arange(3, 3 + size) for size in SIZES]
 
@@ -34,14 +34,13 @@ def opened(tmp_path):
     columns = {"input_ids": EXAMPLES, "loss_mask": masks, "reward": np.arange(8.0)}
     feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"), compression="uncompressed")
     options = {"vocab_size": 99}
-    features = {"reward": Feature("example")}
     masked = {"weights": "labels_mask*", "dtype": "uint16", "tokenizer": Bytes()}
     return {
         "megatron": InPlace.megatron("mega", **options),
         "datatrove": InPlace.datatrove(tmp_path, **options),
         "npy": InPlace.npy("flat.npy", "offsets.npy", **options),
         "flat": InPlace.flat("token_ids*", **masked),
-        "arrow": InPlace.arrow("*.arrow", weights="loss_mask", features=features, **options),
+        "arrow": InPlace.arrow("*.arrow", weights="loss_mask", features=REWARD, **options),
     }
 
 
@@ -50,23 +49,13 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def require_equal(one, other):
-    """Two corpora have the same identity and the same examples."""
-    assert one.identity == other.identity
-    assert one.vocab_size == other.vocab_size
-    assert one.features == other.features
-    for left, right in zip(one, other, strict=True):
-        assert left.keys() == right.keys()
-        assert all(np.array_equal(left[name], right[name]) for name in left)
-
-
 def test_a_directory_stands_for_token_files(opened, tmp_path, monkeypatch):
     for name, corpus in opened.items():
         linked = link(corpus, tmp_path / "links" / name)
-        require_equal(corpus, linked)
-        require_equal(corpus, pickle.loads(pickle.dumps(linked)))
-        assert linked.directory == tmp_path / "links" / name
-        require_equal(link(corpus, tmp_path / "links" / name), linked)  # again
+        again = link(corpus, tmp_path / "links" / name)
+        for each in (linked, again, pickle.loads(pickle.dumps(linked))):
+            assert each.identity == corpus.identity
+            require_equal(each, corpus)
     monkeypatch.chdir("/")
     for name, corpus in opened.items():
         there = open_corpus(tmp_path / "links" / name)
@@ -91,45 +80,14 @@ def test_a_link_to_files_that_changed_is_refused(opened, tmp_path):
         open_corpus("linked")
 
 
-def test_a_run_on_token_files_can_be_planned_again(opened, tmp_path):
-    for number, corpus in enumerate([link(opened["arrow"], "linked"), *opened["npy"].split(0.4)]):
-        if number:
-            corpus = link(opened["npy"], "other").split(0.4)[number - 1]
-        with load(corpus, tokens_per_batch=64, max_length=32, num_epochs=1) as loader:
-            assert sum(float(batch["loss_weights"].sum()) for batch in loader) > 0
-            write_history(tmp_path / "run", corpus, loader.plan)
-            found, plan = read_history(tmp_path / "run")
-            assert plan.fingerprint == loader.plan.fingerprint
-            require_equal(found, corpus)
-    plan = pipeline.Plan(opened["npy"], [Bucket(4, 32)])
-    with pytest.raises(ValueError, match="has no directory"):
-        write_history(tmp_path / "run", opened["npy"], plan)
-
-
 def test_pairs_may_be_in_place(tmp_path):
-    sides = {}
-    for name, task in (("inputs", INPUTS), ("targets", TARGETS)):
-        examples = [[each] for each in (EXAMPLES if name == "inputs" else EXAMPLES[::-1])]
-        write_megatron(tmp_path / name, examples)
-        sides[name] = InPlace.megatron(name, task=task, vocab_size=99)
-    pairs = Pairs(**sides)
+    for name, task, step in (("inputs", INPUTS, 1), ("targets", TARGETS, -1)):
+        write_megatron(tmp_path / name, [[each] for each in EXAMPLES[::step]])
+        link(InPlace.megatron(name, task=task, vocab_size=99), tmp_path / "linked" / name)
+    pairs = open_corpus("linked")
     due = Pairs.from_arrays(EXAMPLES, EXAMPLES[::-1], "prepared", vocab_size=99)
-    assert pairs.lengths.tolist() == due.lengths.tolist()
-    require_pairs(pairs, due)
-    require_pairs(pickle.loads(pickle.dumps(pairs)), due)
-    for name, side in sides.items():
-        link(side, tmp_path / "linked" / name)
-    require_pairs(open_corpus("linked"), due)
-    with pytest.raises(ValueError, match=r"InPlace.megatron\('inputs'\) is a corpus of the task"):
-        Pairs(sides["inputs"], sides["inputs"])
-
-
-def require_pairs(pairs, due):
-    """The batches of pairs are those of others."""
-    options = {"buckets": [Bucket(4, (32, 32))], "num_epochs": 1}
-    with load(pairs, **options) as one, load(due, **options) as other:
-        for left, right in zip(one, other, strict=True):
-            assert all(np.array_equal(left[name], right[name]) for name in right)
+    for each in (pairs, pickle.loads(pickle.dumps(pairs))):
+        require_equal(each, due)
 
 
 def test_token_files_mix_with_prepared_text_of_their_tokenizer(tmp_path):
@@ -149,23 +107,18 @@ def test_token_files_mix_with_prepared_text_of_their_tokenizer(tmp_path):
         Corpora({"placed": InPlace.megatron("mega", vocab_size=259), "prepared": prepared})
 
 
-def test_commands_read_token_files(opened, tmp_path, capsys):
+def test_commands_read_token_files(opened, tmp_path, run):
     flags = "--tokens", "megatron", "vocab_size=99"
-    assert main(["report", "mega", *flags]) == FINE
-    assert "8 examples" in capsys.readouterr().out
-    assert main(["check", "mega", *flags]) == FINE
-    assert "files: read in place, 8 examples" in capsys.readouterr().out
-    assert main(["show", "mega", *flags]) == FINE
-    assert main(["buckets", "mega", *flags]) == FINE
+    for command in ("report", "check"):
+        assert "8 examples" in run.done(command, "mega", *flags)
     masked = "--tokens", "flat", "dtype=uint16", "weights=labels_mask*"
-    assert main(["prepare", "token_ids*", *masked, "--into", "linked"]) == FINE
-    assert "now look at it: lockstep report linked" in capsys.readouterr().out
+    out = run.done("prepare", "token_ids*", *masked, "--into", "linked")
+    assert "now look at it: lockstep report linked" in out
     assert open_corpus("linked").weighted
-    for command in ("report", "show", "check", "buckets"):
-        assert main([command, "linked"]) == FINE
+    for command in ("show", "buckets"):
+        run.done(command, "linked")
     write_megatron(tmp_path / "bad", [[[1, -5, 99]]])
-    assert main(["check", "bad", *flags]) != FINE
-    assert "holds the id -5" in capsys.readouterr().err
+    assert "holds the id -5" in run("check", "bad", *flags)[2]
     for arguments, sentence in (
         (["report", "mega"], "InPlace.megatron('mega') opens them, and commands take --tokens"),
         (["prepare", "mega.bin", "--into", "x"], "mega.bin holds tokens, which need no preparing"),
@@ -177,8 +130,7 @@ def test_commands_read_token_files(opened, tmp_path, capsys):
         (["report", "flat.npy", "--tokens", "npy"], "give that of tokens, and of offsets"),
         (["report", "flat.npy"], "add --lengths"),
     ):
-        assert main(arguments) == WRONG
-        assert sentence in capsys.readouterr().err
+        assert sentence in run.refused(*arguments)
 
 
 def test_formats_are_told_by_the_files(opened, tmp_path):
@@ -216,12 +168,12 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
             ("megatron", "mega", {}),
             ("datatrove", "", {}),
             ("flat", "token_ids*", {"dtype": "uint16", "weights": f"{root}/labels_mask*"}),
-            ("arrow", "a.arrow", {"weights": "loss_mask"}),
+            ("arrow", "a.arrow", {"weights": "loss_mask", "features": REWARD}),
         ):
             corpus = InPlace(name, f"{root}/{paths}", **options, vocab_size=99)
-            for left, right in zip(corpus, opened[name], strict=True):
-                assert all(np.array_equal(left[each], right[each]) for each in left)
-            require_equal(open_corpus(link(corpus, f"{root}/links/{name}").directory), corpus)
+            linked = open_corpus(link(corpus, f"{root}/links/{name}").directory)
+            assert linked.identity == corpus.identity
+            require_equal(corpus, opened[name])
         monkeypatch.setattr(pipeline.fs.objects, "read_pieces", None)  # all files have been copied
         before = InPlace.megatron(f"{root}/mega", vocab_size=99)
         monkeypatch.undo()

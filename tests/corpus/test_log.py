@@ -11,7 +11,7 @@ from pipeline import Corpus, Writer
 from pipeline.corpus import log as log_module
 from pipeline.corpus import writer as writer_module
 from pipeline.corpus.log import Log
-from pipeline.corpus.manifest import is_finished, write_entries
+from pipeline.corpus.manifest import write_entries
 from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}
@@ -138,19 +138,6 @@ def test_a_reader_at_the_end_of_a_log_that_is_removed_does_not_wait_for_ever(tmp
         log.entries(5)
 
 
-def test_a_log_that_a_killed_writer_left_beside_the_manifest_hides_nothing(tmp_path):
-    log = Log(write(tmp_path / "a", 16))
-    assert len(log.entries()) == 4
-    shutil.copytree(tmp_path / "a" / "shards", tmp_path / "log")
-    write(tmp_path / "a", 24, finish=True)
-    shutil.copytree(tmp_path / "log", tmp_path / "a" / "shards")
-    assert [entry.number for entry in log.entries(4)] == [4, 5]
-    assert len(Log(tmp_path / "a").entries()) == 6
-    with pytest.raises(FileExistsError, match="is finished"):
-        Writer(tmp_path / "a")
-    assert not (tmp_path / "a" / "shards").exists()
-
-
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("start", [None, 0, 4, 5])
 def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_path, monkeypatch):
@@ -239,8 +226,6 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     assert Log(tmp_path).finished
     assert [entry.number for entry in Log(tmp_path).entries(79)] == [79, 80]
     assert len([*tmp_path.glob("part-*")]) == 81 - 48
-    with pytest.raises(FileExistsError, match="is finished"):
-        Writer(tmp_path)
     for refused in ("", "../x", "a b"):
         with pytest.raises(ValueError, match="letters, digits"):
             Log(tmp_path).hold(refused, 0)
@@ -248,39 +233,6 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
         Log(tmp_path, float("nan"))
     with pytest.raises(ValueError, match="keep_parts is 0"):
         Writer(tmp_path / "other", keep_parts=0)
-
-
-@pytest.mark.parametrize("name", ["write_record", "write_entries"])
-@pytest.mark.parametrize("keep_parts", [None, 1])
-def test_a_writer_that_is_killed_as_it_finishes_loses_and_repeats_nothing(
-    keep_parts, name, tmp_path, monkeypatch
-):
-    options, count = {"keep_parts": keep_parts}, 0
-    with Writer(tmp_path, **options) as writer:
-        for number in range(50):
-            writer.append([number] * 5)
-            if number % 8 == 7:
-                writer.seal(cursor=number + 1)
-                Log(tmp_path).hold("run", 4)
-        write = getattr(log_module, name)
-
-        def die(*arguments, **rest):
-            write(*arguments, **rest)
-            raise KeyError("killed")
-
-        monkeypatch.setattr(log_module, name, die)
-        with pytest.raises(KeyError, match="killed"):
-            writer.finish()
-        monkeypatch.undo()
-    with pytest.raises(FileExistsError, match="is finished"):
-        Writer(tmp_path, **options)
-    corpus = Corpus.open(tmp_path, follow=True)
-    corpus.refresh(start=corpus.log.first())
-    for entry in corpus.entries:
-        count += entry.examples
-    assert corpus.log.finished
-    assert corpus.entries[0].first + count == 50
-    assert is_finished(tmp_path) == (keep_parts is None)
 
 
 def test_of_two_writers_at_once_one_seals_or_finishes_and_the_other_changes_nothing(
@@ -327,21 +279,6 @@ def test_held_out_examples_may_be_none_while_there_are_few(tmp_path):
         writer.seal()
     train, held_out = Corpus.open(tmp_path, follow=True).split(hold_out=1e-6)
     assert (len(train), len(held_out), held_out.lengths.tolist()) == (3, 0, [])
-    with pytest.raises(ValueError, match="leaves none of the 3 examples to hold out"):
-        Corpus.from_arrays([[1, 2]] * 3, tmp_path / "finished").split(hold_out=1e-6)
-
-
-def test_seals_and_refreshes_list_no_folder_of_records(tmp_path, monkeypatch):
-    with Writer(tmp_path, keep_parts=1) as writer:
-        writer.append([1] * 5)
-        writer.seal()
-        Log(tmp_path).hold("run", 0)
-        writer.append([1] * 5)
-        writer.seal()
-        monkeypatch.setattr(log_module, "list_records", None)
-        for _ in range(3):
-            writer.append([1] * 5)
-            writer.seal()
 
 
 def test_a_reader_holds_all_of_a_finished_corpus_while_its_records_are_removed(

@@ -3,15 +3,12 @@
 import functools
 import pickle
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Corpus, Feature, Pairs, Plan
 from pipeline.report import open_dataset
-from pipeline.steps import Compiled
 from pipeline.text.tokenizers import Bytes
 from tests.loading.definition import require_same
 from tests.meshes import mesh_of
@@ -37,30 +34,6 @@ def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
             assert {name: a.shape for name, a in batch.items()} == {
                 name: each.shape for name, each in loader.specs[plan.batch(step).bucket].items()
             }
-
-
-FITTED = {"tokens_per_batch": 512, "max_length": (48, 48), "length_multiple": 8, "packing": "none"}
-
-
-@pytest.mark.parametrize(("options", "longest"), [(FITTED, 48), ({"buckets": BUCKETS}, 40)])
-def test_a_compiled_step_runs_each_of_the_buckets_that_are_fitted_or_given(pairs, options, longest):
-    def step(state, batch):
-        return jnp.stack([state[0] + batch["loss_weights"].sum(), 1.0 * batch["targets"].shape[1]])
-
-    place, state = pairs.inputs.directory.parent, jnp.zeros(2)
-    with pipeline.load(place, num_epochs=1, overflow="truncate", **options) as loader:
-        assert 2 <= len(loader.plan.buckets) <= 4
-        compiled = Compiled(step, state, loader.specs)
-        for number, batch in enumerate(loader):
-            bucket = loader.plan.batch(number).bucket
-            assert {name: (a.shape, a.dtype) for name, a in batch.items()} == {
-                name: (spec.shape, spec.dtype) for name, spec in loader.specs[bucket].items()
-            }
-            state = compiled(state, batch)
-            assert state[1] == bucket.length[1]  # also beside a bucket with equal inputs
-        assert state[0] == np.minimum(pairs.lengths[:, 1], longest).sum()
-        with pytest.raises(ValueError, match="targets is missing"):
-            compiled(state, {name: a for name, a in batch.items() if name != "targets"})
 
 
 def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):

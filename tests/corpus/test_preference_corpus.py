@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Feature, prepare, prepare_pairs, templates
+from pipeline import Feature, prepare, templates
 from pipeline.corpus import INPUTS, Groups, Job, prepare_share
 from pipeline.text import ragged
 from pipeline.text.sources import Records, source
@@ -109,6 +109,8 @@ def test_a_record_that_is_no_preference_is_refused(tmp_path):
         source = Records(records), bare, tmp_path / next(iter(record))
         with pytest.raises(ValueError, match=f"record [01]: {sentence}"):
             prepare(*source, **options | {"template": template})
+    with pytest.raises(ValueError, match="makes groups, which are of the task 'causal'"):
+        prepare(Records(records), bare, tmp_path / "a", template=TEMPLATE, task=INPUTS)
 
 
 def test_a_prompt_has_several_rejected_answers(tmp_path):
@@ -119,14 +121,3 @@ def test_a_prompt_has_several_rejected_answers(tmp_path):
     assert corpus.lengths.tolist() == [8, 0]
     with pytest.raises(ValueError, match=r"no record of .* has tokens; the first: 1 of 1 record"):
         prepare(Records(records[1:]), Bytes(), tmp_path / "b", template=several)
-
-
-def test_groups_are_made_where_they_can_be_stored_alone(tmp_path):
-    source = Records(make_records(3)), Bytes()
-    for make, options, sentence in (
-        (prepare, {"template": TEMPLATE, "task": INPUTS}, "groups, which are of the task 'causal'"),
-        (prepare_pairs, {"fields": ("q", TEMPLATE)}, "groups or sides, and one of inputs or of"),
-    ):
-        with pytest.raises(ValueError, match=f"makes {sentence}"):
-            make(*source, tmp_path / make.__name__, **options)
-    assert templates.count_nodes(TEMPLATE) == 3

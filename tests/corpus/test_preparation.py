@@ -12,9 +12,9 @@ from subprocess import PIPE, Popen
 import pyarrow as pa
 import pytest
 
-from pipeline import Corpus, Writer, prepare, prepare_pairs
+from pipeline import Corpus, Writer, prepare
 from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
-from pipeline.corpus.manifest import Manifest, write_entries
+from pipeline.corpus.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
@@ -25,7 +25,7 @@ from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, few_bytes, wait_for
 from tests.processes import call, environment
 
-LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
+LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(200)]
 
 # Small parts and shards, so that little text makes many of both.
 SMALL = {"TOKENS_PER_PART": 500, "LEAST": 1000, "BLOCK": 200}
@@ -67,9 +67,9 @@ def source(tmp_path):
 def run(tmp_path, source):
     """Starts the program with these workers and this delay."""
     started = []
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
 
-    def run(workers=0, delay=0.0, program=PROGRAM):
-        (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    def run(workers=0, delay=0.0):
         command = sys.executable, tmp_path / "program.py", source.files[0], tmp_path / "corpus"
         options = {"stdout": PIPE, "stderr": PIPE, "cwd": tmp_path, "env": environment()}
         started.append(Popen([*map(str, (*command, workers, delay))], text=True, **options))
@@ -97,13 +97,6 @@ def gone(pid):
         return True
 
 
-def places(source):
-    """The bytes at which the lines begin."""
-    (file,) = source.files
-    lines = file.read_bytes().split(b"\n")
-    return [0, *itertools.accumulate(len(line) + 1 for line in lines[:-1])]
-
-
 def test_text_becomes_tokens_and_comes_back(source, tmp_path):
     corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     assert [corpus.decode(number) for number in range(len(corpus))] == LINES
@@ -123,7 +116,7 @@ def test_text_becomes_tokens_and_comes_back(source, tmp_path):
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "_cpus", lambda: 3)
-    for workers in (0, 2, None):
+    for workers in (0, None):
         prepare(source, Bytes(), tmp_path / f"{workers}", num_workers=workers, progress=False)
         assert contents(tmp_path / f"{workers}") == contents(tmp_path / "0")
 
@@ -174,7 +167,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
     process = run(workers=2, delay=0.15)
     in_shards = tmp_path / "corpus" / "shards"
-    wait_for(lambda: len(list(in_shards.glob("0*.json"))) >= 5)
+    wait_for(lambda: len(list(in_shards.glob("0*.json"))) >= 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
     # Workers do not outlive the process that started them.
@@ -212,19 +205,14 @@ def test_a_shard_goes_on_after_any_of_its_parts(source, tmp_path, monkeypatch):
         assert contents(tmp_path / f"{sealed}") == contents(tmp_path / "whole")
 
 
-def write_arrow(path):
-    """An Arrow file of somebody else."""
-    with pa.ipc.new_file(str(path), pa.schema([("text", pa.string())])):
-        pass
-
-
 @pytest.mark.parametrize(
     "name", ["part-000000-00000.arrow", "part-000007-00003.arrow", "lengths.npy"]
 )
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
     place = tmp_path / "c"
     place.mkdir()
-    write_arrow(place / name)
+    with pa.ipc.new_file(str(place / name), pa.schema([("text", pa.string())])):
+        pass  # a file of somebody else
     (place / ".notes.1.tmp").write_bytes(b"mine")
     before = contents(place)
     for make in (
@@ -254,18 +242,6 @@ def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
         pass
 
 
-def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run):
-    with directory_lock(tmp_path / "corpus", "testing"):
-        both = run(), run()
-        for process in both:
-            said = process.stderr.readline()
-            assert "another process is preparing a corpus in" in said
-            assert "waiting for it" in said
-    answers = [process.communicate(timeout=60)[0] for process in both]
-    assert answers[0] == answers[1] != ""
-    assert sorted(at for _, at in log_of(source)) == places(source)
-
-
 def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     process = run(workers=2, delay=0.2)
     wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
@@ -276,20 +252,6 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert process.returncode == 1
     assert "InvalidState: a worker died while tokenising" in error
     assert "run again to finish" in error
-
-
-def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
-    script = """if True:
-        import resource, sys
-        import numpy as np
-        from pipeline import Corpus
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
-    """
-    error = call(sys.executable, "-c", script, tmp_path / "corpus").stderr
-    sentence = r"StorageError: .*could not write .*part-\S*\.arrow: File too large.*make room"
-    assert re.search(sentence, error)
-    assert [*contents(tmp_path / "corpus")] == ["corpus.json"]
 
 
 def test_the_names_of_new_directories_reach_the_disk(tmp_path, monkeypatch):
@@ -318,7 +280,7 @@ def test_the_directory_of_a_holder_that_fails_stays_for_those_who_wait(tmp_path)
 
 
 class Edited(Sharded):
-    """A source that somebody writes to while its 200th record is read."""
+    """A source that somebody writes to while its 100th record is read."""
 
     def __init__(self, source, edit):
         self.source, self.edit, self.count = sharded(source), edit, 0
@@ -331,7 +293,7 @@ class Edited(Sharded):
 
     def read(self, shard, start=None):
         for block in self.source.read(shard, start):
-            if self.count <= 200 < self.count + len(block.records):
+            if self.count <= 100 < self.count + len(block.records):
                 self.edit()
             self.count += len(block.records)
             yield block
@@ -339,38 +301,27 @@ class Edited(Sharded):
 
 def _edits(path):
     """Of each kind of source over `path`, one that is edited while it is read."""
-    text = path.read_text()
-
-    def append():
-        path.write_text(text + "more\n")
-
-    def replace():  # the size stays, and so do all samples of a large file
-        path.write_text(text.replace("document 300", "DOCUMENT 300"))
-
-    listed = [{"text": line} for line in LINES]
+    text, listed = path.read_text(), [{"text": line} for line in LINES]
+    longer = Edited(TextFiles(path), lambda: path.write_text(f"{text}more\n"))
+    # The size stays, and so do all samples of a large file.
+    changed = text.replace("document 150", "DOCUMENT 150")
     return {
-        "longer": Edited(TextFiles(path), append),
-        "as long": Edited(TextFiles(path), replace),
+        "as long": Edited(TextFiles(path), lambda: path.write_text(changed)),
         "gone": Edited(TextFiles(path), path.unlink),
-        "slice": Slice(Edited(TextFiles(path), append), 0.0, 0.9),
-        "two": Concatenated([Edited(TextFiles(path), append), Records(listed)]),
+        "share": Slice(longer, 0.0, 0.9),
+        "two": Concatenated([longer, Records(listed)]),
         "records": Edited(Records(listed), lambda: listed[0].update(text="else")),
     }
 
 
-HERE = engines.Processes(0)
-
-
-KINDS = "longer", "as long", "gone", "slice", "two", "records"
-
-
-@pytest.mark.parametrize(("kind", "shared"), [("longer", True), *((kind, False) for kind in KINDS)])
-def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, shared):
+@pytest.mark.parametrize("kind", ["as long", "gone", "share", "two", "records"])
+def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind):
     edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
 
     def make(source):
-        if shared:
-            prepare_share(Job(source, Bytes()), directory, (0, 1), engine=HERE, progress=False)
+        if kind == "share":
+            here = engines.Processes(0)
+            prepare_share(Job(source, Bytes()), directory, (0, 1), engine=here, progress=False)
         else:
             prepare(source, Bytes(), directory, num_workers=0, progress=False)
 
@@ -383,39 +334,6 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_pa
         assert len(prepare(again, Bytes(), directory, progress=False)) == len(list(again))
 
 
-def test_a_corpus_that_was_killed_at_its_end_is_removed_whole_if_its_source_is_edited(
-    source, tmp_path, monkeypatch
-):
-    class Editing:
-        def run(self, function, items):
-            Path(source.files[0]).write_text("else")
-            yield from map(function, items)
-
-    def die(path, entries, **how):
-        if entries["parts"]:
-            raise KeyError("killed")
-        write_entries(path, entries, **how)
-
-    directory = tmp_path / "corpus"
-    monkeypatch.setattr("pipeline.corpus.manifest.write_entries", die)
-    with pytest.raises(KeyError, match="killed"):
-        prepare(source, Bytes(), directory, engine=HERE, progress=False)
-    monkeypatch.undo()
-    assert {"lengths.npy", "parts.arrow"} <= {*contents(directory)}
-    with pytest.raises(ValueError, match="changed after this source was first used"):
-        prepare(source, Bytes(), directory, engine=Editing(), progress=False)
-    assert contents(directory) == {}
-
-
-def test_both_sides_of_pairs_are_of_one_source(tmp_path):
-    quietly = {"num_workers": 0, "progress": False}
-    listed = [{"a": line, "b": line} for line in LINES]
-    both = Edited(Records(listed), lambda: listed[0].update(a="else"))
-    with pytest.raises(ValueError, match="the source changed while it was read"):
-        prepare_pairs(both, Bytes(), tmp_path, fields=("a", "b"), **quietly)
-    assert not parts(tmp_path / "inputs") + parts(tmp_path / "targets")
-
-
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
     class Nameless(Records):
         numbers = itertools.count()
@@ -424,7 +342,7 @@ def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path)
         def __getitems__(self, indices):
             raise AssertionError("read")
 
-    with pytest.raises(ValueError, match=r"the source changed while it was read \(400 records"):
+    with pytest.raises(ValueError, match=r"the source changed while it was read \(200 records"):
         prepare(Nameless(LINES), Bytes(), tmp_path, progress=False)
 
 
@@ -456,41 +374,26 @@ def test_memory_is_that_of_few_records_however_large(
 
 
 NOTEBOOK = """
-import threading
 from pipeline.corpus.preparation import prepare
 from pipeline.text.sources import Records, source as sizes
-from pipeline.text.templates import Function
 from pipeline.text.tokenizers import Bytes
 
 sizes.LEAST = 100
 suffix = "!"
-lock = threading.Lock()
 
 def shout(record):
     return [(record["text"].upper() + suffix, 1.0)]
 
-def held(record):
-    with lock:
-        return shout(record)
-
 source = Records([{"text": f"number {n}"} for n in range(80)])
 corpus = prepare(source, Bytes(), "corpus", template=shout, num_workers=2, progress=False)
 print(corpus.decode(79))
-try:
-    template = Function(held, fingerprint="held-1")
-    prepare(source, Bytes(), "other", template=template, num_workers=2, progress=False)
-except ValueError as error:
-    print(error)
 """
 
 
 @pytest.mark.slow
 def test_workers_get_the_functions_of_a_notebook(tmp_path):
-    """And what cannot be sent is said, with what to do."""
     ran = call(sys.executable, "-c", NOTEBOOK, cwd=tmp_path)
-    said = ran.stdout.splitlines()
-    assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
-    assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])
+    assert ran.stdout.splitlines() == ["NUMBER 79!"], ran.stderr[-2000:]
 
 
 def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ import pytest
 
 import pipeline
 from pipeline import sources, tokenizers
-from pipeline.corpus import open_corpus
 from pipeline.corpus.cache import default_directory
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.text import ragged
@@ -28,16 +27,17 @@ from pipeline.trainer.checkpoint import Checkpoints
 from tests.corpus.files import contents
 from tests.fs import object_servers
 from tests.processes import in_child
-from tests.properties.kills import spell, write_documents
-from tests.runs.programs import SLOW, start, uninterrupted, wait_for_step
-from tests.runs.runs import audit, lines, loss_files, messages, segment_losses, steps, summary
+from tests.runs.runs import messages
 from tests.text import record_files
 
 SHARE = 0.1  # of requests that fail, where some are to
 OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
 
 
-@pytest.fixture(scope="module", params=["s3", "gs", "az"])
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gs", "az")]
+
+
+@pytest.fixture(scope="module", params=["s3", *LATER])
 def server(request, tmp_path_factory):
     """A bucket of a real server, behind a proxy; the environment leads there."""
     kind = {"s3": "s3", "gs": "gcs", "az": "azure"}[request.param]
@@ -346,26 +346,6 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_while_a_tenth_of_requests_fail(
     assert server.proxy.failed > before + 5
 
 
-def test_sides_in_a_bucket_are_those_on_disk(place, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 40)
-    write_documents(tmp_path / "text.jsonl", 20)
-    source = sources.JsonLines(tmp_path / "text.jsonl")
-    features = {"letters": pipeline.Feature("letters", dtype="uint8")}
-    options = {"template": spell, "features": features, "num_workers": 0, "progress": False}
-    local, there = (
-        pipeline.prepare(source, tokenizers.Bytes(), root / "c", **options)
-        for root in (tmp_path, place)
-    )
-    assert contents(place / "c") == contents(tmp_path / "c")
-    again = open_corpus(place / "c")
-    assert local.fingerprint == there.fingerprint == again.fingerprint
-    again.verify()
-    bucket = pipeline.Bucket(2, {"inputs": 512, "targets": 512, "letters": 512})
-    plan = pipeline.Plan(local, [bucket])
-    for step in range(plan.num_batches()):
-        np.testing.assert_equal(*(pipeline.Batches(each, plan)[step] for each in (local, again)))
-
-
 def test_a_corpus_in_a_bucket_is_read_through_a_cache_of_the_user(
     server, place, tmp_path, monkeypatch
 ):
@@ -414,7 +394,7 @@ def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
     written = {}
     for root in (tmp_path, place):
         reader = None
-        for first in (0, 40, 80):
+        for first in (0, 40):
             with pipeline.Writer(root / "c") as writer:
                 assert writer.cursor == (first or None)
                 for number in range(first, first + 40):
@@ -434,7 +414,7 @@ def test_a_corpus_grows_in_a_bucket_as_on_disk_while_a_tenth_of_requests_fail(
         assert reader.log.finished
         finished = pipeline.Corpus.open(root / "c")
         finished.verify()
-        for number in range(0, 120, 7):
+        for number in range(0, 80, 7):
             np.testing.assert_equal(reader[number], finished[number])
     assert written[tmp_path] == written[place]
     assert contents(tmp_path / "c") == contents(place / "c")
@@ -568,26 +548,6 @@ def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
         assert "is gone or silent; this process takes it" in str(said)
 
 
-def test_a_holder_that_gives_signs_of_life_keeps_its_lock_however_long(place, monkeypatch):
-    monkeypatch.setattr(lease, "SILENCE", 1.0)
-    order = []
-
-    def hold():
-        with directory_lock(place, "working"):
-            order.append("held")
-            time.sleep(1.5)
-            order.append("released")
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    while not order:
-        time.sleep(0.01)
-    with directory_lock(place, "working"):
-        order.append("taken")
-    holder.join()
-    assert order == ["held", "released", "taken"]
-
-
 def test_the_silence_of_a_holder_begins_when_its_last_sign_of_life_was_first_sent(
     place, monkeypatch
 ):
@@ -708,25 +668,3 @@ def test_what_is_not_a_lock_is_refused_and_stays(server, place, content):
         directory_lock(place, "working").__enter__()
     assert len(server.proxy.requests) - before < 3
     assert objects.get(place / ".lock") == content
-
-
-@pytest.mark.slow
-def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
-    server, place, text, once
-):
-    whole, workdir = uninterrupted(text, once), place / "run"
-    group = start(text, workdir, SLOW)
-    wait_for_step(group, workdir, 12)
-    group.kill()
-    server.proxy.share, before = SHARE, server.proxy.failed
-    (output,) = start(text, workdir).end_with(0)
-    assert server.proxy.failed > before + 5
-    assert "resumed: step" in output
-    traffic = {"fetched_bytes", "stalls", "stalled"}  # of a corpus in a bucket
-    assert all(traffic <= {*line} for line in steps(workdir))
-    own = [{name: line[name] for name in line if name not in traffic} for line in lines(workdir)]
-    assert own == lines(whole)
-    for read in (summary, loss_files):
-        assert read(workdir) == read(whole)
-    segment_losses(workdir)
-    assert audit(workdir)[0] == 0

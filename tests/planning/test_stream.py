@@ -95,8 +95,8 @@ def test_threads_sort_a_block_of_tiers_once(monkeypatch):
     monkeypatch.setattr(Assembly, "_assemble", noting)
     plan = Plan(ANY, [Bucket(2, 32)], tiers=8)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(plan.batch, range(64)))
-    assert len(blocks) == len({*blocks}) == 8
+        list(pool.map(plan.batch, [*range(8)] * 8))
+    assert blocks == [range(8)]
 
 
 def test_windows_of_old_stages_are_forgotten(monkeypatch):
@@ -107,7 +107,8 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
         plan.batch(2 * change)
     cache = plan.stages[-1].streams[0].cache
     assert sum(pieces for pieces, _ in cache._entries.values()) <= cache.capacity < 20 * len(ANY)
-    assert len(cache._entries) < 20  # of nine stages with two passes each
+    windows = [pieces for pieces, _ in cache._entries.values() if pieces]
+    assert len(windows) < 20  # of nine stages with two passes each
 
 
 def test_a_name_cannot_imitate_what_differs():
@@ -126,9 +127,7 @@ def test_small_shares_are_not_starved_by_many_intervals():
     plan = Plan(corpora, [Bucket(4, 32)], weights=weights).after(50, seed=2)
     rows = plan.stages[1].schedule.taken(2000).rows[0]
     due = 2000 * 4 * 0.02 / 40.02
-    assert (
-        len({plan.stages[1].schedule.interval_around(step).start for step in range(50, 2000)}) > 20
-    )
+    assert len({plan.stages[1].schedule._reach(step)[1].start for step in range(50, 2000)}) > 20
     assert abs(int(rows[-1]) - due) < 2
 
 

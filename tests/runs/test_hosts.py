@@ -10,9 +10,7 @@ import pytest
 
 import pipeline
 from pipeline import Writer
-from pipeline.corpus.links import link
 from pipeline.planning.options import VERSION
-from tests.corpus.token_writers import write_megatron
 from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.runs import host_worker
 
@@ -77,22 +75,16 @@ def ask(folder):
     sides = [[rng.integers(1, 99, n + more).astype(np.int32) for n in sizes] for more in (0, 3)]
     pipeline.Corpus.from_arrays(sides[0], folder / "corpus", vocab_size=99)
     pipeline.Pairs.from_arrays(*sides, folder / "pairs", vocab_size=99)
-    for number in (1, 3):
-        few = [np.arange(5, dtype=np.int32)] * number
-        pipeline.Corpus.from_arrays(few, folder / f"few{number}")
+    pipeline.Corpus.from_arrays([np.arange(5, dtype=np.int32)], folder / "few")
     text = {"do": "batches", "corpus": str(folder / "corpus")}
-    write_megatron(folder / "tokens", [[each] for each in sides[0]])
-    link(pipeline.InPlace.megatron(folder / "tokens", vocab_size=99), folder / "linked")
-    placed = {"do": "batches", "corpus": str(folder / "linked")}
     both = {"do": "batches", "corpus": str(folder / "pairs"), "overflow": "truncate"}
     both["buckets"] = [[8, [16, 16]], [8, [32, 48]], [4, [32, 64]]]
     jobs = {
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
-    jobs[1] |= {"pairs0": both | LAYOUTS[1][0], "in place0": placed | LAYOUTS[1][0]}
-    jobs[2]["in place0"] = placed | LAYOUTS[2][0]
-    jobs[4]["in place3"] = placed | LAYOUTS[4][3]
+    jobs[1]["pairs0"] = both | LAYOUTS[1][0]
+    jobs[4]["pairs3"] = both | LAYOUTS[4][3]
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
         for n, (changed, _) in enumerate(DIFFER)
@@ -107,10 +99,8 @@ def ask(folder):
         "share": {"do": "share", "directory": str(folder)},
         "share nothing": {"do": "share", "differ": alone},
     }
-    jobs[4] |= {"pairs0": both | LAYOUTS[4][0], "pairs3": both | LAYOUTS[4][3]}
-    for number in (1, 3):
-        few = {"corpus": str(folder / f"few{number}"), "buckets": [[4, 16]], "epochs": 2}
-        jobs[4][f"few{number}"] = {"do": "batches", "mesh": {"data": 4}} | few
+    few = {"corpus": str(folder / "few"), "buckets": [[4, 16]], "epochs": 2}
+    jobs[4]["few"] = {"do": "batches", "mesh": {"data": 4}} | few
     add_waits(folder, jobs)
     found = {1: {name: [host_worker.DO[job["do"]](job)] for name, job in jobs.pop(1).items()}}
     for count, asked in jobs.items():
@@ -153,10 +143,9 @@ def add_waits(folder, jobs):
 
 
 GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
-GLOBAL += [(2, "in place0"), (4, "in place3")]
 
 
-@pytest.mark.parametrize(("count", "job"), [*GLOBAL, (4, "pairs0"), (4, "pairs3")])
+@pytest.mark.parametrize(("count", "job"), [*GLOBAL, (4, "pairs3")])
 def test_global_batches_are_those_of_one_process(answers, count, job):
     (alone,) = answers[1][job[:-1] + "0"]
     assert all(answer == alone for answer in answers[count][job])
@@ -197,12 +186,11 @@ def test_slurm_says_how_many_there_are(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_fewer_examples_than_hosts_still_make_equal_steps(answers, number):
-    first, *others = answers[4][f"few{number}"]
+def test_fewer_examples_than_hosts_still_make_equal_steps(answers):
+    first, *others = answers[4]["few"]
     assert len(first["hashes"]) == 2
     assert all(other == first for other in others)
-    assert first["weights"] == [4.0 * number] * 2
+    assert first["weights"] == [4.0] * 2
 
 
 def test_process_0_prepares_and_the_others_open_what_it_left(answers):

@@ -1,32 +1,9 @@
 """A mixture as a user has it: a config, the commands that look at it, and a run."""
 
-import json
-import re
-
 import pytest
 
 from pipeline.cli.commands import main
-from tests.processes import ROOT
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
-
-CONFIG = ROOT / "tests/runs/mixture_config.py"
-
-
-def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TINY_TEXT", str(text))
-    given = [str(CONFIG), "--workdir", str(tmp_path)]
-    assert main(["report", *given, "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    sources = figures["sides"][0]["sources"]
-    assert [each["name"] for each in sources] == ["first", "second"]
-    assert re.search(r"^first +0.75  7[3-7]\.", figures["plan"]["printed"], re.MULTILINE)
-    assert main(["check", *given]) == 0
-    said = capsys.readouterr().out
-    assert all(f"epoch 0 of {name}: " in said for name in ("first", "second"))
-    assert main(["show", *given, "--step", "3"]) == 0
-    assert "step 3" in capsys.readouterr().out
-    assert main(["report", *given]) == 0
-    assert re.search(r"^first +0.75  7[3-7]\.", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.slow

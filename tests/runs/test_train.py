@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -21,11 +22,9 @@ def whole(text, once):
 
 def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(whole):
     values, output = summary(whole), (whole / "output").read_text()
-    assert len(values["compiles"]) == 2
-    assert set(values["compiles"].values()) == {1}
     assert values["compiles_after_start"] == values["other_compiles"] == 0, output
-    for bucket in values["compiles"]:
-        assert f"train_step {bucket}: compiled in" in output
+    buckets = re.findall(r"train_step (\w+): compiled in", output)
+    assert len({*buckets}) == len(buckets) == 2
 
 
 def test_a_run_learns_and_says_how_much(whole):

@@ -28,15 +28,8 @@ def assert_same_run(workdir, alone):
     """Every step once, with the batch of the run of one process, and its loss."""
     assert [line["step"] for line in steps(workdir)] == list(range(40))
     assert_same_losses(workdir, alone)
-
-
-@pytest.mark.slow
-def test_losses_of_two_processes_are_those_of_one(alone, text, tmp_path):
-    run_hosts(text, tmp_path, 2)
-    assert_same_run(tmp_path, alone)
-    values = summary(tmp_path)
-    assert len(values["compiles"]) == 2
-    assert values["compiles_after_start"] == 0
+    values = summary(workdir)
+    assert (len(values["compiles"]), values["compiles_after_start"]) == (2, 0)
 
 
 def go_on(text, workdir, counts, logs=None):
@@ -107,36 +100,6 @@ def test_hosts_measure_together_and_choose_alike(text, tmp_path):
     tuned = read_tuned(tmp_path)
     state, _ = Checkpoints(tmp_path / "checkpoints").restore_json(40)
     shapes = state["plans"][0]["identity"]["buckets"].split("+")
-    assert shapes == [str(bucket) for bucket in tuned.buckets]
-    assert all(bucket.rows % 12 == 0 for bucket in tuned.buckets)
+    assert shapes == [str(bucket) for bucket in tuned]
+    assert all(bucket.rows % 12 == 0 for bucket in tuned)
     assert [line["step"] for line in steps(tmp_path)] == list(range(40))
-
-
-EIGHT_ROWS = (
-    "--config.batches.packing=best_fit",
-    "--config.batches.row_multiple=4",
-    "--config.batches.tokens_per_batch=1024",
-    "--config.batches.max_buckets=1",
-    "--config.batches.max_length=128",
-    "--config.model.num_layers=1",
-    "--config.model.width=32",
-    "--config.model.attention=dense",
-)
-THREE = "--config.schedule=((5, {'row_multiple': 3}),)"
-
-
-@pytest.mark.slow
-def test_three_of_four_hosts_go_on_where_three_do_not_divide_the_rows(text, tmp_path):
-    run_hosts(text, tmp_path, 4, *EIGHT_ROWS, "--config.steps=5")
-    more = (*EIGHT_ROWS, "--config.steps=12")
-    group = start_hosts(text, tmp_path, 3, *more)
-    assert all(group.wait())
-    said = group.outputs()[0]
-    assert "a bucket of 8 rows × 128 does not divide over" in said
-    assert "row_multiple=3" in said
-    said = run_hosts(text, tmp_path, 3, *more, THREE)[0]
-    assert "changed from step 5 on: row_multiple=3" in said
-    log = steps(tmp_path)
-    assert [line["step"] for line in log] == list(range(12))
-    assert [line["bucket"] for line in log] == ["8x128"] * 5 + ["6x128"] * 7
-    assert re.search(r"epoch 0: [\d,]+ positions, each once$", audited(tmp_path), re.M)

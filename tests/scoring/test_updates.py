@@ -158,7 +158,11 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
         (batch["inputs"][:, 0], "row", "hold up to"),
         (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),
         (batch["inputs"], "targets", "per of values is 'targets'; it must be one of"),
-        (batch["inputs"], {"nll": "position"}, "per of values is {'nll': 'position'}; it must be"),
+        (
+            batch["inputs"],
+            {"nll": "position"},
+            "per has nll, and the step returns values; give per=",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             unpack([(planned, values)], examples, per=per)
@@ -167,7 +171,7 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
         ([both], {"nll": "position"}, "per has nll, and the step returns nll, z; give per= for"),
         ([both], {**dict.fromkeys("zy", "row"), "nll": "position"}, "per has z, y, nll, and"),
         ([both, {"nll": both["z"]}], "position", "result 1 has nll, and the first one nll, z; "),
-        ([both, both["z"]], "position", "result 1 has no names, and the first one nll, z; give"),
+        ([both, both["z"]], "position", "result 1 has values, and the first one nll, z; give"),
     ):
         with pytest.raises(ValueError, match=sentence):
             unpack([(planned, each) for each in results], examples, per=per)

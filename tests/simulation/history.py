@@ -9,7 +9,7 @@ from tests.simulation.account import Account
 from tests.simulation.scheduler import Killed, Process, Wrong
 from tests.simulation.seam import World, really
 
-KINDS = "", "", "", "rename", "unlink", "link", "sync", "create", "write", "lock", "mkdir"
+KINDS = "", "", "", "rename", "unlink", "link", "sync", "open", "write", "lock", "mkdir"
 KINDS_OF_BUCKETS = "", "", "", "put", "put", "delete", "list", "get"
 LIVES = 6  # of an actor that is killed, at most
 LIMIT = 20_000.0  # virtual seconds until all must have ended

@@ -12,10 +12,6 @@ import shutil
 import stat
 from typing import Any
 
-# As they are before they are wrapped.
-real_open, real_link, real_stat, real_listdir = open, os.link, os.stat, os.listdir
-real_mkdir = os.mkdir
-
 
 def is_folder(path: str) -> bool:
     """Whether there is a folder; the name of a file is none."""
@@ -50,8 +46,18 @@ class File:
         """Its bytes."""
         if self.last is not None:
             return self.last
-        with real_open(self.path, "rb") as file:
+        with open(self.path, "rb") as file:
             return file.read()
+
+
+class Scan(list):
+    """What `os.scandir` gives."""
+
+    def __enter__(self) -> "Scan":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 Node = File | str | None
@@ -93,62 +99,99 @@ class Disk:
 
     def find(self, path: str) -> File:
         """The file of a path."""
-        number = real_stat(path).st_ino
+        number = os.stat(path).st_ino
         if number not in self._files:
             self._files[number] = File(path)
         return self._files[number]
 
-    # ---- changes
+    # ---- what stands in for calls
 
     def refuse_if_full(self, path: Any) -> None:
         """Raises the error of a full disk while it is full."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def create(self, path: str) -> None:
-        """Notes a new, empty file."""
-        self._files[real_stat(path).st_ino] = file = File(path)
-        self._pending.append((os.path.dirname(path), [(path, file)]))
+    def open(self, path: str, flags: int, mode: int = 0o666) -> int:
+        """In place of `os.open`."""
+        new = not os.path.lexists(path)
+        if flags & os.O_TRUNC or (new and flags & os.O_CREAT):
+            self.refuse_if_full(path)
+        number = os.open(path, flags, mode)
+        if new:
+            self._change((path, self.find(path)))
+        file = File(path) if is_folder(path) else self.find(path)
+        file.dirty |= bool(flags & os.O_TRUNC)
+        self.descriptors[number] = file
+        return number
 
-    def add_folder(self, path: str) -> None:
-        """Notes a new folder."""
-        self._pending.append((os.path.dirname(path), [(path, FOLDER)]))
+    def add_folder(self, path: str, *mode: int) -> None:
+        """In place of `os.mkdir`."""
+        self.refuse_if_full(path)
+        os.mkdir(path, *mode)
+        self._change((path, FOLDER))
 
-    def forget_folder(self, path: str) -> None:
-        """Notes that a folder went."""
-        self._pending.append((os.path.dirname(path), [(path, None)]))
+    def remove_folder(self, path: str) -> None:
+        """In place of `os.rmdir`."""
+        os.rmdir(path)
+        self._change((path, None))
 
     def remove(self, path: str) -> None:
-        """Notes that the name of a file goes, before it does."""
+        """In place of `os.unlink`."""
+        if os.path.lexists(path) and not is_folder(path):
+            self._take_name(path)
+            self._change((path, None))
+        os.unlink(path)
+
+    def _take_name(self, path: str) -> None:
         file = self.find(path)
         if len(file.names) == 1:
             file.last = file.read()
+            del self._files[os.stat(path).st_ino]
         else:
             file.names.remove(path)
-        self._pending.append((os.path.dirname(path), [(path, None)]))
 
-    def link(self, path: str, new: str) -> None:
-        """Notes another name of a file."""
+    def link(self, path: str, new: str, **_: Any) -> None:
+        """In place of `os.link`."""
+        self.refuse_if_full(new)
+        os.link(path, new)
         file = self.find(path)
         file.names.append(new)
-        self._pending.append((os.path.dirname(new), [(new, file)]))
+        self._change((new, file))
 
     def rename(self, path: str, new: str) -> None:
-        """Notes another name in place of one, before it changes."""
-        if os.path.lexists(new):
-            self.remove(new)
-            self._pending.pop()
+        """In place of `os.replace`."""
+        self.refuse_if_full(new)
         file = self.find(path)
+        if os.path.lexists(new):
+            self._take_name(new)
+        os.replace(path, new)
         file.names.remove(path)
         file.names.append(new)
-        self._pending.append((os.path.dirname(new), [(new, file), (path, None)]))
+        self._change((new, file), (path, None))
+
+    def _change(self, *names: tuple[str, Node]) -> None:
+        self._pending.append((os.path.dirname(names[0][0]), [*names]))
+
+    def names(self, path: str) -> list[str]:
+        """In place of `os.listdir`, in any order."""
+        names = sorted(os.listdir(path))
+        self._random.shuffle(names)
+        return names
+
+    def scan(self, path: str) -> "Scan":
+        """In place of `os.scandir`, in any order."""
+        with os.scandir(path) as found:
+            entries = Scan(sorted(found, key=lambda entry: entry.name))
+        self._random.shuffle(entries)
+        return entries
 
     def write(self, descriptor: int) -> None:
         """Notes that a file changes."""
         self.descriptors[descriptor].dirty = True
 
     def sync(self, descriptor: int) -> None:
-        """What `fsync` does."""
+        """In place of `os.fsync`."""
+        self.refuse_if_full(None)
         file = self.descriptors[descriptor]
         if is_folder(file.path):
             self._commit([each for each in self._pending if each[0] == file.path])
@@ -182,24 +225,24 @@ class Disk:
                 contents[node], how = self._keep(node)
                 story += [f"{self.name(path)} is {how}"] * bool(how)
         shutil.rmtree(self.root)
-        real_mkdir(self.root)
+        os.mkdir(self.root)
         places: set[File] = set()
         self._files.clear()
         for path, node in sorted(self._durable.items()):
             if not is_folder(os.path.dirname(path)):
                 del self._durable[path]
             elif not isinstance(node, File):
-                real_mkdir(path)
+                os.mkdir(path)
             elif node in places:
-                real_link(node.path, path)
+                os.link(node.path, path)
                 node.names.append(path)
             else:
-                with real_open(path, "wb") as file:
+                with open(path, "wb") as file:
                     file.write(contents[node])
                 places.add(node)
                 node.names, node.synced, node.dirty, node.last = [path], contents[node], False, None
                 node.locked = None
-                self._files[real_stat(path).st_ino] = node
+                self._files[os.stat(path).st_ino] = node
         return story
 
     def _keep(self, file: File) -> tuple[bytes, str]:

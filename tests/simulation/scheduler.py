@@ -55,31 +55,10 @@ class Task:
 
     def __init__(self, process: Process, name: str, work: Callable[[], Any]):
         self.process, self.name, self.work = process, name, work
-        self.carrier: _Carrier | None = None
-        self.wake, self.done = 0.0, False
+        self.wake, self.done, self.begun = 0.0, False, False
         self.ready: Callable[[], Any] | None = None
-
-
-class _Carrier(threading.Thread):
-    """A thread of Python, which runs one simulated thread after another."""
-
-    def __init__(self, scheduler: "Scheduler"):
-        super().__init__(daemon=True)
         self.gate = threading.Lock()
         self.gate.acquire()
-        self.task: Task | None = None
-        self._scheduler = scheduler
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            self.gate.acquire()
-            if self.task is None:
-                return
-            self._scheduler.run_task(self.task)
-            self.task = None
-            self._scheduler.idle.append(self)
-            self._scheduler.hand_over()
 
 
 class Scheduler:
@@ -107,7 +86,6 @@ class Scheduler:
         self.on_kill: list[Callable[[Process], None]] = []
         self.wrong: list[str] = []
         self.world = Process("world", 1, "world")  # operators and the network; never killed
-        self.idle: list[_Carrier] = []
         self.processes: list[Process] = []
         self._tasks: list[Task] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -170,15 +148,11 @@ class Scheduler:
         """
         self.hand_over()
         self._main.acquire()
-        for carrier in self.idle:
-            carrier.gate.release()  # without a task, which ends it
-        for carrier in self.idle:
-            carrier.join()
         if self.wrong:
             raise Wrong(self.wrong[0])
 
-    def run_task(self, task: Task) -> None:
-        """What a carrier does with a thread."""
+    def _run(self, task: Task) -> None:
+        """What a thread of Python does."""
         with contextlib.suppress(Killed):
             try:
                 if task.process.alive:
@@ -189,6 +163,7 @@ class Scheduler:
                 self.fail(f"a thread of {task.name} ended with {error!r}")
         task.done = True
         self._tasks.remove(task)
+        self.hand_over()
 
     def fail(self, what: str) -> None:
         """Notes what is wrong, and ends all."""
@@ -220,10 +195,8 @@ class Scheduler:
         me.ready, me.wake = ready, NEVER if seconds is None else self.now + seconds
         following = self._choose()
         if following is not me:
-            assert me.carrier is not None
             self._open(following)
-            me.carrier.gate.acquire()
-        self._enter(me)
+            me.gate.acquire()
         if not me.process.alive:
             raise Killed
         return ready is None or bool(ready())
@@ -249,22 +222,18 @@ class Scheduler:
 
     def _open(self, task: Task | None) -> None:
         """Opens the gate of a thread; None: that of the caller of `run`."""
-        if task is None:
-            self._enter(None)
-            self._main.release()
-            return
-        if task.carrier is None:
-            task.carrier = self.idle.pop() if self.idle else _Carrier(self)
-            task.carrier.task = task
-            self._enter(task)
-        task.carrier.gate.release()
-
-    def _enter(self, task: Task | None) -> None:
         process = task.process if task else None
         if process is not self._last:
             self.swap(self._last, process)
             self._last = process
         self.current = task
+        if task is None:
+            self._main.release()
+        elif task.begun:
+            task.gate.release()
+        else:
+            task.begun = True
+            threading.Thread(target=self._run, args=[task], daemon=True).start()
 
     def _choose(self) -> Task | None:
         """The thread that runs next; time moves on to when it does."""
@@ -292,7 +261,6 @@ class Scheduler:
         return None
 
 
-def describe(trace: list[tuple[float, str, str]], last: int | None = None) -> str:
-    """The story of a history, a line for each call; the last ones, if a number is given."""
-    some = trace if last is None else trace[-last:]
-    return "\n".join(f"{seconds:9.3f} s  {name:<24} {what}" for seconds, name, what in some)
+def describe(trace: list[tuple[float, str, str]]) -> str:
+    """The story of a history, a line for each call."""
+    return "\n".join(f"{seconds:9.3f} s  {name:<24} {what}" for seconds, name, what in trace)

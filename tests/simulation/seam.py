@@ -25,24 +25,22 @@ from concurrent import futures
 from typing import Any
 
 from tests.simulation import threads
-from tests.simulation.local_disk import Disk, File, is_folder
+from tests.simulation.local_disk import Disk
 from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.storage import Bucket, Storage, open_reader
 
 # Globals of modules that each process has for itself.
-STATE = {
-    "pipeline.corpus.log": ["_failures"],
-    "pipeline.fs.lease": ["_held"],
-    "pipeline.fs.objects": ["guards"],
-    "pipeline.fs.fork": ["_inherited"],
-}
+STATE = [
+    ("pipeline.corpus.log", "_failures"),
+    ("pipeline.fs.lease", "_held"),
+    ("pipeline.fs.objects", "guards"),
+]
 # Kinds of calls to files, by which Python tells of those that are not wrapped.
 AUDITED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.listdir"}
 AUDITED |= {"os.scandir", "os.truncate", "shutil.rmtree", "shutil.copyfile"}
 
 
-# What stands in for each call, and the call itself.
-WRAPPED: dict[str, Any] = {}
+# The calls that others stand in for, by name.
 REAL: dict[str, Any] = {"open": open}
 
 
@@ -65,6 +63,7 @@ class World:
         World.active, Scheduler.active = self, self.scheduler
         random.seed(0)
         gc.disable()
+        gc.freeze()  # all that there is, so that collecting what a history leaves takes no time
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,13 +83,12 @@ class World:
 
 def _swap(before: Process | None, after: Process | None) -> None:
     """Gives the globals of modules the values that they have in another process."""
-    for module, names in STATE.items():
-        for name in names:
-            there = vars(sys.modules[module])
-            if before is not None:
-                before.state[module, name] = there[name]
-            new: Any = type(there[name])()
-            there[name] = new if after is None else after.state.get((module, name), new)
+    for module, name in STATE:
+        there = vars(sys.modules[module])
+        if before is not None:
+            before.state[module, name] = there[name]
+        new: Any = type(there[name])()
+        there[name] = new if after is None else after.state.get((module, name), new)
 
 
 def _world(path: Any = None) -> World | None:
@@ -123,27 +121,20 @@ def _audit(event: str, arguments: tuple) -> None:
 # ---- files
 
 
+MODES = {"w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, "r+": os.O_RDWR | os.O_CLOEXEC}
+
+
 class FileIO(io.FileIO):
     """A file; a write by a killed process goes nowhere, or is torn."""
 
     _owner: Process | None = None
 
     def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None):
-        if (world := _world(file)) is None:
-            super().__init__(file, mode, closefd, opener)
-            return
-        new = not isinstance(file, int) and not os.path.lexists(file)
-        if not isinstance(file, int):
-            world.scheduler.point("create" if new else "open", world.disk.name(file))
-            if "r" not in mode:
-                world.disk.refuse_if_full(file)
-            new = not os.path.lexists(file)
-        really(super().__init__, file, mode, closefd, opener)
-        if not isinstance(file, int):
-            _register(world, super().fileno(), os.fspath(file), new)
-            if "w" in mode:
-                world.disk.write(super().fileno())
-        self._owner = world.scheduler.me.process
+        if (world := _world(file)) is not None:
+            self._owner = world.scheduler.me.process
+            if not isinstance(file, int):
+                file = os.open(file, MODES[mode.replace("b", "")], 0o666)
+        super().__init__(file, mode, closefd, opener)
 
     def write(self, data: Any) -> int:
         if self._owner is None:
@@ -174,13 +165,6 @@ class FileIO(io.FileIO):
         super().close()
 
 
-def _register(world: World, number: int, path: str, new: bool) -> None:
-    if new:
-        world.disk.create(path)
-    found = File(path) if is_folder(path) else world.disk.find(path)
-    world.disk.descriptors[number] = found
-
-
 def _forget(number: int) -> None:
     """Notes that a descriptor closes, which ends its lock."""
     if World.active is not None:
@@ -201,139 +185,45 @@ def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> A
     return content if "b" in mode else io.TextIOWrapper(content, options.get("encoding"))
 
 
-def _os_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-    if (world := _world(path)) is None:
-        return really(REAL["os.open"], path, flags, *arguments, **options)
-    world.scheduler.point("open", world.disk.name(path))
-    new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
-    if new:
-        world.disk.refuse_if_full(path)
-    number = really(REAL["os.open"], path, flags, *arguments, **options)
-    _register(world, number, os.fspath(path), new)
-    return number
-
-
 def _close(number: int) -> None:
     _forget(number)
     REAL["os.close"](number)
 
 
-def _wrap(name: str, kind: str, seconds: float = 0.001, *, writes: bool = False) -> Any:
-    """Makes what stands in for a call whose first argument is a path, a file or a descriptor."""
-
-    def decorate(act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
-            if hasattr(path, "fileno"):
-                path = path.fileno()
-            if (world := _world(path)) is None:
-                return really(REAL[name], path, *arguments, **options)
-            new = f" to {os.path.basename(arguments[0])}" if kind in ("rename", "link") else ""
-            world.scheduler.point(kind, world.disk.name(path) + new, seconds)
-            if writes:
-                world.disk.refuse_if_full(path)
-            path = path if isinstance(path, int) else os.fspath(path)
-            return act(world, path, *map(_as_text, arguments), **options)
-
-        WRAPPED[name] = call
-        return act
-
-    return decorate
-
-
-def _as_text(argument: Any) -> Any:
-    return os.fspath(argument) if isinstance(argument, os.PathLike) else argument
-
-
-@_wrap("os.fsync", "sync", 0.01, writes=True)
-def _fsync(world: World, number: int) -> None:
-    really(world.disk.sync, number)
-
-
-@_wrap("fcntl.flock", "lock")
-def _flock(world: World, number: int, how: int) -> None:
-    mine = world.disk.descriptors[number]
-    if how & fcntl.LOCK_UN:
-        mine.locked = None
+def _flock(file: Any, how: int) -> None:
+    number = file if isinstance(file, int) else file.fileno()
+    if (world := _world(number)) is None:
+        REAL["fcntl.flock"](number, how)
         return
+    world.scheduler.point("lock", world.disk.name(number))
+    mine = world.disk.descriptors[number]
     while mine.locked is not None and mine.locked[0] != number:
         if how & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, "locked")
         world.scheduler.wait(lambda: mine.locked is None)
-    mine.locked = number, world.scheduler.me.process
+    if how & fcntl.LOCK_EX:  # others may share it, and exclude nobody
+        mine.locked = number, world.scheduler.me.process
 
 
-@_wrap("os.rename", "rename", writes=True)
-@_wrap("os.replace", "rename", writes=True)
-def _rename(world: World, path: str, new: str) -> None:
-    really(world.disk.rename, path, new)
-    really(REAL["os.replace"], path, new)
+def _wrap(name: str, kind: str, act: Any = None, seconds: float = 0.001) -> Callable[..., Any]:
+    """What stands in for a call whose first argument is a path, a file or a descriptor.
 
+    `act` does it on a `Disk`; None: the call itself does.
+    """
 
-@_wrap("os.link", "link", writes=True)
-def _link(world: World, path: str, new: str, **_: Any) -> None:
-    really(REAL["os.link"], path, new)
-    world.disk.link(path, new)
+    def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+        if hasattr(path, "fileno"):
+            path = path.fileno()
+        if (world := _world(path)) is None:
+            return really(REAL[name], path, *arguments, **options)
+        some = [each if isinstance(each, int) else os.fspath(each) for each in (path, *arguments)]
+        new = f" to {os.path.basename(some[1])}" if kind in ("rename", "link") else ""
+        world.scheduler.point(kind, world.disk.name(path) + new, seconds)
+        if act is None:
+            return really(REAL[name], *some, **options)
+        return really(act, world.disk, *some, **options)
 
-
-@_wrap("os.remove", "unlink")
-@_wrap("os.unlink", "unlink")
-def _unlink(world: World, path: str) -> None:
-    if os.path.lexists(path) and not is_folder(path):
-        really(world.disk.remove, path)
-    really(REAL["os.unlink"], path)
-
-
-@_wrap("os.mkdir", "mkdir", writes=True)
-def _mkdir(world: World, path: str, *mode: int) -> None:
-    really(REAL["os.mkdir"], path, *mode)
-    world.disk.add_folder(path)
-
-
-@_wrap("os.rmdir", "rmdir")
-def _rmdir(world: World, path: str) -> None:
-    really(REAL["os.rmdir"], path)
-    world.disk.forget_folder(path)
-
-
-@_wrap("os.stat", "stat", 0.0003)
-def _stat(world: World, path: Any, **options: Any) -> Any:
-    return REAL["os.stat"](path, **options)
-
-
-@_wrap("os.listdir", "list")
-def _listdir(world: World, path: str) -> list[str]:
-    names = sorted(really(REAL["os.listdir"], path))
-    world.random.shuffle(names)
-    return names
-
-
-class _Scan(list):
-    """What `os.scandir` gives, in any order."""
-
-    def __enter__(self) -> "_Scan":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@_wrap("os.scandir", "list")
-def _scandir(world: World, path: str) -> _Scan:
-    with really(REAL["os.scandir"], path) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    world.random.shuffle(entries)
-    return _Scan(entries)
-
-
-@_wrap("os.posix_fallocate", "allocate", writes=True)
-def _fallocate(world: World, number: int, offset: int, size: int) -> None:
-    world.disk.write(number)
-    REAL["os.posix_fallocate"](number, offset, size)
-
-
-@_wrap("pyarrow.memory_map", "map")
-def _map(world: World, path: str, *how: Any) -> Any:
-    return REAL["pyarrow.memory_map"](path, *how)
+    return call
 
 
 # ---- processes, time and chance
@@ -409,12 +299,25 @@ class _CachedProperty:
         return vars(thing)[self.name]
 
 
-WRAPPED |= {
+# What stands in for each call.
+WRAPPED: dict[str, Any] = {
     "builtins.open": _open_file,
     "io.open": _open_file,
     "io.FileIO": FileIO,
-    "os.open": _os_open,
     "os.close": _close,
+    "fcntl.flock": _flock,
+    "os.open": _wrap("os.open", "open", Disk.open),
+    "os.fsync": _wrap("os.fsync", "sync", Disk.sync, 0.01),
+    "os.replace": _wrap("os.replace", "rename", Disk.rename),
+    "os.link": _wrap("os.link", "link", Disk.link),
+    "os.remove": _wrap("os.remove", "unlink", Disk.remove),
+    "os.unlink": _wrap("os.unlink", "unlink", Disk.remove),
+    "os.mkdir": _wrap("os.mkdir", "mkdir", Disk.add_folder),
+    "os.rmdir": _wrap("os.rmdir", "rmdir", Disk.remove_folder),
+    "os.listdir": _wrap("os.listdir", "list", Disk.names),
+    "os.scandir": _wrap("os.scandir", "list", Disk.scan),
+    "os.stat": _wrap("os.stat", "stat", seconds=0.0003),
+    "pyarrow.memory_map": _wrap("pyarrow.memory_map", "map"),
     "os.getpid": _getpid,
     "os.kill": _kill,
     "uuid.uuid4": _uuid4,

@@ -90,8 +90,9 @@ def test_splitting_moves_no_row_to_another_device(sharding):
 
 
 def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
-    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)))
-    assert [program.compiles for program in step.programs.values()] == [1, 1]
+    with CompileLog() as log:
+        step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)))
+    assert log.names.count("jit(step)") == 2
     batches = [batch_of(sharding, shape) for shape in ((8, 8), (4, 16))]
     log = CompileLog()
     state = params
@@ -115,25 +116,20 @@ def test_what_is_held_besides_counts_and_what_is_donated_counts_once(sharding, p
     assert donated < free
 
 
-def test_what_was_not_compiled_is_refused_before_xla(sharding, params):
+def test_what_was_not_compiled_is_refused(sharding, params):
     step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)))
     good = batch_of(sharding, (8, 8))
-    host = {name: np.asarray(values) for name, values in good.items()}
     whole = jax.device_put(good["inputs"], NamedSharding(sharding.mesh, PartitionSpec()))
-    for changed, sentence in (
-        ({"inputs": host["inputs"].astype(np.int64)}, "inputs is int64[8, 8] of NumPy"),
-        ({"inputs": jnp.asarray(host["inputs"])}, "inputs is int32[8, 8], not committed"),
-        ({"inputs": whole}, "inputs is int32[8, 8] of P"),
-        ({"extra": good["inputs"]}, "was compiled for missing"),
+    floats = good["inputs"].astype(jnp.float32)
+    for changed, kind, sentence in (
+        ({"inputs": floats}, TypeError, r"'batch\['inputs'\]' compiled with int32"),
+        ({"inputs": whole}, ValueError, r"sharding"),
+        ({"extra": good["inputs"]}, ValueError, r"the shapes .*'extra': \(8, 8\)"),
+        (batch_of(sharding, (4, 8)), ValueError, r"'inputs': \(4, 8\).* buckets 8x8, and have"),
     ):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(kind, match=sentence):
             step(params, good | changed)
-        assert sentence in str(error.value)
-        assert "step: " in str(error.value)
-    shapes = r"inputs is int32\[4, 8\] of .*, and was compiled for int32\[8, 8\] .* buckets 8x8,"
-    with pytest.raises(ValueError, match=shapes):
-        step(params, batch_of(sharding, (4, 8)))
-    with pytest.raises(ValueError, match="loss_weights is missing"):
+    with pytest.raises(ValueError, match="the fields inputs, loss_weights"):
         step(params, {"inputs": good["inputs"]})
 
 
@@ -147,7 +143,6 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     first, second = step.programs.values()
     assert first.microbatches == 1
     assert second.microbatches > 1
-    assert second.compiles == 1
     assert second.memory <= budget < long
     assert f"{second.microbatches}" in programs_table(step)
     assert "microbatches" in caplog.text
@@ -156,19 +151,15 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *both)
 
 
-def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params, caplog):
+def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params):
     specs = specs_of(sharding, (8, 64))
     with pytest.raises(MemoryError, match=r"bucket 8x64 in 2 microbatches, and there are 0\.0 MiB"):
         Compiled(make_step(sharding), params, specs, microbatches="auto", budget=1000)
-    free = Compiled(make_step(sharding), params, specs)
-    memory = free.programs[Bucket(8, 64)].memory
-    Compiled(make_step(sharding), params, specs, budget=int(memory / 0.95))
-    assert "95%" in caplog.text
 
 
 def test_microbatches_that_do_not_divide_are_refused(sharding, params):
     assert allowed(24, sharding) == [1, 2, 3, 6]
-    with pytest.raises(ValueError, match="must be one of 1, 2, 3, 6, or 'auto'"):
+    with pytest.raises(ValueError, match=r"24 rows, .* must be one of 1, 2, 3, 6"):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
 
 

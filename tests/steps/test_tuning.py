@@ -96,7 +96,7 @@ def test_a_further_shape_must_save_twice_the_noise():
     assert [number(noise) for noise in (0, 0.3)] == [2, 1]
 
 
-def test_shapes_that_fail_are_left_out_and_so_are_larger_ones():
+def test_shapes_that_fail_are_left_out():
     machine = Machine(1, fails=lambda bucket: bucket.length == 128)
     best = machine.tune(max_buckets=3)
     assert all(bucket.length > 128 for bucket in best.buckets)

@@ -222,11 +222,6 @@ def test_a_bomb_ends_at_a_limit_that_is_said(pack, tmp_path, monkeypatch):
         list(TextFiles(path, sample_by="file"))
 
 
-def test_a_file_with_only_a_mark_is_empty(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + MARK + b"\r\n" + MARK)
-    assert list(JsonLines(tmp_path / "a.jsonl")) == [{"text": "a"}]
-
-
 def test_an_array_of_json_is_named(tmp_path):
     path = tmp_path / "a.json"
     for content in (json.dumps([{"text": "a"}]), json.dumps([{"text": "a"}], indent=1)):

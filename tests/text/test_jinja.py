@@ -5,7 +5,6 @@ import pathlib
 import pickle
 import shutil
 
-import numpy as np
 import pytest
 
 from pipeline.corpus.preparation import prepare
@@ -248,17 +247,6 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer, tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             Jinja(given, **options)
-
-
-def test_a_chat_template_makes_a_corpus(tokenizer, tmp_path):
-    corpus = prepare(
-        Records([{"messages": TALK}] * 3), tokenizer, tmp_path, template=Jinja(tokenizer)
-    )
-    example = corpus[1]
-    assert corpus.decode(1) == reference(CHATML, TALK)
-    chosen = example["targets"][example["loss_weights"] > 0]
-    assert tokenizer.decode(chosen) == "Yo<|im_end|>\nSo long<|im_end|>\n"
-    assert np.count_nonzero(example["targets"] == tokenizer._find("<|im_end|>")) == 4
 
 
 CALLS = """\

@@ -1,7 +1,5 @@
 """Marks such as `<|end|>` become their tokens in a template's own text, and nowhere else."""
 
-import io
-import json
 import pickle
 import sys
 
@@ -16,9 +14,9 @@ from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat, Markup
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece
 from pipeline.text.tokenizers.sentencepiece import NO_DUMMY_PREFIX, _read_marks
-from tests.text.trained import train_bytes_pairs
+from tests.text.trained import train_bytes_pairs, train_pieces
 
-sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")
 
 MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
@@ -36,20 +34,10 @@ def save_hugging_face(path, special, more=()):
     return HuggingFace(path, begin="<s>", end="</s>", parse_special=special)
 
 
-def save_sentencepiece(path, **options):
-    content = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
-        model_writer=content,
-        model_type="bpe",
-        vocab_size=340,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-        **{"add_dummy_prefix": False, "user_defined_symbols": [*MARKS, "▁▁", "bitcoin"]} | options,
-    )
-    path.write_bytes(content.getvalue())
+def save_sentencepiece(path, add_dummy_prefix=False):
+    symbols = [*MARKS, "▁▁", "bitcoin"]
+    options = {"add_dummy_prefix": add_dummy_prefix, "user_defined_symbols": symbols}
+    train_pieces(path, TEXTS, vocab_size=340, **options)
     return SentencePiece(path)
 
 
@@ -145,6 +133,7 @@ def test_parts_that_are_joined_stay_what_they_are(everyone, pieces):
     for piece, own in pieces:
         text = text + (Markup(piece) if own else piece)
     assert text == "".join(piece for piece, _ in pieces)
+    assert pickle.loads(pickle.dumps(text)).parts == text.parts == Markup(text).parts
     runs = "".join(part if own else "\0" * len(part) for part, own in text.parts)
     for kind in ("special", "sentencepiece"):
         tokenizer = everyone[kind]
@@ -168,20 +157,6 @@ def test_tokens_that_fields_are_made_of_are_found_in_every_text(everyone):
         ids = tokenizer.encode_batch(["a  bitcoin"])[0]
         assert len(ids) == 5  # with the marks at the ends
         assert tokenizer.decode(ids) == "a  bitcoin"
-
-
-def test_tokenizers_without_marks_give_what_they_gave(everyone, tmp_path):
-    plain = save_sentencepiece(tmp_path / "plain.model", user_defined_symbols=["▁▁", "bitcoin"])
-    unparsed = HuggingFace(everyone["special"]._name, begin="<s>", end="</s>", parse_special=False)
-    spans = Chat()(chat(ATTACK, "Hello."))
-    for tokenizer in (Bytes(), plain, unparsed):
-        assert ("markup" in tokenizer.fingerprint) == (tokenizer is plain)  # of <s> and </s>
-        expected = tokenizer.encode_batch([str(text) for text, _ in spans])
-        assert type(str(spans[0][0])) is str
-        given = tokenizer.encode_batch([text for text, _ in spans])
-        assert [each.tolist() for each in given] == [each.tolist() for each in expected]
-    again = pickle.loads(pickle.dumps(everyone))
-    assert all(each.fingerprint.endswith("-markup") for each in again.values())
 
 
 def test_a_sentencepiece_model_needs_no_module_that_refuses_an_older_protobuf(
@@ -273,17 +248,8 @@ def test_a_mark_that_stays_text_is_said_once(everyone, kind, tmp_path, caplog):
     assert (
         "3 of the first 3 records have the begin or end mark of the tokenizer twice" in caplog.text
     )
-
-
-def test_bytes_say_that_marks_stay_text(tmp_path, caplog):
-    template = Answer(prompt="<|user|>{text}", answer="!")
-    source = Records(["a <|user|>"])
-    prepare(source, Bytes(), tmp_path / "a", template=template, strict=True, progress=False)
-    prepare(source, Bytes(), tmp_path / "b", strict=True, progress=False)
-    assert [record.message for record in caplog.records] == [
-        "1 of the first 1 record have a mark that stays text; the first: record 0: the template "
-        "has '<|user|>', and bytes have no special tokens"
-    ]
+    prepare(source, Bytes(), tmp_path / "g", template=Answer(prompt="<|user|>", answer="{text}"))
+    assert "the template has '<|user|>', and bytes have no special tokens" in caplog.text
 
 
 def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
@@ -308,12 +274,3 @@ def test_a_model_that_finds_special_tokens_in_any_text_refuses_that_text(tmp_pat
     for template in (None, Answer(prompt="", answer="{text}")):
         with pytest.raises(ValueError, match="record 1: the text …'a</s>b'… has '</s>'"):
             prepare(records, tokenizer, tmp_path / "c", template=template, progress=False)
-
-
-def test_markup_pickles_and_says_its_parts():
-    text = "Hi" + Markup("<|end|>") + "\n"
-    again = pickle.loads(pickle.dumps(text))
-    assert (again, again.parts) == (text, (("Hi", False), ("<|end|>", True), ("\n", False)))
-    assert Markup(text).parts == text.parts
-    assert Markup.fill("{a!r:>5}", {"a": "b"}) == "  'b'"
-    assert json.dumps([text]) == '["Hi<|end|>\\n"]'

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import pytest
 from hypothesis import given
@@ -133,10 +132,6 @@ def test_marks_of_a_template_and_equal_text_of_a_user_are_no_common_prefix():
     assert sides == [[("b", 1.0, {"n": 5})], [("b", 1.0, {"n": 6})]]
 
 
-def test_a_tokenizer_is_trained_on_all_nodes():
-    assert templates.texts(PAIR, {"q": "Q", "good": "a", "bad": "b"}) == ["Q ", "a", "b"]
-
-
 def two(record):
     return [[("a", 0.0)], [("b", 1.0)]]
 
@@ -178,22 +173,6 @@ def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
         templates.fill(two, {})
     two.nodes = 2
     assert templates.fill(two, {})["inputs"] == [[("a", 0.0, {})], [("b", 1.0, {})]]
-
-
-def long(record):
-    return [(record["good"], 1.0)]
-
-
-def test_a_preference_with_functions_has_a_fingerprint_that_other_processes_give_it():
-    template = Preference(prompt="{q}", chosen=long, rejected=Chat())
-    given = templates.fingerprint(template)
-    assert " at 0x" not in given
-    short = types.FunctionType(long.__code__, globals(), "long")
-    short.__module__, short.__qualname__ = long.__module__, long.__qualname__
-    assert templates.fingerprint(dataclasses.replace(template, chosen=short)) == given
-    for other in ({"chosen": two}, {"rejected": long}, {"prompt": ""}):
-        assert templates.fingerprint(dataclasses.replace(template, **other)) != given
-    assert templates.fingerprint(PAIR) == repr(PAIR)
 
 
 def test_a_prompt_that_the_sides_have_too_is_counted(tmp_path, caplog):

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.text.sources import (
+    KINDS,
     Concatenated,
     JsonLines,
     ParallelText,
+    ParquetFiles,
     Records,
     Slice,
     TextFiles,
@@ -100,8 +102,6 @@ def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):
     cut(monkeypatch, 100, 10)
     for number, size in enumerate((30, 30, 350, 0, 5)):
         (tmp_path / f"{number}.parquet").write_bytes(bytes(size))
-    from pipeline.text.sources import ParquetFiles
-
     spans = [shard.spans for shard in ParquetFiles(str(tmp_path / "*")).shards()]
     assert spans == [
         [(0, 0, 30), (1, 0, 30), (2, 0, 40)],
@@ -129,16 +129,10 @@ def test_more_files_are_read_than_may_be_open(kind, tmp_path):
     held = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (held + 60, hard))
     try:
-        source = make_again(kind, tmp_path)
+        source = KINDS[kind](str(tmp_path / f"*/*.{kind}"))
         assert sum(1 for _ in source) == 26 * len(records)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def make_again(kind, folder):
-    from pipeline.text.sources import KINDS
-
-    return KINDS[kind](str(folder / f"*/*.{kind}"))
 
 
 def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
@@ -152,43 +146,15 @@ def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
         list(source)
 
 
-def test_a_file_may_be_one_text(tmp_path):
-    path = tmp_path / "windows.txt"
-    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\n")
-    whole = TextFiles(path, sample_by="file")
-    (text,) = texts_of(whole)
-    assert text.startswith("first\r\n\r\n")
-    assert whole.fingerprint != TextFiles(path).fingerprint
-    with pytest.raises(ValueError, match="sample_by is 'word'; it must be one of line, file"):
-        TextFiles(path, sample_by="word")
-
-
-@pytest.fixture
-def parallel(tmp_path):
-    """Two texts of 100 lines in two files each, of which one is compressed, with blank lines."""
-    sides = [
-        [f"{side} {number}" if number % step else "" for number in range(100)]
-        for side, step in (("de", 7), ("en", 11))
-    ]
-    for name, part in (("1", slice(0, 70)), ("2", slice(70, 100))):
-        (tmp_path / f"{name}.de").write_text("\n".join(sides[0][part]) + "\n")
-        text = "\r\n".join(sides[1][part]) + "\r\n"
-        (tmp_path / f"{name}.en.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "3.en.gz").mkdir()  # which is no file
-    return [tmp_path / "1.de", tmp_path / "2.de"], str(tmp_path / "[1-3].en.gz"), sides
-
-
-def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(parallel):
-    *paths, sides = parallel
-    source = ParallelText(*paths)
-    records = [{"inputs": de, "targets": en} for de, en in zip(*sides, strict=True)]
-    assert list(source) == list(pickle.loads(pickle.dumps(source))) == records
-    block = next(source.read(source.shards()[0]))
-    assert block.where(77) == f"{paths[0][1]}, line 8 (byte 37)"
-    assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
-    kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
-    assert (len(list(kept)), len(list(skipped))) == (100, 85)
-    assert kept.fingerprint != skipped.fingerprint
+def test_a_record_of_parallel_texts_is_at_a_line_of_its_inputs(tmp_path):
+    for name, text in {"1.de": "a\n", "1.en": "w\n", "2.de": "\nc\n", "2.en": "x\ny\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "3.de").mkdir()  # which is no file
+    sides = [str(tmp_path / f"*.{side}") for side in ("de", "en")]
+    source = ParallelText(*sides)
+    (block,) = source.read(source.shards()[0])
+    assert block.where(2) == f"{tmp_path}/2.de, line 2 (byte 1)"
+    assert ParallelText(*sides[::-1]).fingerprint != source.fingerprint
 
 
 @given(
@@ -243,6 +209,8 @@ def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_p
     os.utime(tmp_path / "there" / "a.txt", (1, 1))
     here = TextFiles(tmp_path / "here" / "a.txt").fingerprint
     assert TextFiles(tmp_path / "there" / "a.txt").fingerprint == here
+    for options in ({"sample_by": "file"}, {"keep_blank": True}):
+        assert TextFiles(tmp_path / "here" / "a.txt", **options).fingerprint != here
     (tmp_path / "there" / "a.txt").write_bytes(content[:-2] + b"x\n")
     assert TextFiles(tmp_path / "there" / "a.txt").fingerprint != here
     (tmp_path / "here" / "b.txt").write_bytes(content)
@@ -295,22 +263,6 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
     path.write_text('{"text": "a"}\n\n' + line + "\n")
     with pytest.raises(ValueError, match=rf"{path}, line 3 \(byte 15\): {sentence}"):
         list(JsonLines(path))
-
-
-@pytest.mark.parametrize(
-    ("record", "sentence"),
-    [
-        ({"body": "a", "id": 1}, r"it has no field 'text' \(its fields: body, id\); name"),
-        ({"text": [5]}, "its field 'text' holds list .*, not text or a number"),
-        ({"text": True}, "its field 'text' holds bool .*, not text or a number"),
-        ({"text": None}, "its field 'text' is null"),
-        ({"text": "\ud800"}, "its field 'text' is not UTF-8 text"),
-        ({"text": b"\xff"}, "its field 'text' is not UTF-8 text"),
-    ],
-)
-def test_a_record_without_a_text_is_refused(record, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        text_of(record, "text")
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 99), max_size=3, unique=True))
@@ -395,10 +347,3 @@ def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
     assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
     with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
         Tfds("questions", "test", data_dir)
-
-
-def test_sources_together_are_read_as_one():
-    both = Concatenated([Records(["a", "b"]), Records(["c"])])
-    assert [record["text"] for record in both] == ["a", "b", "c"]
-    (block,) = both.read(both.shards()[1])
-    assert block.where(0) == "record 0"

@@ -1,15 +1,14 @@
 """Tables give the rows that they hold, in every layout, and read only the columns asked for."""
 
-import datetime
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-import pipeline
-from pipeline.text import templates, tokenizers
+from pipeline.text import templates
 from pipeline.text.sources import source as sizes
+from pipeline.text.sources.source import text_of
 from tests.text.record_files import write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
@@ -41,67 +40,40 @@ def test_a_column_of_text_may_have_any_layout(layout, kind, tmp_path):
     source = write_table(tmp_path / f"a.{kind}", pa.table({"n": range(4), "text": column}))
     if source is None:
         return  # Parquet has no such layout
-    corpus = pipeline.prepare(
-        source, tokenizers.Bytes(), tmp_path / "corpus", progress=False, num_workers=0
-    )
     due = [str(each, "utf-8") if isinstance(each, bytes) else each for each in column.to_pylist()]
-    assert [corpus.decode(number) for number in range(4)] == due
+    assert [text_of(row, "text") for row in source] == due
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outer", LISTS)
 def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
-    column = pa.array(
-        [CHAT] * 3,
-        outer(
-            TURN
-            if kind != "parquet"
-            else pa.struct([("role", pa.string()), ("content", pa.large_string())])
-        ),
-    )
+    plain = pa.struct([("role", pa.string()), ("content", pa.large_string())])
+    column = pa.array([CHAT] * 3, outer(plain if kind == "parquet" else TURN))
     source = write_table(tmp_path / f"a.{kind}", pa.table({"messages": column}))
-    corpus = pipeline.prepare(
-        source,
-        tokenizers.Bytes(),
-        tmp_path / "corpus",
-        template=templates.Chat(),
-        progress=False,
-        num_workers=0,
-    )
-    assert {corpus.decode(number) for number in range(3)} == {
-        "<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"
-    }
+    texts = ["".join(templates.texts(templates.Chat(), row)) for row in source]
+    assert texts == ["<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_path):
-    bad_text = pa.Array.from_buffers(
-        pa.string(),
-        3,
-        [None, pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"\xff\xfe\xfd")],
-    )
-    table = pa.table(
-        {
-            "when": pa.array([1, 2, 3], pa.timestamp("ns", tz="No/Where")),
-            "day": pa.array([2**30] * 3, pa.date32()),
-            "bad": bad_text,
-            "text": ["a", "b", "c"],
-            "twice": [1, 2, 3],
-        }
-    )
-    table = table.append_column("twice", table["twice"])
+    offsets, content = np.arange(4, dtype=np.int32), b"\xff\xfe\xfd"
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    columns = {
+        "when": pa.array([1, 2, 3], pa.timestamp("ns", tz="No/Where")),
+        "day": pa.array([2**30] * 3, pa.date32()),
+        "bad": pa.Array.from_buffers(pa.string(), 3, buffers),
+        "text": ["a", "b", "c"],
+        "twice": [1, 2, 3],
+    }
+    table = pa.table(columns).append_column("twice", pa.array([1, 2, 3]))
     source = write_table(tmp_path / f"a.{kind}", table)
     rows = list(source)
     assert [row["text"] for row in rows] == ["a", "b", "c"]
     assert source._asked == {"text"}
     assert templates.fill(lambda row: [(row["text"], 1.0)], rows[0])["inputs"] == [[("a", 1.0, {})]]
     assert source._asked == {"text"}
-    assert (len(rows[0]), list(rows[0])[2], "bad" in rows[0], "none" in rows[0]) == (
-        6,
-        "bad",
-        True,
-        False,
-    )
+    assert (len(rows[0]), list(rows[0])[2]) == (6, "bad")
+    assert ("bad" in rows[0], "none" in rows[0]) == (True, False)
     for name in ("when", "day", "bad"):
         with pytest.raises(ValueError, match=r"its column of .* cannot be read: "):
             rows[1][name]
@@ -116,10 +88,7 @@ def test_a_row_that_cannot_be_read_fails_alone(kind, tmp_path):
     column = pa.array([18262, 2**30, 18628], pa.int32()).view(pa.date32())
     source = write_table(tmp_path / f"a.{kind}", pa.table({"day": column}), rows=3)
     rows = list(source)
-    assert [rows[row]["day"] for row in (0, 2)] == [
-        datetime.date(2020, 1, 1),
-        datetime.date(2021, 1, 1),
-    ]
+    assert [rows[row]["day"].year for row in (0, 2)] == [2020, 2021]
     with pytest.raises(ValueError, match=r"its column of date32\[day\] cannot be read"):
         rows[1]["day"]
 

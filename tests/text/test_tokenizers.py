@@ -1,7 +1,7 @@
 import functools
-import io
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Answer, Preference
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
-from tests.text.trained import train_bytes_pairs
+from tests.text.trained import train_bytes_pairs, train_pieces
 
-sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")
 
 # Text with what tokenizers like to change: white space of all kinds, marks, the sentencepiece
@@ -107,11 +107,6 @@ def test_a_tokenizer_pickles_and_is_stored_with_a_corpus(tokenizer, tmp_path):
         assert other.encode_batch(HARD)[0].tolist() == tokenizer.encode_batch(HARD)[0].tolist()
 
 
-def test_a_corpus_holds_the_text_of_every_example(tokenizer, tmp_path):
-    corpus = pipeline.prepare(Records(HARD), tokenizer, tmp_path, num_workers=0, progress=False)
-    assert [corpus.decode(number) for number in range(len(HARD))] == HARD
-
-
 def test_a_trained_model_has_the_ids_it_promises(trained):
     assert trained.vocab_size == 400
     counts = trained.encode_batch(["the input pipeline packs examples"])[1]
@@ -169,31 +164,31 @@ def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
     assert not list(tmp_path.glob("*.model*"))
 
 
-def test_a_model_that_is_none_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no sentencepiece tokenizer"):
-        SentencePiece(tmp_path / "none.model")
-    (tmp_path / "bad.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match=r"bad\.model is not a sentencepiece model"):
-        SentencePiece(tmp_path / "bad.model")
-
-
-def test_a_model_without_a_mark_says_so(source, tmp_path):
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(source.records),
-        model_prefix=str(tmp_path / "unmarked"),
-        vocab_size=60,
-        bos_id=-1,
-        minloglevel=2,
-    )
+def test_marks_of_a_sentencepiece_model_are_its_own_or_named(source, tmp_path):
+    path, symbols = tmp_path / "m.model", ["<|end|>"]
+    train_pieces(path, source.records, vocab_size=320, bos_id=-1, user_defined_symbols=symbols)
     with pytest.raises(ValueError, match=r"not add exactly one begin mark; .* or pass begin=False"):
-        SentencePiece(tmp_path / "unmarked.model")
-    tokenizer = SentencePiece(tmp_path / "unmarked.model", begin=False)
-    ids, _ = tokenizer.encode_batch(["the input▁pipeline"])
-    assert tokenizer.decode(ids) == "the input pipeline"
+        SentencePiece(path)
+    with pytest.raises(ValueError, match="has no token '<eos>'; name the token, as in end="):
+        SentencePiece(path, begin=False, end="<eos>")
+    own = SentencePiece(path, begin=False, end="<|end|>")
+    assert own.decode(own.encode_batch(["hi"])[0]) == "hi"
+    assert load(own.save(tmp_path), tmp_path).fingerprint == own.fingerprint
 
 
-def test_what_to_install_is_said(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(SentencePiece, "bad.model"), (HuggingFace, "bad.json")]
+)
+def test_a_file_that_holds_no_tokenizer_is_named(kind, name, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no .* tokenizer"):
+        kind(tmp_path / name)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"{name} is not a "):
+        kind(tmp_path / name)
+
+
+def test_what_to_install_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
         sentencepiece_module._require()
 
@@ -206,28 +201,6 @@ def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, 
         with pytest.raises(ValueError, match="weight 0 to every token of all 300 records"):
             pipeline.prepare(source, tokenizer, tmp_path / "corpus", template=ignore)
         assert not [*(tmp_path / "corpus").glob("*.arrow"), *(tmp_path / "corpus").glob("corpus*")]
-
-
-def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tmp_path):
-    path = hugging_face._name
-    bare = tokenizers.Tokenizer.from_file(path)
-    assert (hugging_face.begin_id, hugging_face.end_id) == (1, 2)
-    assert hugging_face.vocab_size == bare.get_vocab_size()
-    named = HuggingFace(path, begin=False, end="<pad>")
-    assert named.encode_batch([""])[0].tolist() == [0]
-    description = json.loads(json.dumps(named.save(tmp_path)))
-    assert load(description, tmp_path).fingerprint == named.fingerprint
-    with pytest.raises(ValueError, match="has no token '<eos>'; name the token, as in end='<s>'"):
-        HuggingFace(path, end="<eos>")
-    bare.post_processor = tokenizers.processors.ByteLevel()
-    bare.save(str(tmp_path / "bare.json"))
-    with pytest.raises(ValueError, match="does not add exactly one begin mark; name the token"):
-        HuggingFace(tmp_path / "bare.json")
-    with pytest.raises(FileNotFoundError, match="there is no huggingface tokenizer"):
-        HuggingFace(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer\.json"):
-        HuggingFace(tmp_path / "bad.json")
 
 
 def prefixed(kind, place):
@@ -261,18 +234,8 @@ def prefixed(kind, place):
 
 def with_defaults(place, **options):
     """A sentencepiece model that puts a space before each text."""
-    content = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["Q: the un happy cat", "A: hi yo user assistant"] * 50),
-        model_writer=content,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        minloglevel=2,
-        normalization_rule_name="identity",
-        **{"remove_extra_whitespaces": False} | options,
-    )
-    (place / "spaced.model").write_bytes(content.getvalue())
+    texts = ["Q: the un happy cat", "A: hi yo user assistant"] * 50
+    train_pieces(place / "spaced.model", texts, vocab_size=300, **options)
     return SentencePiece(place / "spaced.model")
 
 
@@ -351,18 +314,11 @@ def test_marks_are_found_in_any_alphabet(single, marks, found, tmp_path):
         return
     own = HuggingFace(tmp_path / "dna.json", **marks)
     assert (own.begin_id, own.end_id) == found
+    description = json.loads(json.dumps(own.save(tmp_path)))
+    assert load(description, tmp_path).fingerprint == own.fingerprint
     assert [*own.encode_batch(["A C"])[0]] == [n for n in (found[0], 3, 4, found[1]) if n]
     with pytest.raises(ValueError, match=r"dna\.json cannot encode 'x': .*; correct the record"):
         own.encode_batch(["x"])
-
-
-def test_a_piece_of_a_sentencepiece_model_may_be_a_mark(tmp_path):
-    with_defaults(tmp_path, user_defined_symbols=["<|end|>"])
-    own = SentencePiece(tmp_path / "spaced.model", begin=False, end="<|end|>")
-    assert own.decode(own.encode_batch(["hi"])[0]) == "hi"
-    assert load(own.save(tmp_path), tmp_path).fingerprint == own.fingerprint
-    with pytest.raises(ValueError, match="has no token '<eos>'; name the token, as in end="):
-        SentencePiece(tmp_path / "spaced.model", end="<eos>")
 
 
 def lower_case(place):
@@ -413,36 +369,21 @@ def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):
 
 
 def test_a_model_that_puts_spaces_after_texts_puts_none_after_a_first_span(tmp_path):
-    content = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the un happy cat sat"] * 50),
-        model_writer=content,
-        model_type="bpe",
-        vocab_size=280,
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        treat_whitespace_as_suffix=True,
-        minloglevel=2,
-    )
-    (tmp_path / "m.model").write_bytes(content.getvalue())
-    tokenizer = SentencePiece(tmp_path / "m.model")
-    (spans,) = templates.fill(Answer(prompt="{q}", answer="{a}"), {"q": "the un", "a": "happy"})[
-        "inputs"
-    ]
-    assert tokenizer.decode(templates.encode([[spans]], tokenizer).flat) == "the unhappy"
+    tokenizer = with_defaults(tmp_path, treat_whitespace_as_suffix=True)
+    chunk = templates.encode([[[("the un", 0.0, {}), ("happy", 1.0, {})]]], tokenizer)
+    assert tokenizer.decode(chunk.flat) == "the unhappy"
 
 
 @pytest.mark.parametrize("kind", ["pieces", "words", "suffixes"])
 def test_a_span_may_not_begin_inside_a_word_of_a_tokenizer_of_words(kind, tmp_path):
-    library = pytest.importorskip("tokenizers")
-    models, words = library.models, {"[UNK]": 0, "un": 1, "happy": 2, "##happy": 3, ",": 4}
+    models, words = tokenizers.models, {"[UNK]": 0, "un": 1, "happy": 2, "##happy": 3, ",": 4}
     model = {
         "pieces": lambda: models.WordPiece(words, unk_token="[UNK]"),
         "words": lambda: models.WordLevel(words, unk_token="[UNK]"),
         "suffixes": lambda: models.BPE(words, [], end_of_word_suffix="</w>", unk_token="[UNK]"),
     }[kind]()
-    made = library.Tokenizer(model)
-    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
     pair = Preference(prompt="{q}", chosen="{a}", rejected=" {a},")

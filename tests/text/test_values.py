@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import json
-import logging
 import pickle
 
 import numpy as np
@@ -99,13 +98,6 @@ def test_other_values_are_errors_that_name_record_field_and_kind(
         prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
 
 
-@pytest.mark.parametrize("weight", [None, "a", [1.0]])
-def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
-    template = templates.Function(lambda record: [(record["text"], weight)], fingerprint="w")
-    with pytest.raises(ValueError, match=r"record 0: .* it returned the weights \[.*\]; each must"):
-        prepare(Records(["a"]), Bytes(), tmp_path, template=template)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (NAN, "-"), ("a", "a"), ("", ""), (0, "0")],
@@ -190,25 +182,6 @@ def test_a_feature_that_is_null_has_its_fill(tmp_path):
         else:
             corpus = prepare(records, Bytes(), place, features=features)
             assert [int(each["n"]) for each in corpus] == expected
-
-
-def test_json_that_spells_half_a_character_is_skipped_with_its_place(tmp_path, caplog):
-    from pipeline.text.sources import JsonLines
-
-    lines = [json.dumps({"q": "?", "a": text}) for text in ("cut \ud83d", "fine")]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    source = JsonLines(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 .*'a' is not UTF-8"):
-        prepare(source, Bytes(), tmp_path / "a", template=ANSWER)
-    with caplog.at_level(logging.ERROR):
-        corpus = prepare(source, Bytes(), tmp_path / "b", template=ANSWER, on_error="skip")
-    assert corpus.lengths.tolist() == [0, 7]
-
-
-@pytest.mark.parametrize("weight", [1e39, float("inf"), NAN, -1e-9])
-def test_a_weight_that_float32_cannot_hold_is_refused(weight):
-    with pytest.raises(ValueError, match=r"the weight .*; it must be from 0 to 3\.4e\+38"):
-        templates.fill(lambda record: [("a", weight)], {})
 
 
 def test_text_of_a_record_is_never_a_template():

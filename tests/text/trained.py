@@ -1,5 +1,7 @@
 """Tokenizers that are trained for tests."""
 
+import io
+
 
 def train_bytes_pairs(texts, special_tokens):
     """A byte-level byte-pair tokenizer of the package `tokenizers`, of up to 400 tokens."""
@@ -16,3 +18,16 @@ def train_bytes_pairs(texts, special_tokens):
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def train_pieces(path, texts, **options):
+    """Writes a byte-pair model of sentencepiece, which keeps text unless options say otherwise."""
+    import sentencepiece
+
+    content = io.BytesIO()
+    defaults = {"model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
+    defaults |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=content, **defaults | options
+    )
+    path.write_bytes(content.getvalue())

@@ -99,14 +99,16 @@ def test_a_damaged_checkpoint_is_named_with_the_step_to_go_on_from(directory, da
     assert int(restore(directory)[0]["step"]) == 8
 
 
-def test_a_stray_directory_is_named_and_damaged_steps_are_not_advised(directory):
+def test_a_stray_directory_is_named_and_so_is_each_damaged_step_after_it(directory):
     (directory / "99").mkdir()
-    (directory / "12/data/metadata").unlink()
-    with pytest.raises(ValueError, match=r"/99 is a damaged checkpoint, or none .*from step 8$"):
-        restore(directory)
     for step in (4, 8):
         (directory / f"{step}/run/metadata").write_text("{")
-    with pytest.raises(ValueError, match=rf"no earlier .*: delete {directory} and start"):
+    (directory / "12/data/metadata").unlink()
+    for step, advice in ((99, "resume from step 12"), (12, "resume from step 8"), (8, "resume")):
+        with pytest.raises(ValueError, match=rf"/{step} is a damaged checkpoint.* to {advice}"):
+            restore(directory)
+        shutil.rmtree(directory / f"{step}")
+    with pytest.raises(ValueError, match=r"/4 is a damaged .*delete that directory to start again"):
         restore(directory)
 
 

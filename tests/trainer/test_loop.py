@@ -88,7 +88,6 @@ def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(con
 
 
 def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
-    run(config, tmp_path / "fast")
     read = pipeline.Corpus.read
 
     def slowly(*arguments, **options):
@@ -96,12 +95,10 @@ def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
         return read(*arguments, **options)
 
     monkeypatch.setattr(pipeline.Corpus, "read", slowly)
-    run(config, tmp_path / "slow")
-    fast, slow = (whole_summary(tmp_path / name) for name in ("fast", "slow"))
-    # Evaluations leave time to read ahead.
-    assert slow["seconds"]["wait"] > fast["seconds"]["wait"] + 0.1
+    run(config, tmp_path)
+    slow = whole_summary(tmp_path)
     assert slow["waiting"] > 0.5
-    log = [json.loads(line) for line in (tmp_path / "slow/metrics.jsonl").open()]
+    log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert all(line["waited"] <= line["seconds"] for line in log if "loss" in line)
     waited = sum(line.get("waited", 0) for line in log)
     assert waited == pytest.approx(slow["seconds"]["wait"], rel=0.1)
@@ -123,7 +120,6 @@ def test_a_step_compiled_after_the_start_is_counted(config, tmp_path, monkeypatc
     monkeypatch.setattr(Compiled, "__call__", sneaky)
     run(config, tmp_path)
     assert whole_summary(tmp_path)["compiles_after_start"] == 1
-    assert set(whole_summary(tmp_path)["compiles"].values()) == {1}
 
 
 def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
@@ -234,14 +230,10 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     assert [step for step, _ in evaluations(tmp_path)] == [0, 6, 12, 15]  # each once
 
 
-def test_a_second_run_in_a_directory_is_refused_and_the_first_is_right(config, tmp_path):
-    config.peak_flops = 0.0  # utilisation depends on the clock
-    run(config.copy_and_resolve_references(), tmp_path / "alone")
-    both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
-    with directory_lock(both, "training", wait=False), pytest.raises(RuntimeError, match=refusal):
-        run(config.copy_and_resolve_references(), both)
-    run(config, both)
-    assert lines(both) == lines(tmp_path / "alone")
+def test_a_second_run_in_a_directory_is_refused(config, tmp_path):
+    refusal = f"another process is training in {tmp_path}; stop it first"
+    with directory_lock(tmp_path, "training"), pytest.raises(RuntimeError, match=refusal):
+        run(config, tmp_path)
 
 
 def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):

@@ -1,28 +1,6 @@
 """The demonstration data of configs/: every function of the library, in one split."""
 
-import pytest
-
-from configs.python_data import Dialogues, Docstrings, Functions, definitions
-
-
-@pytest.fixture(scope="module")
-def splits():
-    return Functions("train"), Functions("validation")
-
-
-@pytest.mark.slow
-def test_the_standard_library_divides_into_modules_of_train_and_validation(splits):
-    sets = [list(source) for source in splits]
-    modules = [{record["module"] for record in records} for records in sets]
-    assert not modules[0] & modules[1]
-    assert {"ast", "json.decoder"} <= modules[0] | modules[1]
-    assert not any("test" in name.split(".") for name in modules[0] | modules[1])
-    sizes = [sum(len(record["text"]) for record in records) for records in sets]
-    assert 0.02 < sizes[1] / sum(sizes) < 0.1
-    assert sum(sizes) > 4_000_000
-    texts = [record["text"] for records in sets for record in records]
-    assert len(texts) > 10_000
-    assert all(text.lstrip("@").strip() for text in texts)
+from configs.python_data import Dialogues, Docstrings, definitions
 
 
 def test_docstrings_and_dialogues_are_about_the_same_functions():
