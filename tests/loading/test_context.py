@@ -1,29 +1,18 @@
-"""Context parallelism: the order of columns, the cost of each part, and models that train so."""
+"""Context parallelism: the order of columns, the cost of each part, and attention over them."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding
 
 import pipeline
 from models.attention import make_attention
-from models.config import TransformerConfig
-from models.decoder import Decoder
-from models.encoder import Encoder
-from models.encoder_decoder import EncoderDecoder
-from models.loss import cross_entropy
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
 from tests.meshes import mesh_of
 from tests.properties.accounts import batches_of
-
-MODEL = {"vocab_size": 1000, "num_layers": 1, "width": 16, "num_heads": 4, "num_kv_heads": 2}
-MODEL |= {"mlp_width": 16}
-FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
-OF_TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,20 +60,6 @@ def test_parts_of_a_row_cost_alike_where_contiguous_ones_do_not():
     assert packed("striped") < 1.002
 
 
-def model_of(kind, attention, **options):
-    """The parameters of a model, and the function of them and a batch that gives its loss."""
-    config = TransformerConfig(**MODEL, attention=attention, **options)
-    network = {"pairs": EncoderDecoder, "encoder": Encoder, "decoder": Decoder}[kind]
-    graph, state = nnx.split(network(config, rngs=nnx.Rngs(0)))
-
-    def loss(state, batch):
-        fields = FIELDS + OF_TARGETS * (kind == "pairs")
-        logits = nnx.merge(graph, state)(*(batch[name] for name in fields))
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"]).total
-
-    return state, loss
-
-
 def test_attention_compares_positions_where_the_mesh_divides_rows():
     mesh = mesh_of(data=1, context=4)
     ids = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [9, 27, 20, 8], axis=1)
@@ -112,31 +87,3 @@ def test_attention_compares_positions_where_the_mesh_divides_rows():
             assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, sharding.spec), 4)
             for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
                 np.testing.assert_allclose(a, b[:, columns], atol=1e-5, err_msg=f"{name}, {order}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "attention", "options"),
-    [
-        ("decoder", "dense", {"window": 9}),
-        ("decoder", "blocked", {"window": 9, "scan_layers": True, "remat": True}),
-        ("encoder", "blocked", {}),
-        ("pairs", "dense", {}),
-        ("pairs", "blocked", {}),
-    ],
-)
-def test_every_model_trains_alike_in_every_order(corpus, pairs, kind, attention, options):
-    """Loss and gradients in every order are those of contiguous rows on one device."""
-    data, bucket = (pairs, Bucket(4, (256, 128))) if kind == "pairs" else (corpus, Bucket(4, 512))
-    mesh = mesh_of(context=2, tensor=2) if kind == "pairs" else mesh_of(data=1, context=4)
-    plan = Plan(data, [bucket], overflow="truncate", max_segments=9)
-    state, loss = model_of(kind, attention, **options)
-    expected = jax.jit(jax.value_and_grad(loss))(state, Batches(data, plan)[0])
-    sharding = batch_sharding(mesh)
-    with jax.set_mesh(mesh):
-        step = jax.jit(jax.value_and_grad(loss), in_shardings=(None, sharding))
-        for order in CONTEXT_ORDERS:
-            batches = Batches(data, plan, sharding=sharding, context_order=order)
-            found = step(state, pipeline.to_global(batches[0], mesh))
-            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-                assert abs(a - b).max() < 1e-5 * abs(b).max(), order

@@ -7,13 +7,11 @@ import json
 import threading
 import time
 
-import grain
 import numpy as np
 import pytest
-from absl import flags
 
 import pipeline
-from pipeline import Batches, Bucket, Corpus, Plan
+from pipeline import Bucket, Corpus
 from pipeline.corpus.writer import Writer
 from pipeline.errors import InvalidState
 from pipeline.planning import growing
@@ -96,20 +94,6 @@ def test_runs_are_killed_and_resumed_while_the_writer_is(tmp_path, whole):
         some, states = take_sealed(tmp_path, states[-1])
         found += some
     assert found == whole[0]
-
-
-@pytest.mark.slow
-def test_workers_load_the_same(finished, monkeypatch):
-    monkeypatch.setattr(growing, "CHAPTER", 64)  # workers do not know of shorter ones
-    corpus = Corpus.open(finished, follow=True)
-    plan = Plan(corpus.log, BUCKETS, window=60)
-    batches = Batches(corpus, plan).repeat(1).with_plans().to_iter_dataset()
-    options = grain.MultiprocessingOptions(num_workers=2)
-    flags.FLAGS.mark_as_parsed()
-    iterator = iter(batches.mp_prefetch(options))
-    found = [next(iterator)[0].digest for _ in range(20)]
-    assert found == [plan.batch(step).digest for step in range(20)]
-    iterator.close()
 
 
 def test_a_wait_is_said_and_has_a_limit(tmp_path, caplog):

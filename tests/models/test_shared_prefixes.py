@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 from optax import softmax_cross_entropy_with_integer_labels as token_losses
 
-import pipeline
 from models import blocked
 from models.attention import make_attention
 from models.config import TransformerConfig
@@ -60,15 +59,6 @@ def row_of(trees):
     batch, (names,) = define_rows([trees], LENGTH)
     del batch["inputs_branch_ids"]
     return batch, names
-
-
-def sees(names):
-    """bool [length, length] by its definition: a node and its ancestors, not later."""
-    mask = np.eye(LENGTH, dtype=bool)
-    for q, of_query in enumerate(names):
-        for k in range(q + 1):
-            mask[q, k] = of_query[: len(names[k])] == names[k]
-    return mask
 
 
 def value_and_gradient(config, tables):
@@ -149,16 +139,6 @@ def test_a_continuation_changes_nothing_in_another(attention):
     others = np.flatnonzero(~of_changed)
     np.testing.assert_array_equal(before[0, others], after[0, others])
     assert (before[0, columns] != after[0, columns]).all()
-
-
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_the_mask_of_a_batch_is_its_definition(array):
-    rows = [[PAIR, TREE, DOCUMENT], [OF_ONE_TOKEN], []]
-    batches, names = zip(*map(row_of, rows), strict=True)
-    batch = {field: array(np.concatenate([b[field] for b in batches])) for field in batches[0]}
-    mask = pipeline.attention_mask(batch)
-    assert isinstance(mask, type(batch["inputs"]))
-    np.testing.assert_array_equal(mask, np.stack([*map(sees, names)]))
 
 
 def test_blocks_that_are_needed_have_all_that_is_seen_and_lie_apart():

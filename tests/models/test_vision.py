@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -11,6 +10,7 @@ from models import TransformerConfig, VisionDecoder, cross_entropy
 from models.layers import rotate
 from models.parameters import decay_mask, parameter_shardings
 from pipeline import Batches, Bucket, Examples, Feature, Plan
+from tests.alone import require_same_alone
 
 FEATURES = {
     "patch": Feature("inputs", to="patches"),
@@ -61,27 +61,12 @@ def model():
 
 def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone(model):
     state, of = model
-    examples = draw_examples()
-    bucket = Bucket(2, LENGTHS)
-    plan = Plan(examples, [bucket], shuffle=False)
-    (batch,) = Batches(examples, plan)
-    planned = plan.batch(0)
-    assert len(planned.segments) == len(examples) > bucket.rows
-    (_, logits), gradient = of(state, batch)
-    single = Bucket(1, LENGTHS)
-    totals, at = jax.tree.map(jnp.zeros_like, gradient), {}
-    for (row, example, *_), column in zip(planned.segments, planned.columns, strict=True):
-        others = [number for number in range(len(examples)) if number != example]
-        (alone,) = Batches(examples, Plan(examples, [single], exclude=others))
-        (_, expected), more = of(state, alone)
-        size = int(examples.lengths[example][0])
-        found = logits[row, column[0] : column[0] + size]
-        at[example] = np.linalg.norm(found - expected[0, :size]) / np.linalg.norm(found)
-        totals = jax.tree.map(jnp.add, totals, more)
-    assert len(at) == len(examples)
-    assert max(at.values()) < 1e-6
-    error = optax.global_norm(jax.tree.map(jnp.subtract, gradient, totals))
-    assert error < 1e-6 * optax.global_norm(totals)
+
+    def compute(batch):
+        (_, logits), gradient = of(state, batch)
+        return logits, gradient
+
+    require_same_alone(compute, draw_examples(), LENGTHS, 2)
 
 
 def test_a_picture_is_seen_by_the_text_that_points_to_it_alone(model):

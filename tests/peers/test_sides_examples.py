@@ -5,13 +5,11 @@ import runpy
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
-from pipeline import Batches, Bucket, Plan
+from tests.alone import require_same_alone
 from tests.processes import ROOT, call
 
 ROWS = {
@@ -47,25 +45,7 @@ def test_packed_examples_have_the_results_and_gradients_that_they_have_alone(nam
 
         return model(batch), jax.grad(loss)(state)
 
-    rows = 4
-    plan = Plan(examples, [Bucket(rows, lengths)], align=align, shuffle=False)
-    (batch,) = Batches(examples, plan)
-    planned = plan.batch(0)
-    side = examples.loss_side
-    results, gradient = compute(state, batch)
-    assert len(planned.segments) == len(examples) > rows
-    total = jax.tree.map(jnp.zeros_like, gradient)
-    for segment, column in zip(planned.segments, planned.columns, strict=True):
-        row, example, size = segment[0], segment[1], segment[3 + side]
-        others = [number for number in range(len(examples)) if number != example]
-        single = Plan(examples, [Bucket(1, lengths)], align=align, exclude=others)
-        expected, more = compute(state, Batches(examples, single)[0])
-        found = results[row, column[side] : column[side] + size]
-        error = np.linalg.norm(found - expected[0, :size])
-        assert error < 1e-6 * np.linalg.norm(expected[0, :size])
-        total = jax.tree.map(jnp.add, total, more)
-    error = optax.global_norm(jax.tree.map(jnp.subtract, gradient, total))
-    assert error < 1e-6 * optax.global_norm(total)
+    require_same_alone(lambda batch: compute(state, batch), examples, lengths, 4, align)
 
 
 def test_a_tap_of_the_convolution_stays_in_its_segment():

@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import tempfile
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,59 @@ def damaged_corpora(place, given):
         expect((read, corpus.fingerprint) == content_of(kind), "read otherwise after", name)
         if kind == "prepared":
             expect(corpus.tokenizer == tokenizers.Bytes(), "another tokenizer")
+
+
+@functools.cache
+def cached() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files of a small corpus, and of its cache, which has all parts."""
+    with folder():
+        examples = [np.arange(at % 6) + at for at in range(40)]
+        with unittest.mock.patch("pipeline.text.ragged.TOKENS_PER_PART", 20):
+            Corpus.from_arrays(examples, "source")
+        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+        (there,) = Path("cache").iterdir()
+        for part in Path("source").glob("part-*"):
+            (there / part.name).write_bytes(part.read_bytes())
+        contents(corpus)
+        return files_in(Path("source")), files_in(there)
+
+
+FOREIGN = [
+    ".lock",
+    "part-000000-00000.arrow",
+    "part-000000-99999.arrow",
+    ".part-000000-00001.arrow.fetching",
+    "notes",
+]
+
+
+@holds(
+    st.lists(
+        st.sampled_from(sorted(cached()[1])).flatmap(
+            lambda name: st.tuples(st.just(name), hostile.damaged(cached()[1][name]))
+        )
+        | st.tuples(st.sampled_from(FOREIGN), st.none() | st.binary(max_size=40)),
+        max_size=3,
+        unique_by=lambda each: each[0],
+    ),
+    8,
+)
+def damaged_caches(place, given):
+    source, held = cached()
+    put(place / "source", source)
+    due = contents(Corpus.open("source"))
+    Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+    (there,) = Path("cache").iterdir()
+    put(there, held)
+    for name, content in given:
+        if content is not None:
+            put(there, {name: content})
+        elif not (there / name).exists():
+            (there / name).mkdir()
+    odd = [str(there / name) for name, content in given if content is None]
+    with refusing(*(odd if len({*odd}) == 1 else [])):
+        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+        expect(contents(corpus) == due, "read otherwise after", given)
 
 
 # ---- plans
