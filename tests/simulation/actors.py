@@ -9,7 +9,7 @@ import pathlib
 import random
 import re
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pipeline.corpus.log import Log
 from pipeline.corpus.preparation import prepare_job, prepare_share
 from pipeline.corpus.tasks import CAUSAL
 from pipeline.corpus.tokenisation import Job
-from pipeline.errors import Exists, InvalidState
+from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
 from pipeline.fs.atomic import make_directory
 from pipeline.loading.prefetch import Ended
@@ -56,12 +56,14 @@ class Stream:
         chance = self._random = history.random
         self._history, self.name, self.place = history, name, as_path(place)
         self.keep_parts, self.account = keep_parts, history.account
-        sizes = [chance.randint(1, 30) for _ in range(chance.randint(5, 24))]
+        # Parts are deleted after some chapters, while runs wait for others.
+        number = chance.randint(5, 24) * (4 if keep_parts else 1)
+        sizes = [chance.randint(1, 30) for _ in range(number)]
         ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
         self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
         self.readers: list[Run] = []
         self._every = chance.choice([1, 2, 5, 9])
-        self._pause = chance.choice([0, 0.01, 0.3])
+        self._pause = chance.choice([0.3, 1] if keep_parts else [0, 0.01, 0.3])
         self.sealed = 0  # examples, in the end
         self._varies = chance.random() < 0.3  # whether the source ends elsewhere after a restart
 
@@ -88,7 +90,7 @@ class Stream:
 
     def start(self, writers: int = 1) -> None:
         """Starts writers that want to write at the same time, one after another."""
-        self._foreign = Foreign(self._history, self.place)
+        self._foreign = Foreign(self._history, self.place / self._random.choice(["", "shards"]))
         for number in range(writers):
             self._history.keep(f"writer {number} of {self.name}", self.write)
 
@@ -97,9 +99,9 @@ class Stream:
         self._foreign.check()
         with contextlib.suppress(Exists):  # what a loss of power brought back goes
             Writer(self.place, keep_parts=self.keep_parts).close()
-        corpus = Corpus.open(self.place, follow=True)
-        corpus.refresh()
-        self.sealed, due = len(corpus), self.account.acknowledged[self.name]
+        last, due = Log(self.place).tail(), self.account.acknowledged[self.name]
+        assert last is not None
+        self.sealed = last.first + last.examples
         self.account.require(
             due <= self.sealed <= len(self.examples),
             f"{self.name}: {self.sealed} examples are sealed, and {due} were acknowledged",
@@ -114,8 +116,7 @@ class Stream:
                     not length or (whole[number]["inputs"] == tokens[:-1]).all()
                 )
                 self.account.require(same, f"{self.name}: example {number} is another one")
-        names = sorted(path.name for path in self.place.iterdir())
-        wrong = [n for n in names if re.match(r"\.(?!lock|notes)|shards", n)]
+        wrong = [n for n in contents(self.place) if re.match(r"\.(?!notes)|shards/(?!\.?notes)", n)]
         ok = not wrong or self.keep_parts is not None
         self.account.require(ok, f"{self.name}: {wrong} are left")
 
@@ -159,7 +160,9 @@ class Run:
         self._account = history.account
         mixed = len(streams) > 1 or whole is not None
         self._buckets = chance.choice(BUCKETS[: 2 if mixed else 3])
-        self._options = {"window": chance.choice([10, 20, 40]), **chance.choice(OPTIONS)}
+        self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
+        window = 10 if self._keeps else chance.choice([10, 20, 40])
+        self._options = {"window": window, **chance.choice(OPTIONS)}
         names = [*(each.name for each in streams), "c"]
         self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
         self._epochs = chance.choice([1, 1, 1, 1, 2])
@@ -167,7 +170,6 @@ class Run:
         self._pause = chance.choice([0, 0.01, 0.2])
         self._saved: dict[int, dict[int, Any]] = {}  # of this life: by host, states by step
         self._state: Any = None
-        self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
         self.holds = False
 
     def begin(self, life: int) -> list[Callable[[], Any]]:
@@ -185,29 +187,32 @@ class Run:
         common = set.intersection(*(set(each) for each in self._saved.values()))
         return self._saved[0][max(common)] if common else None
 
-    def open(self, **hosts: int) -> Batches:
-        """The batches of what is sealed and will be, once something is."""
+    def open(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The corpora, once something of each is sealed; and what is planned of each."""
         corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
         for name, corpus in corpora.items():
             for entry in corpus.log.entries(corpus.log.first()):
                 self._account.see_part(name, entry.number, entry.digest)
         parts: Any = {name: corpus.log for name, corpus in corpora.items()}
+        if self._whole is not None:
+            self._history.scheduler.wait(lambda: "c" in self._account.finished)
+            corpora["c"] = parts["c"] = Corpus.open(self._whole)
+        return corpora, parts
+
+    def _plan(self, **hosts: int) -> Any:
+        corpora, parts = self.open()
+        every: Any = Corpora(corpora)
         if self._weights is None:
-            ((name, corpus),) = corpora.items()
-            plan = Plan(parts[name], self._buckets, **self._options)
-            return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
-        assert self._whole is not None
-        self._history.scheduler.wait(lambda: "c" in self._account.finished)
-        corpora["c"] = parts["c"] = Corpus.open(self._whole)
+            (every,), (parts,) = corpora.values(), parts.values()  # type: ignore[assignment]
         plan = Plan(parts, self._buckets, weights=self._weights, **self._options)
-        return Batches(Corpora(corpora), plan, **hosts).repeat(self._epochs).with_plans()
+        return Batches(every, plan, **hosts).repeat(self._epochs).with_plans()
 
     def read(self, host: int = 0, hosts: int = 1, *, live: bool = True) -> None:
         """Reads all batches from the state on."""
         if self._keeps and not self.holds:
             self._hold()
             self.holds = True
-        batches: Any = self.open(process_index=host, process_count=hosts)
+        batches = self._plan(process_index=host, process_count=hosts)
         step = 0 if not live or self._state is None else batches.origin.resume(self._state)
         while step < len(batches):
             try:
@@ -293,7 +298,12 @@ class Documents:
         self._texts: list[Any] = [chance.choice("abcdef") * size for size in sizes]
         if failing:
             self._texts[number] = None
-        self.fingerprint = f"documents {number} {failing}"
+        self._name, self.edits = f"documents {number} {failing}", 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the source is edited."""
+        return f"{self._name}, edit {self.edits}"
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -330,11 +340,13 @@ class Preparation:
 
     name, due, keep_parts = "a", None, None
 
-    def __init__(self, history: History, place: str):
+    def __init__(self, history: History, place: str, edited: bool):
         chance = history.random
-        self._history, self.place = history, as_path(place)
+        self._history, self.place, self._edited = history, as_path(place), edited
         self._job = chance.choice(JOBS)
-        self._shares = chance.choice([0, 1, 2, 3])
+        self._source: Any = self._job.source
+        self._source.edits = 0
+        self._shares, self._ended = chance.choice([0, 1, 2, 3]), False
 
     @property
     def _engine(self) -> Any:
@@ -343,25 +355,45 @@ class Preparation:
 
     def prepare(self) -> None:
         """Prepares all of it."""
-        prepare_job(self._job, self.place, engine=self._engine, progress=False)
+        with self._unless_edited():
+            prepare_job(self._job, self.place, engine=self._engine, progress=False)
+            self._ended = True
+            self._source.edits = int(self._edited)  # at the latest, while shares still run
 
     def share(self, number: int) -> None:
         """Prepares a share."""
         share = number, self._shares
-        prepare_share(self._job, self.place, share, engine=self._engine, progress=False)
+        with self._unless_edited():
+            prepare_share(self._job, self.place, share, engine=self._engine, progress=False)
+
+    @contextlib.contextmanager
+    def _unless_edited(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError:  # others may discard what this one has begun
+            if not self._source.edits:
+                raise
+
+    def _edit(self) -> None:
+        self._source.edits = 1
 
     def start(self) -> None:
-        """Starts those who prepare."""
+        """Starts those who prepare, and edits the source meanwhile."""
+        if self._edited:
+            self._history.scheduler.at(self._history.random.expovariate(2), self._edit)
         for number in range(self._history.random.choice([1, 1, 2])):
             self._history.keep(f"prepare {number}", self.prepare)
         for number in range(self._shares):
             self._history.keep(f"share {number}", functools.partial(self.share, number))
 
     def check(self) -> None:
-        """Refuses files that differ from those of a preparation without any fault."""
+        """Refuses files that differ from those of a preparation without any fault.
+
+        If the source was edited before the corpus was finished, there is none.
+        """
         self.prepare()  # what a loss of power brought back goes
-        found, due = contents(self.place), REFERENCES[self._job.records.fingerprint]
-        for name in {*found, *due}:
+        found, due = contents(self.place), REFERENCES[JOBS.index(self._job)]
+        for name in {*found, *due} if self._ended else ():
             same = found.get(name) == due.get(name)
             self._history.account.require(same, f"{name} differs from the reference, or is left")
 
@@ -378,7 +410,7 @@ def contents(folder: Any) -> dict[str, bytes]:
 
 
 JOBS: list[Job] = []
-REFERENCES: dict[str, dict[str, bytes]] = {}
+REFERENCES: list[dict[str, bytes]] = []
 
 
 def prepare_references() -> None:
@@ -388,15 +420,16 @@ def prepare_references() -> None:
         job = Job(Documents(number, failing), Bytes(), "text", None, None, CAUSAL, **how)
         with tempfile.TemporaryDirectory() as folder:
             prepare_job(job, f"{folder}/c", num_workers=0, progress=False)
-            REFERENCES[job.records.fingerprint] = contents(as_path(f"{folder}/c"))
+            REFERENCES.append(contents(as_path(f"{folder}/c")))
         JOBS.append(job)
 
 
 def preparations(history: History, root: str) -> list[Callable[[], Any]]:
     """A corpus that is prepared by several, and runs that follow it; returns the checks."""
-    made = Preparation(history, f"{root}/a")
+    number = history.random.choice([0, 1])
+    made = Preparation(history, f"{root}/a", not number and history.random.random() < 0.5)
     made.start()
-    runs = [Run(history, f"run {n}", [made], None) for n in range(history.random.choice([0, 1]))]
+    runs = [Run(history, f"run {n}", [made], None) for n in range(number)]
     for run in runs:
         run.start()
     return [made.check, *(run.check for run in runs)]
@@ -426,12 +459,10 @@ class Holder:
     def check(self) -> None:
         """Refuses a write of a holder that came after one of the next holder."""
         seen = list[bytes]()
-        for token, alive in self._history.world.storage.tokens.get("locked/file", []):
+        for token in self._history.world.storage.tokens.get("locked/file", []):
             late = token in seen and seen[-1] != token
-            # What a process had sent when it was killed may come at any time.
-            self._history.account.require(not late or not alive, "two hold a lock in a bucket")
-            if token not in seen:
-                seen.append(token)
+            self._history.account.require(not late, "two hold a lock in a bucket")
+            seen.append(token)
 
 
 def locks(history: History, root: str) -> list[Callable[[], Any]]:
@@ -466,13 +497,16 @@ class File:
         make_directory(self._place)
         token = f"{history.random.getrandbits(60):015x}".encode()
         content = (token + b" ") * history.random.choice([1, 10, 1000])
-        for _ in range(1 if self._once else 3):
+        for broken in [True, False] if self._once else [True, False, False]:
             with (
-                contextlib.suppress(FileExistsError),
+                contextlib.suppress(FileExistsError, ZeroDivisionError),
                 atomic_write(self._path, once=self._once) as file,
             ):
                 file.write(content)
-            if self._path.read_bytes() == content:
+                if broken:
+                    file.write(b"half")
+                    raise ZeroDivisionError
+            if not broken and self._path.read_bytes() == content:
                 self._last = [*self._last, content] if self._once else [content]
             history.scheduler.wait(None, 0.01)
 
@@ -521,8 +555,8 @@ class FinishedRun(Run):
         self._stream, self._folder = stream, f"{history.world.folder}/w/cache"
         self._limit: int | None = None
 
-    def open(self, **hosts: int) -> Batches:
-        """The batches of the corpus, once it is finished."""
+    def open(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The corpus, once it is finished."""
         stream, options = self._stream, dict[str, Any]()
         self._history.scheduler.wait(lambda: stream.name in self._account.finished)
         if self._history.in_bucket:
@@ -530,9 +564,8 @@ class FinishedRun(Run):
             sizes = [len(each[0]) for (_, key), each in objects if "part-" in key]
             self._limit = 2 * max(sizes) + 100
             options = {"cache": self._folder, "cache_bytes": self._limit}
-        corpus = Corpus.open(stream.place, **options)
-        plan = Plan(corpus, self._buckets, **self._options)
-        return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
+        corpora = {stream.name: Corpus.open(stream.place, **options)}
+        return corpora, corpora
 
     def see_cache(self) -> None:
         """Refuses a cache that is larger than its limit."""

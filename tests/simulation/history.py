@@ -10,7 +10,8 @@ from tests.simulation.scheduler import Killed, Process, Wrong
 from tests.simulation.seam import World, really
 
 KINDS = "", "", "", "rename", "unlink", "link", "sync", "open", "write", "lock", "mkdir"
-KINDS_OF_BUCKETS = "", "", "", "put", "put", "delete", "list", "get"
+KINDS_OF_BUCKETS = "", "", "", "put", "put", "delete", "list", "get", "lock"
+STALLS = "lock", "read", "get", "list"  # calls at which it is harmless to be late
 LIVES = 6  # of an actor that is killed, at most
 LIMIT = 20_000.0  # virtual seconds until all must have ended
 
@@ -69,6 +70,9 @@ class History:
                     for each, one in zip(names, works, strict=True)
                 ]
                 self._running += processes
+                if self.random.random() < 0.3:
+                    number = int(100 ** self.random.random())
+                    self.random.choice(processes).stall_at = self.random.choice(STALLS), number
                 if life < lives:
                     self.random.choice(processes).kill_at = self._draw_kill(kinds)
                 self.scheduler.wait(functools.partial(self._over, processes))

@@ -38,6 +38,7 @@ class Process:
         stalled: the virtual time until which it is stopped.
         calls: how many calls to the world it made, by kind; under "", all.
         kill_at: the kind and the number of the call at which it is killed.
+        stall_at: the kind and the number of the call at which it is stopped for a minute.
     """
 
     def __init__(self, name: str, pid: int, machine: str):
@@ -47,6 +48,7 @@ class Process:
         self.state: dict[Any, Any] = {}
         self.calls: collections.Counter[str] = collections.Counter()
         self.kill_at: tuple[str, int] | None = None
+        self.stall_at = "", 0
         self.pace = 1.0  # seconds of a call, relative to others
 
 
@@ -214,6 +216,9 @@ class Scheduler:
         process.calls[kind] += 1
         if (due := process.kill_at) is not None and process.calls[due[0]] >= due[1]:
             self.kill(process, f"is killed at {kind} {about}")
+        if (kind, process.calls[kind]) == process.stall_at:
+            process.stalled = self.now + 60
+            self.note(f"stops until {process.stalled:.3f} s", process.name)
         self.wait(None, seconds * process.pace * (0.05 + self.random.expovariate(1)))
 
     def hand_over(self) -> None:

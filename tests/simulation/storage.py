@@ -19,15 +19,15 @@ class Storage:
         objects: content, version and time, by bucket and key.
         flaky: the share of requests and of answers that are lost.
         late: the share of requests that arrive late.
-        tokens: by key, the small contents in the order in which they arrived, and whether the
-            process that sent it was alive then.
+        tokens: by key, the beginnings of what was written, in the order in which it arrived; not
+            of processes that were dead by then, whose last request may arrive at any time.
     """
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self.objects: dict[tuple[str, str], tuple[bytes, int, float]] = {}
         self.flaky = self.late = 0.0
-        self.tokens: dict[str, list[tuple[bytes, bool]]] = {}
+        self.tokens: dict[str, list[bytes]] = {}
         self._versions = 0
 
     def request(self, kind: str, key: str, act: Callable[[], Any]) -> Any:
@@ -101,10 +101,11 @@ class Bucket:
             if isinstance(mode, dict) and (there is None or mode["e_tag"] != f"{there[1]}"):
                 raise exceptions.PreconditionError(f"{key} has changed")
             scheduler.note(f"{key} is written for {sender.name}", "storage")
-            storage.tokens.setdefault(key, []).append((content[:40], sender.alive))
+            if sender.alive:
+                storage.tokens.setdefault(key, []).append(content[:40])
             return storage.write(at, content)
 
-        return storage.request("put", key, act)
+        return storage.request("lock" if key.endswith(".lock") else "put", key, act)
 
     def delete(self, key: str) -> None:
         def act() -> None:
