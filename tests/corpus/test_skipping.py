@@ -52,12 +52,13 @@ def test_reasons_of_templates_are_told_apart_and_any_name_can_be_listed(tmp_path
     assert {each["file"] for each in listed} == {path}
 
 
+@pytest.mark.parametrize("count", [400, 2_000])  # 400 are unpacked at once
 @pytest.mark.parametrize("sample_by", ["line", "file"])
 def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
-    sample_by, tmp_path, monkeypatch, caplog
+    sample_by, count, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(source, "BLOCK", 1 << 14)
-    lines = [f"{number} " * 40 for number in range(2000)]
+    lines = [f"{number} " * 40 for number in range(count)]
     packed = gzip.compress("\n".join(lines).encode())
     for name, content in (("a", packed), ("b", packed[:-9]), ("c", packed)):
         (tmp_path / f"{name}.txt.gz").write_bytes(content)
@@ -76,7 +77,7 @@ def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
     assert (failed["file"], len(texts)) == (str(tmp_path / "b.txt.gz"), read + 1 + whole)
     assert "b.txt.gz cannot be unpacked as gzip" in failed["reason"]
     if sample_by == "line":
-        assert read > 1.5 * whole
+        assert read > 1.5 * whole or count == 400
         assert failed["byte"] == sum(len(line) + 1 for line in lines[: read - whole])
         assert "1 × the rest of the file cannot be read" in caplog.text
 

@@ -1,5 +1,6 @@
 """Lines of text files, and whole text files, as records."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -29,7 +30,14 @@ class LineSource(files.FileSource):
     def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
         file, begin, end = span
         name = os.fspath(self.files[file])
-        with open_text(self.files[file]) as content:
+        with contextlib.ExitStack() as stack:
+            try:
+                content = stack.enter_context(open_text(self.files[file]))
+            except InvalidValue as error:
+                if not self._is_whole(file):
+                    raise
+                yield Piece(name, [_rest(error)], [0], 0, None)
+                return
             end = end if content.seekable() else math.inf
             at = _skip_line(content, begin, end) if start is None else _skip(content, start)
             for data in _read_lines(content, at, end, size):
@@ -70,6 +78,11 @@ class LineSource(files.FileSource):
             return error
 
 
+def _rest(error: InvalidValue) -> InvalidValue:
+    """The error in place of the records that a file would have had."""
+    return InvalidValue(f"the rest of the file cannot be read: {error}")
+
+
 def _read_lines(
     content: IO[bytes], at: int, end: float, size: int
 ) -> Iterator[bytes | InvalidValue]:
@@ -86,7 +99,7 @@ def _read_lines(
                     raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
                 data += rest
         except InvalidValue as error:
-            yield InvalidValue(f"the rest of the file cannot be read: {error}")
+            yield _rest(error)
             return
         if not data:
             return
