@@ -48,15 +48,20 @@ def as_path(path: epath.PathLike) -> epath.Path:
 def make_directory(path: epath.PathLike) -> epath.Path:
     """Makes a directory and its parents, unless they exist; returns its path.
 
-    Their names reach the disk itself, so that a loss of power does not take what is in them.
+    Their names reach the disk itself, so that a loss of power does not take what is in them. That
+    of the last one that exists may not be there yet: who made it may have been killed.
     """
     path = as_path(path)
     if not is_local(path):
         return path
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    missing = [each for each in (path, *path.parents) if not each.exists()][::-1]
+    there = missing[0].parent if missing else path
     with _name_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        there.mkdir(exist_ok=True)  # which refuses a file
+        with contextlib.suppress(PermissionError):  # of a directory of others
+            _sync_directory(there.parent)
         for each in missing:
+            each.mkdir(exist_ok=True)
             _sync_directory(each.parent)
     return path
 

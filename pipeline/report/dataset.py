@@ -132,12 +132,12 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     return Dataset(name, lengths)
 
 
-def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
+def open_dataset(paths: Sequence[str], *, lengths: bool | None = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
-    to count, or with `lengths`, `.npy`, an integer array. A corpus that grows gives the lengths of
-    its sealed parts.
+    to count, or with `lengths`, `.npy`, an integer array; None: whatever an array holds. A corpus
+    that grows gives the lengths of its sealed parts.
     """
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
@@ -150,10 +150,12 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     )
 
 
-def _open(path: str, lengths: bool) -> Dataset:
+def _open(path: str, lengths: bool | None) -> Dataset:
     place = as_path(path)
     name = path.rstrip("/")
     form = "" if lengths else guess(path)
+    if form == "npy" and lengths is None:
+        form = ""
     if form == "npy":
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "

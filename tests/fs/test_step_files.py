@@ -11,7 +11,7 @@ from etils import epath
 
 from pipeline.errors import StorageError
 from pipeline.fs import StepFiles
-from pipeline.fs.atomic import atomic_write, remove_files
+from pipeline.fs.atomic import atomic_write, make_directory, remove_files
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_path, monkeypatch):
@@ -28,6 +28,21 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_p
     (inode, size, named), (directory, _, then_named) = synced
     assert (inode, size, named) == ((tmp_path / "x").stat().st_ino, 500_000, False)
     assert (directory, then_named) == (tmp_path.stat().st_ino, True)
+
+
+def test_a_directory_is_on_the_disk_whoever_made_it_and_before_others_are_in_it(
+    tmp_path, monkeypatch
+):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    (tmp_path / "a").mkdir()  # by a process that was killed before it was on the disk
+    make_directory(tmp_path / "a")
+    make_directory(tmp_path / "a/b/c")
+    folders = tmp_path, tmp_path, tmp_path / "a", tmp_path / "a/b"
+    assert synced == [folder.stat().st_ino for folder in folders]
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="File exists"):
+        make_directory(tmp_path / "file")
 
 
 @pytest.mark.parametrize(("number", "raises"), [(errno.ENOSPC, True), (errno.EINVAL, False)])

@@ -124,7 +124,7 @@ def test_a_file_that_is_given_twice_is_read_once_and_named_by_both(folder, caplo
         (
             "deep",
             ValueError,
-            r"deep is a directory; .* a glob such as .*data-\*\.arrow for a Hugging",
+            r"deep is a directory, and no .* name its files with a glob such as deep/\*.txt",
         ),
         ("[.]nothing", FileNotFoundError, r"no file matches \[\.\]nothing; check"),
         ("broken.txt", FileNotFoundError, "broken.txt is a link to nowhere, which does not exist"),
