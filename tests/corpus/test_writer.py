@@ -2,6 +2,8 @@
 
 import collections
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, few_bytes, require_equal, wait_for
 from tests.corpus.kinds import FEATURES, draw_columns
+from tests.processes import call, environment
 
 SMALL = {"TOKENS_PER_PART": 40, "LEAST": 60, "BLOCK": 20}
 
@@ -275,3 +278,37 @@ def test_a_follower_reads_each_record_and_each_part_once(tmp_path, monkeypatch):
     # Of each seal, and at the end of each refresh for the next, which is not there yet.
     assert counts["read_record"] <= 2 * 12 + 5
     assert counts["list_records"] <= 3, counts
+
+
+WRITE = """
+import sys
+from pipeline import Writer
+
+with Writer(sys.argv[1]) as writer:
+    for number in range(writer.cursor or 0, 60):
+        writer.append([number] * (2 + number % 5))
+        writer.seal(cursor=number + 1)
+        print(number, flush=True)
+    writer.finish()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_writes_may_be_killed_while_another_follows(tmp_path):
+    place, command = tmp_path / "corpus", [sys.executable, "-c", WRITE, tmp_path / "corpus"]
+    followed = None
+    for lines in (4, 7):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as writer:
+            told = [writer.stdout.readline() for _ in range(lines)]
+            followed = followed or Corpus.open(place, follow=True)
+            followed.refresh()
+            writer.kill()
+            told += writer.stdout.readlines()
+        followed.refresh()
+        # It may be killed before it tells that it has sealed one.
+        assert len(followed.entries) - int(told[-1]) in (1, 2)
+    assert call(*command).returncode == 0
+    followed.refresh()
+    for corpus in (followed, Corpus.open(place)):
+        assert [set(each["inputs"].tolist()) for each in corpus] == [{n} for n in range(60)]
+        assert corpus.lengths.tolist() == [1 + n % 5 for n in range(60)]
