@@ -15,7 +15,7 @@ import pytest
 from pipeline import Corpus, Writer, prepare
 from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
 from pipeline.corpus.manifest import Manifest
-from pipeline.fs.atomic import as_path, directory_lock, make_directory
+from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
 from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
 from pipeline.text.sources import source as sizes
@@ -252,19 +252,6 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert process.returncode == 1
     assert "InvalidState: a worker died while tokenising" in error
     assert "run again to finish" in error
-
-
-def test_the_names_of_new_directories_reach_the_disk(tmp_path, monkeypatch):
-    synced, sync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or sync(file)
-    )
-    make_directory(tmp_path / "a" / "b")
-    for made_in in (tmp_path, tmp_path / "a"):
-        assert made_in.stat().st_ino in synced
-    synced.clear()
-    make_directory(tmp_path / "a" / "b")
-    assert not synced
 
 
 def test_the_directory_of_a_holder_that_fails_stays_for_those_who_wait(tmp_path):
