@@ -28,8 +28,7 @@ def assert_same_run(workdir, alone):
     """Every step once, with the batch of the run of one process, and its loss."""
     assert [line["step"] for line in steps(workdir)] == list(range(40))
     assert_same_losses(workdir, alone)
-    values = summary(workdir)
-    assert (len(values["compiles"]), values["compiles_after_start"]) == (2, 0)
+    assert summary(workdir)["compiles_after_start"] == 0
 
 
 def go_on(text, workdir, counts, logs=None):
