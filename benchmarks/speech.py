@@ -38,7 +38,7 @@ def measure() -> Section:
         "budget, read-ahead": (lambda rows, cost: (rows, cost / rate))(*read_ahead(costs, TOKENS)),
     }.items():
         rounded = (-(-lengths // unit) * unit).astype(int)
-        shapes = np.concatenate([rows[:, None], rounded], axis=1)
+        shapes = np.concatenate([-(-rows[:, None] // 8) * 8, rounded], axis=1)
         ways[name] = collections.Counter(map(tuple, shapes.tolist()))
     seconds = _time_steps(corpus, {shape for each in ways.values() for shape in each})
     tokens = corpus.lengths.sum(axis=0, dtype=np.int64)
@@ -55,7 +55,7 @@ def measure() -> Section:
     about = (
         f"{len(corpus):,} utterances in the steps of examples/speech.py, {TOKENS:,} positions a "
         f"batch, of which a frame is a half. Lengths of others are multiples of {unit[1]} frames "
-        f"and {unit[0]} letters, so that few shapes are compiled. Utterances a second over packed "
+        f"and {unit[0]} letters, and rows of 8, so that few shapes are compiled. Utterances a second over packed "
         "ones; padding by side."
     )
     columns = ("", "rate", *corpus.side_names, "batches", "shapes")
