@@ -55,8 +55,8 @@ def measure() -> Section:
     about = (
         f"{len(corpus):,} utterances in the steps of examples/speech.py, {TOKENS:,} positions a "
         f"batch, of which a frame is a half. Lengths of others are multiples of {unit[1]} frames "
-        f"and {unit[0]} letters, and rows of 8, so that few shapes are compiled. Utterances a second over packed "
-        "ones; padding by side."
+        f"and {unit[0]} letters, and rows of 8, so that few shapes are compiled. Utterances a "
+        "second over packed ones; padding by side."
     )
     columns = ("", "rate", *corpus.side_names, "batches", "shapes")
     return Section("speech", about, lines, columns)
