@@ -94,7 +94,7 @@ def guess(path: epath.PathLike) -> str:
     if place.is_dir():
         if is_saved(path):
             splits = [place / "state.json", *place.glob("*/state.json")]
-            folder = next(each.parent for each in splits if each.exists())
+            folder = next((each.parent for each in splits if each.exists()), place)
             return "arrow" * ("input_ids" in sources.ArrowFiles(folder).names())
         signs = {"index.json": "mds", "shard_ledger.json": "levanter"}
         found = [format for sign, format in signs.items() if (place / sign).exists()]

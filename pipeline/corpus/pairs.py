@@ -104,7 +104,7 @@ def open_corpus(
 
     A link to token files of another program has no such options, and ignores them.
     """
-    place = as_path(directory)
+    place, missing = as_path(directory), None
     try:
         if (recorded := read_sides(place)) is not None:
             names, loss = recorded
@@ -114,12 +114,11 @@ def open_corpus(
             return Pairs.open(place, **options)
         if whole or not place.is_file():
             return _open_one(place, **options)
-    except Missing:
-        if not guess(directory):
-            raise
+    except Missing as error:
+        missing = error
     if form := guess(directory):
         raise InvalidValue(f"{os.fspath(directory)} {call_for(directory, form)}")
-    raise InvalidValue(
+    raise missing or InvalidValue(
         f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
         "lockstep prepare 'data/*.txt' --into corpus), or for columns of tokens --tokens parquet "
         "column=NAME"

@@ -88,7 +88,11 @@ def check_config(config: Any) -> None:
         )
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
-    if not (clip := config.get("optimizer", {}).get("clip", 1.0)) > 0:
+    numbers = list_fields(config.to_dict())
+    for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
+        if not numbers.get(name, 0.0) >= 0:
+            raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")
+    if not (clip := numbers.get("optimizer.clip", 1.0)) > 0:
         raise InvalidValue(
             f"config.optimizer.clip is {clip}; gradients are scaled down to this norm, so it must "
             "be above 0; for no clipping, give --config.optimizer.clip=inf"

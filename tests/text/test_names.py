@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import quickstart
-from pipeline.text.sources import TextFiles, open_files
+from pipeline.text.sources import ArrowFiles, TextFiles, open_files
 from pipeline.text.sources.files import find
 from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make
@@ -170,5 +170,6 @@ def test_the_kind_follows_from_every_usual_end(name):
 @pytest.mark.parametrize("names", ["", b"a.txt", 7, None, [None], ["a.txt", ""], []])
 def test_what_is_no_name_is_refused(names):
     sentence = r"(''|b'a.txt'|7|None) is no name of a file; give a text|no files were given"
-    with pytest.raises(ValueError, match=sentence):
-        TextFiles(names)
+    for kind in (TextFiles, ArrowFiles, open_files):
+        with pytest.raises(ValueError, match=sentence):
+            kind(names)

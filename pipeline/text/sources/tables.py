@@ -340,8 +340,8 @@ def is_saved(paths: files.Paths) -> bool:
 
 def _as_folder(paths: files.Paths) -> epath.Path | None:
     """The folder that `paths` name, if they are one."""
-    if not isinstance(paths, str | os.PathLike):
-        if len(paths) != 1:
-            return None
+    if isinstance(paths, list | tuple) and len(paths) == 1:
         (paths,) = paths
+    if not isinstance(paths, str | os.PathLike) or not os.fspath(paths):
+        return None
     return folder if (folder := as_path(paths)).is_dir() else None
