@@ -13,7 +13,7 @@ from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
-from pipeline.planning.growing import APART
+from pipeline.planning.growing import first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
@@ -41,7 +41,7 @@ class Corpora(AnyCorpus):
         self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
-        self.first = _first_examples(self.members)
+        self.first = first_examples(self.members)
         self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
         first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
@@ -107,7 +107,7 @@ class Corpora(AnyCorpus):
     def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
         """The numbers of examples in `Corpora` of the corpora before they were split."""
         member = np.searchsorted(self.first, examples, side="right") - 1
-        first, found = _first_examples([each.unsplit for each in self.members]), examples.copy()
+        first, found = first_examples([each.unsplit for each in self.members]), examples.copy()
         for which in np.unique(member):
             mine = examples[member == which] - self.first[which]
             found[member == which] = first[which] + self.members[which].numbers_unsplit(mine)
@@ -139,16 +139,6 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
         return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
     wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
     return Log(corpus.directory, wait, corpus.hold_out)
-
-
-def _first_examples(members: Sequence[Any]) -> np.ndarray:
-    """The number of each member's first example, then the total: int64 [members + 1].
-
-    If one grows, each gets room for any number of examples, as in `Plan`.
-    """
-    if any(getattr(member, "grows", False) for member in members):
-        return np.arange(len(members) + 1) * APART
-    return np.cumsum([0, *map(len, members)])
 
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
@@ -219,7 +209,7 @@ class CorporaSide(Readable):
 
     def __init__(self, sides: Sequence[Readable]):
         self._sides = sides
-        self._first = _first_examples(sides)
+        self._first = first_examples(sides)
         self.weighted = any(side.weighted for side in sides)
         if any(side.trees is not None for side in sides):
             every = (
