@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import numbers
 import os
 import re
 import threading
@@ -157,7 +158,8 @@ class Log(Handles):
         wait_seconds: float | None = None,
         hold_out: float = 0.0,
     ):
-        if wait_seconds is not None and not wait_seconds >= 0:
+        is_number = isinstance(wait_seconds, numbers.Real)
+        if wait_seconds is not None and not (is_number and wait_seconds >= 0):
             raise InvalidValue(
                 f"wait_seconds is {wait_seconds!r}; it must be a number of seconds from 0 up, or "
                 "None to wait as long as it takes"
