@@ -15,7 +15,14 @@ from pipeline.corpus import INPUTS
 from pipeline.corpus.tasks import CAUSAL, TARGETS
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from pipeline.steps import microbatches
-from tests.loading.definition import join, require_same
+from tests.loading.definition import (
+    define_batch,
+    define_fields,
+    define_numbers,
+    join,
+    require_defined,
+    require_same,
+)
 from tests.meshes import OneProcess, mesh_of
 
 FEATURES = {
@@ -26,7 +33,6 @@ FEATURES = {
     "reward": Feature("example", dtype="float32", fill=-1),
     "group": Feature("example", dtype="uint32", shape=(2,), fill=9),
 }
-EXAMPLE_ID = Feature("example", dtype=np.int32)
 
 
 def columns_of(sizes, seed=0, task=CAUSAL, leave_out=()):
@@ -47,57 +53,26 @@ def examples_of(columns, task=CAUSAL):
 
 
 def corpus_of(kind, sizes):
-    """A corpus, and for each feature the value of each example, shifted like its fields."""
+    """A corpus, and the columns that all its examples have; of a masked one without its tokens."""
     task = INPUTS if kind == "masked" else CAUSAL
-
-    def make(seed, leave_out=()):
-        columns = columns_of(sizes, seed, task, leave_out)
-        values = {name: column for name, column in columns.items() if name != "tokens"}
-        for name in values:
-            if FEATURES[name].of == "targets":
-                values[name] = [each[1:] for each in values[name]]
-        return examples_of(columns, task), values
-
-    corpus, values = make(0)
+    columns = columns_of(sizes, task=task)
+    corpus = examples_of(columns, task)
     if kind == "masked":
-        return Masked(corpus, mask_id=90), values
+        del columns["tokens"]
+        return Masked(corpus, mask_id=90), columns
     if kind == "split":
         corpus = corpus.split(0.5)[1]
-        values = {name: [all_[n] for n in corpus.numbers] for name, all_ in values.items()}
-        return corpus, values | {"example_id": corpus.numbers}
+        columns = {name: [all_[n] for n in corpus.numbers] for name, all_ in columns.items()}
     if kind == "corpora":
         lacking = ("seen", "experts", "reward", "halves")
-        other, more = make(1, lacking)
-        for name in lacking:
-            more[name] = [np.full_like(each, FEATURES[name].fill) for each in values[name]]
-        corpus = Corpora({"first": corpus, "second": other})
-        values = {name: [*values[name], *more[name]] for name in values}
-    return corpus, values
-
-
-def slow_features(features, values, planned, room):
-    """The features of a batch built one segment at a time, from the definition."""
-    rows, length = planned.bucket.shape
-    values, batch = {"example_id": range(1000), **values}, {}
-    for name, feature in features.items():
-        shape = rows, room if feature.per_example else length, *feature.shape
-        batch[name] = np.full(shape, -1 if name == "example_id" else 0, feature.dtype)
-    column, segment = np.zeros((2, rows), int)
-    for row, example, start, size in planned.segments.tolist():
-        for name, feature in features.items():
-            if feature.per_example:
-                batch[name][row, segment[row]] = values[name][example]
-            else:
-                places = slice(column[row], column[row] + size)
-                batch[name][row, places] = values[name][example][start : start + size]
-        segment[row] += 1
-        column[row] += size
-    return batch
-
-
-def require_features(batch, expected):
-    """A batch has these features, beside other fields."""
-    require_same({name: batch[name] for name in expected}, expected)
+        more = columns_of(sizes, 1, leave_out=lacking)
+        corpus = Corpora({"first": corpus, "second": examples_of(more)})
+        more |= {
+            name: [np.full_like(each, FEATURES[name].fill) for each in columns[name]]
+            for name in lacking
+        }
+        columns = {name: [*columns[name], *more[name]] for name in columns}
+    return corpus, columns
 
 
 @st.composite
@@ -123,30 +98,35 @@ def cases(draw):
 @settings(max_examples=40)
 def test_every_segment_has_the_features_of_its_example(case, positions):
     kind, sizes, buckets, options, names = case
-    corpus, values = corpus_of(kind, sizes)
+    corpus, columns = corpus_of(kind, sizes)
     plan = Plan(corpus, buckets, **options)
-    known = {**corpus.features, "example_id": EXAMPLE_ID}
+    task = "inputs" if kind == "masked" else "causal"
+    fields = define_fields(columns, corpus.features, task)
+    fields |= define_numbers(corpus.numbers if kind == "split" else range(len(corpus)))
     if names is not None:
-        names = [name for name in names if name in known]
-    features = {name: known[name] for name in (corpus.features if names is None else names)}
+        names = [name for name in names if name in fields]
+    chosen = [*corpus.features] if names is None else names
+    left_out = {*corpus.features, "example_id"}.difference(chosen)
+    fields = {name: field for name, field in fields.items() if name not in left_out}
 
     def make(names=names, **part):
         return Batches(corpus, plan, positions=positions, features=names, **part).repeat()
 
-    def slow(planned):
+    def defined(planned):
         room = options["max_segments"] or plan.most_segments()[planned.bucket]
-        return slow_features(features, values, planned, room)
+        return define_batch(fields, planned, positions=positions, example=room)
 
     plain, every = make(()), make()
-    assert every.features == features
+    assert list(every.features) == chosen
     assert str(every) == str(plain)
     halves = [make(process_index=at, process_count=2) for at in (0, 1)]
     for step in range(0, plan.first_step(2), 3):
-        require_same(every[step], plain[step] | slow(plan.batch(step)))
+        assert list(every[step]) == [*plain[step], *chosen]
+        require_defined(every[step], {**plain[step], **defined(plan.batch(step))})
         require_same(join([half[step] for half in halves]), every[step])
     for bucket in buckets:
-        nothing = pipeline.PlannedBatch(bucket, np.zeros((0, 4), np.int64))
-        require_features(every.empty(bucket), slow(nothing))
+        nothing = defined(pipeline.PlannedBatch(bucket, np.zeros((0, 4), np.int64)))
+        require_defined(every.empty(bucket), {**plain.empty(bucket), **nothing})
 
 
 # ---- pairs
@@ -162,15 +142,16 @@ def test_pairs_have_features_of_both_sides_and_of_each_example_once(tmp_path):
     targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen", "logprob"])
     features = {name: each for name, each in FEATURES.items() if name in inputs | targets}
     both = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
+    fields = define_numbers(range(40))
+    for columns, task in ((inputs, "inputs"), (targets, "targets")):
+        own = {name: feature for name, feature in features.items() if name in columns}
+        fields |= define_fields(columns, own, task)
     plan = Plan(both, [PAIR])
     batches = Batches(both, plan, features=["example_id", *features])
-    values = inputs | targets | {"halves": [each[1:] for each in targets["halves"]]}
     room = plan.most_segments()[PAIR]
     for step in range(len(batches)):
-        for side, of_side in zip(plan.batch(step).sides, (inputs, targets), strict=True):
-            known = {name: features[name] for name in of_side if name != "tokens"}
-            known["example_id"] = EXAMPLE_ID
-            require_features(batches[step], slow_features(known, values, side, room))
+        expected = define_batch(fields, plan.batch(step), example=room)
+        require_defined(batches[step], expected)
 
 
 def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
@@ -306,7 +287,7 @@ def test_renamed_batches_keep_features_under_their_names(corpus):
     for convention in ("maxtext", "tunix", "huggingface"):
         renamed = pipeline.rename(batches[0], convention)
         assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
-        require_features(renamed, {name: batches[0][name] for name in NAMES})
+        require_same(*({name: each[name] for name in NAMES} for each in (renamed, batches[0])))
 
 
 def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):

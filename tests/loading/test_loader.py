@@ -27,12 +27,16 @@ from pipeline.loading.sharding import field_specs, slice_of_process
 from pipeline.loading.state import StateKey
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import Compiled
-from tests.loading.definition import define_batch, require_same
+from tests.loading.definition import define_batch, define_fields, require_defined, require_same
 from tests.meshes import OneProcess, mesh_of
 
 SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
 CUT = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
 
+FIELDS = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_weights"]
+# Of pairs: those of the inputs, then those of the targets.
+PAIRED = ["inputs", "inputs_segment_ids", "inputs_positions"]
+PAIRED += ["decoder_inputs", "targets", "targets_segment_ids", "targets_positions", "loss_weights"]
 
 CASES = [
     (*case, align)
@@ -54,14 +58,20 @@ CASES = [
 def test_every_field_is_right_position_by_position(
     kind, packing, overflow, align, positions, corpus, examples, pairs, sides, buckets
 ):
-    data, ids = (pairs, sides) if kind == "pairs" else (corpus, [examples])
-    buckets = SIDES if kind == "pairs" else CUT if packing == "fill" else buckets
+    if kind == "pairs":
+        data, buckets, order = pairs, SIDES, PAIRED
+        fields = define_fields({"tokens": sides[0]}, task="inputs")
+        fields |= define_fields({"tokens": sides[1]}, task="targets")
+    else:
+        data, fields, order = corpus, define_fields({"tokens": examples}), FIELDS
+        buckets = CUT if packing == "fill" else buckets
     plan = Plan(data, buckets, packing=packing, overflow=overflow, align=align)
     batches = Batches(data, plan, positions=positions)
     assert {plan.batch(step).bucket for step in range(len(batches))} == {*buckets}
     assert len(batches) == plan.num_batches()
     for step in range(len(batches)):
-        require_same(define_batch(ids, plan.batch(step), positions, align), batches[step])
+        assert list(batches[step]) == order
+        require_defined(batches[step], define_batch(fields, plan.batch(step), align, positions))
 
 
 @pytest.mark.parametrize("align", [1, 16])

@@ -27,7 +27,13 @@ from pipeline import (
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
 from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
-from tests.loading.definition import join, require_same
+from tests.loading.definition import (
+    define_batch,
+    define_fields,
+    join,
+    require_defined,
+    require_same,
+)
 from tests.meshes import mesh_of
 
 TASKS = {"causal": CAUSAL, "inputs": INPUTS, "targets": TARGETS}
@@ -82,52 +88,10 @@ class Drawn:
         """The arguments of `Examples` and `from_arrays`."""
         return {"features": self.features, **({"task": self.task} if self.task else {})}
 
-
-def define(drawn, planned, align, examples=None):
-    """The batch that a plan makes of drawn examples; `examples` are their numbers in the plan."""
-    rows, lengths = planned.bucket.rows, dict(zip(drawn.names, planned.bucket.lengths, strict=True))
-    batch, used = {}, {name: [0] * rows for name in drawn.names}
-    for side, length in lengths.items():
-        for field in ("segment_ids", "positions"):
-            batch[f"{side}_{field}"] = np.zeros((rows, length), np.int32)
-        for field in drawn.task.shifts if side == drawn.tokens else ():
-            batch[field] = np.zeros((rows, length), np.int32)
-        if side == drawn.learns:
-            batch["loss_weights"] = np.zeros((rows, length), np.float32)
-    for name, feature in drawn.features.items():
-        shape = rows, lengths[feature.of], *feature.shape
-        batch[name] = np.full(shape, 0 if feature.to is None else -1, feature.dtype)
-    segments = [0] * rows
-    for row, example, start, *sizes in planned.segments.tolist():
-        assert start == 0
-        segments[row] += 1
-        begin, number = {}, example if examples is None else examples.get(example)
-        for side, size in zip(drawn.names, sizes, strict=True):
-            begin[side] = used[side][row] + -used[side][row] % align.get(side, 1)
-            used[side][row] = begin[side] + size
-        for side, size in zip(drawn.names, sizes, strict=True) if number is not None else ():
-            here = row, slice(begin[side], begin[side] + size)
-            batch[f"{side}_segment_ids"][here] = segments[row]
-            batch[f"{side}_positions"][here] = range(size)
-            for field, shift in drawn.task.shifts.items() if side == drawn.tokens else ():
-                batch[field][here] = drawn.columns["tokens"][number][shift : shift + size]
-            if side == drawn.learns:
-                batch["loss_weights"][here] = 1
-            for name, feature in drawn.features.items():
-                later = drawn.task.lookahead if side == "targets" else 0
-                if feature.of == side:
-                    values = np.asarray(drawn.columns[name][number])[later : later + size]
-                    if feature.to is not None:
-                        values = np.where(values < 0, -1, values + begin[feature.to])
-                    batch[name][here] = values
-    return batch
-
-
-def require_defined(batch, due):
-    assert {*batch} == {*due}
-    for name, values in due.items():
-        assert batch[name].dtype == values.dtype, name
-        np.testing.assert_array_equal(batch[name], values, name)
+    @property
+    def fields(self):
+        """What each example has in each field of a batch."""
+        return define_fields(self.columns, self.features, self.task and self.task.name)
 
 
 sides = st.tuples(
@@ -173,7 +137,7 @@ def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, t
     iterator = iter(batches.to_iter_dataset())
     for step in drawn.rng.permutation(len(batches)).tolist():
         planned, batch = plan.batch(step), batches[step]
-        require_defined(batch, define(drawn, planned, align))
+        require_defined(batch, define_batch(drawn.fields, planned, align))
         require_same(join([part[step] for part in parts]), batch)
         if step < len(halves[0]):
             require_same(join([part[step] for part in halves]), batch)
@@ -191,31 +155,30 @@ def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, t
 @settings(max_examples=15)
 def test_text_alone_is_mixed_with_sides(seed, weighted):
     drawn = Drawn(seed, "causal", ["patches", "images"])
-    alone = Examples([np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)])
+    texts = [np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)]
     drawn.add("patch", Feature("inputs", to="patches"))
-    pictures = Examples(drawn.columns, **drawn.options())
-    corpora = {"text": alone, "pictures": pictures}
+    corpora = {"text": Examples(texts), "pictures": Examples(drawn.columns, **drawn.options())}
+    # Text has no patches and no images, and points to nothing.
+    no_pictures = {
+        name: [np.full((len(ids) * (feature.of == "inputs"), *feature.shape), -1) for ids in texts]
+        for name, feature in drawn.features.items()
+    }
+    columns = {"text": {"tokens": texts, **no_pictures}, "pictures": drawn.columns}
     if seed % 2:
         corpora = dict(reversed(corpora.items()))
+    every = {
+        name: [*itertools.chain(*(columns[each][name] for each in corpora))]
+        for name in drawn.columns
+    }
+    fields = define_fields(every, drawn.features)
     mixture = Corpora(corpora)
     buckets = [Bucket(4, dict.fromkeys(mixture.side_names, 16))]
     options = {"weights": {"text": 1, "pictures": 2}} if weighted else {}
     options |= {"tiers": 1 + seed % 3, "exclude": [1, len(mixture) - 2] if seed % 5 else []}
     plan = Plan(mixture, buckets, seed=seed, **options)
     batches = Batches(mixture, pickle.loads(pickle.dumps(plan)))
-    first = int(mixture.first[list(corpora).index("pictures")])
-    names = {first + number: number for number in range(len(pictures))}
-    drawn.names = [*mixture.side_names]
     for step in range(len(batches)):
-        planned, batch = plan.batch(step), batches[step]
-        due = define(drawn, planned, {}, names)
-        real = due["inputs_segment_ids"] > 0
-        for name, values in due.items():
-            if name.startswith(("patch", "image")) and name != "patch":
-                np.testing.assert_array_equal(batch[name], values, name)
-            else:
-                np.testing.assert_array_equal(batch[name][real], values[real], name)
-        assert (batch["patch"][~real] == -1).all()
+        require_defined(batches[step], define_batch(fields, plan.batch(step)))
     # A run that ends at any step goes on with the same batches, on two hosts, on one, on two.
     for hosts in (2, 1, 2):
         step = int(drawn.rng.integers(len(batches)))
