@@ -14,28 +14,25 @@ from pipeline.corpus import INPUTS
 from pipeline.corpus.parts import read_part
 from tests.corpus.files import flip
 from tests.corpus.kinds import FEATURES, draw_columns, require_read
+from tests.loading.definition import define_fields
 
 SIZES = [3, 0, 7, 1, 2, 9, 5, 12, 4, 1, 8, 6, 2, 11, 3, 10]
 SMALL = {"TOKENS_PER_PART": 30}
 
 
-def example_of(columns, at):
-    """The fields of an example of causal text, from the columns as they were given."""
-    tokens = columns["tokens"][at]
-    found = {"inputs": tokens[:-1], "targets": tokens[1:]}
-    if "weights" in columns:
-        found["loss_weights"] = np.float32(columns["weights"][at][1:])
-    for name, feature in FEATURES.items():
-        if name in columns and feature.of != "example":
-            dtype = {"logprob": np.float32, "seen": bool}.get(name, feature.dtype)
-            values = np.asarray(columns[name][at], dtype)
-            found[name] = values[1:] if feature.of == "targets" else values[:-1]
-    return found
-
-
 def assert_reads(corpus, columns, numbers=None):
     """Pieces of any size, in any order and with any reach are those of the columns."""
     numbers = np.arange(len(columns["tokens"])) if numbers is None else numbers
+    features = {name: each for name, each in corpus.features.items() if each.of != "example"}
+    fields = define_fields(columns, features)
+    wholes = [
+        {
+            name: np.asarray(field.values[number], field.dtype)[: len(tokens) - 1]
+            for name, field in fields.items()
+            if name != "loss_weights" or "weights" in columns
+        }
+        for number, tokens in enumerate(columns["tokens"])
+    ]
     rng = np.random.default_rng(1)
     for _ in range(8):
         at = rng.integers(0, len(numbers), 12)
@@ -43,7 +40,7 @@ def assert_reads(corpus, columns, numbers=None):
         start = (rng.random(12) * (length + 1)).astype(int)
         size = ((length - start + 1) * rng.random(12)).astype(int)
         reach = size + (size > 0) * rng.integers(0, 3, 12)
-        require_read(corpus, at, start, size, reach, [example_of(columns, n) for n in numbers[at]])
+        require_read(corpus, at, start, size, reach, [wholes[n] for n in numbers[at]])
     some = rng.integers(0, len(numbers), 20)
     for name, values in corpus.read_examples(some).items():
         due = np.asarray([columns[name][numbers[at]] for at in some], values.dtype)

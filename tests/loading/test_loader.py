@@ -1,6 +1,5 @@
 import contextlib
 import copy
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -21,9 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.errors import UserError
-from pipeline.loading.collate import collate_side
 from pipeline.loading.loader import Loader
-from pipeline.loading.sharding import field_specs, slice_of_process
+from pipeline.loading.sharding import field_specs
 from pipeline.loading.state import StateKey
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import Compiled
@@ -72,16 +70,6 @@ def test_every_field_is_right_position_by_position(
     for step in range(len(batches)):
         assert list(batches[step]) == order
         require_defined(batches[step], define_batch(fields, plan.batch(step), align, positions))
-
-
-@pytest.mark.parametrize("align", [1, 16])
-def test_columns_may_be_divided_within_a_segment_and_within_padding(align, corpus):
-    planned, (reader,) = Plan(corpus, [Bucket(4, 64)], align=align).batch(0), corpus.sides
-    block = slice_of_process(planned.bucket.shape, 0, 1)
-    whole = collate_side(reader, planned, 0, block)
-    for edges in ((0, 7), (7, 40), (40, 41), (41, 64)):
-        part = collate_side(reader, planned, 0, dataclasses.replace(block, columns=edges))
-        require_same(part, {name: values[:, slice(*edges)] for name, values in whole.items()})
 
 
 def divided(*spec, order=None, **axes):
@@ -211,14 +199,6 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
             for batch, expected in zip(fresh, seen[at:], strict=True):
                 require_same(batch, expected)
             assert fresh.get_state() == states[-1]
-
-
-def test_a_host_has_a_run_of_rows_of_the_global_batch(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    whole, mine = Batches(corpus, plan), Batches(corpus, plan, process_index=1, process_count=2)
-    rows = plan.batch(0).bucket.rows // 2
-    expected = {name: values[rows : 2 * rows] for name, values in dict(whole[0]).items()}
-    require_same(mine[0], expected)
 
 
 def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
