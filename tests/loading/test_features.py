@@ -5,171 +5,49 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Examples, Feature, Masked, Plan
+from pipeline import Batches, Bucket, Corpora, Examples, Masked, Plan
 from pipeline.corpus import INPUTS
-from pipeline.corpus.tasks import CAUSAL, TARGETS
+from pipeline.corpus.tasks import CAUSAL
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from pipeline.steps import microbatches
 from tests.loading.definition import (
-    define_batch,
-    define_fields,
-    define_numbers,
-    join,
-    require_defined,
     require_same,
 )
+from tests.loading.drawn import FEATURES, Drawn
 from tests.meshes import OneProcess, mesh_of
 
-FEATURES = {
-    "seen": Feature("inputs", dtype=bool, fill=True),
-    "experts": Feature("inputs", dtype="int8", shape=(2, 3), fill=-3),
-    "logprob": Feature("targets", dtype="float32", fill=0.5),
-    "halves": Feature("targets", dtype="bfloat16", shape=2, fill=7),
-    "reward": Feature("example", dtype="float32", fill=-1),
-    "group": Feature("example", dtype="uint32", shape=(2,), fill=9),
-}
 
-
-def columns_of(sizes, seed=0, task=CAUSAL, leave_out=()):
-    """Tokens of examples of these sizes, and random values for each of their features."""
-    rng = np.random.default_rng(seed)
-    columns = {"tokens": [rng.integers(1, 90, size) for size in sizes]}
-    for name, feature in FEATURES.items():
-        if name not in leave_out and (feature.of != "targets" or task.has_targets):
-            low = 0 if feature.dtype.kind in "bu" else -90
-            shapes = [feature.shape if feature.per_example else (n, *feature.shape) for n in sizes]
-            columns[name] = [rng.integers(low, 90, shape).astype(feature.dtype) for shape in shapes]
-    return columns
-
-
-def examples_of(columns, task=CAUSAL):
-    features = {name: FEATURES[name] for name in columns if name != "tokens"}
-    return Examples(columns, features=features, vocab_size=90, task=task)
-
-
-def corpus_of(kind, sizes):
-    """A corpus, and the columns that all its examples have; of a masked one without its tokens."""
-    task = INPUTS if kind == "masked" else CAUSAL
-    columns = columns_of(sizes, task=task)
-    corpus = examples_of(columns, task)
-    if kind == "masked":
-        del columns["tokens"]
-        return Masked(corpus, mask_id=90), columns
-    if kind == "split":
-        corpus = corpus.split(0.5)[1]
-        columns = {name: [all_[n] for n in corpus.numbers] for name, all_ in columns.items()}
-    if kind == "corpora":
-        lacking = ("seen", "experts", "reward", "halves")
-        more = columns_of(sizes, 1, leave_out=lacking)
-        corpus = Corpora({"first": corpus, "second": examples_of(more)})
-        more |= {
-            name: [np.full_like(each, FEATURES[name].fill) for each in columns[name]]
-            for name in lacking
-        }
-        columns = {name: [*columns[name], *more[name]] for name in columns}
-    return corpus, columns
-
-
-@st.composite
-def cases(draw):
-    kind = draw(st.sampled_from(["plain", "masked", "split", "corpora"]))
-    sizes = draw(st.lists(st.integers(0, 30), min_size=20, max_size=30))
-    sizes[:10] = [5] * 10  # so that something is held out, and in rows of several
-    options = {
-        "packing": draw(st.sampled_from(["best_fit", "none"])),
-        "overflow": draw(st.sampled_from(["split", "truncate", "drop"])),
-        "max_segments": draw(st.sampled_from([None, 2, 8])),
-        "seed": draw(st.integers(0, 9)),
-    }
-    if kind == "corpora" and draw(st.booleans()):
-        options["weights"] = {"first": 1, "second": 2}
-    every = st.permutations([*FEATURES, "example_id"])
-    names = draw(st.none() | st.tuples(every, st.integers(0, 7)).map(lambda x: x[0][: x[1]]))
-    buckets = draw(st.sampled_from([[(4, 24)], [(4, 8), (2, 16)], [(6, 6)]]))
-    return kind, sizes, [Bucket(*each) for each in buckets], options, names
-
-
-@given(cases(), st.sampled_from(["continue", "restart"]))
-@settings(max_examples=40)
-def test_every_segment_has_the_features_of_its_example(case, positions):
-    kind, sizes, buckets, options, names = case
-    corpus, columns = corpus_of(kind, sizes)
-    plan = Plan(corpus, buckets, **options)
-    task = "inputs" if kind == "masked" else "causal"
-    fields = define_fields(columns, corpus.features, task)
-    fields |= define_numbers(corpus.numbers if kind == "split" else range(len(corpus)))
-    if names is not None:
-        names = [name for name in names if name in fields]
-    chosen = [*corpus.features] if names is None else names
-    left_out = {*corpus.features, "example_id"}.difference(chosen)
-    fields = {name: field for name, field in fields.items() if name not in left_out}
-
-    def make(names=names, **part):
-        return Batches(corpus, plan, positions=positions, features=names, **part).repeat()
-
-    def defined(planned):
-        room = options["max_segments"] or plan.most_segments()[planned.bucket]
-        return define_batch(fields, planned, positions=positions, example=room)
-
-    plain, every = make(()), make()
-    assert list(every.features) == chosen
-    assert str(every) == str(plain)
-    halves = [make(process_index=at, process_count=2) for at in (0, 1)]
-    for step in range(0, plan.first_step(2), 3):
-        assert list(every[step]) == [*plain[step], *chosen]
-        require_defined(every[step], {**plain[step], **defined(plan.batch(step))})
-        require_same(join([half[step] for half in halves]), every[step])
-    for bucket in buckets:
-        nothing = defined(pipeline.PlannedBatch(bucket, np.zeros((0, 4), np.int64)))
-        require_defined(every.empty(bucket), {**plain.empty(bucket), **nothing})
-
-
-# ---- pairs
+def draw(sizes, task=CAUSAL):
+    """Examples of these sizes with all features."""
+    drawn = Drawn(np.random.default_rng(0), task, tokens=sizes)
+    drawn.add_features()
+    return drawn
 
 
 PAIR = Bucket(4, (20, 28))
 
 
-def test_pairs_have_features_of_both_sides_and_of_each_example_once(tmp_path):
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 12, (2, 40))
-    inputs = columns_of(sizes[0], 0, INPUTS, leave_out=["reward", "group"])
-    targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen", "logprob"])
-    features = {name: each for name, each in FEATURES.items() if name in inputs | targets}
-    both = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
-    fields = define_numbers(range(40))
-    for columns, task in ((inputs, "inputs"), (targets, "targets")):
-        own = {name: feature for name, feature in features.items() if name in columns}
-        fields |= define_fields(columns, own, task)
-    plan = Plan(both, [PAIR])
-    batches = Batches(both, plan, features=["example_id", *features])
-    room = plan.most_segments()[PAIR]
-    for step in range(len(batches)):
-        expected = define_batch(fields, plan.batch(step), example=room)
-        require_defined(batches[step], expected)
-
-
 def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
-    columns = columns_of([40] * 20, task=INPUTS)
-    spans = pipeline.SpanCorruption(examples_of(columns, INPUTS), max_length=15, end_id=2)
+    drawn = draw([40] * 20, INPUTS)
+    spans = pipeline.SpanCorruption(drawn.examples(vocab_size=90), max_length=15, end_id=2)
     assert {*spans.features} == {"reward", "group"}
     plan = Plan(spans, [PAIR])
     batches = Batches(spans, plan, features=["reward", "example_id"])
     for step in range(len(batches)):
         number, reward = batches[step]["example_id"], batches[step]["reward"]
         assert (number >= 0).sum() == len(plan.batch(step).segments)
-        whole = np.where(number < 0, 0, np.array(columns["reward"])[spans.examples_of(number)])
+        whole = np.where(
+            number < 0, 0, np.array(drawn.columns["reward"])[spans.examples_of(number)]
+        )
         np.testing.assert_array_equal(reward, whole)
 
 
 def test_numbers_of_examples_are_those_before_a_split():
     """Also of corpora that are joined before or after, and of pieces in views."""
-    one, other = (examples_of(columns_of([5] * size, task=INPUTS), INPUTS) for size in (30, 50))
+    one, other = (draw([5] * size, INPUTS).examples(vocab_size=90) for size in (30, 50))
     both = Corpora({"one": one, "other": other})
     joined = {number for part in both.split(0.5) for number in numbers_in(part)}
     assert joined == {*range(80)}
@@ -193,7 +71,7 @@ def numbers_in(corpus):
 @pytest.fixture(scope="module")
 def corpus():
     sizes = np.random.default_rng(3).integers(0, 30, 60)
-    return examples_of(columns_of(sizes))
+    return draw(sizes).examples()
 
 
 # A row has as many columns of segments as positions, so no shape tells them apart.

@@ -1,14 +1,11 @@
-"""Examples of several sides: their batches are those of the definition, value by value."""
+"""Examples of several sides: devices, files, views, masks, scores and what is refused."""
 
 import functools
-import itertools
 import pickle
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pipeline
 from pipeline import (
@@ -24,189 +21,28 @@ from pipeline import (
     score,
     unpack,
 )
-from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
+from pipeline.corpus import CAUSAL, open_corpus
 from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
 from tests.loading.definition import (
-    define_batch,
-    define_fields,
-    join,
-    require_defined,
     require_same,
 )
+from tests.loading.drawn import Drawn
 from tests.meshes import mesh_of
-
-TASKS = {"causal": CAUSAL, "inputs": INPUTS, "targets": TARGETS}
-ARRAYS = "frames", "patches", "images"
-SHAPES = {"uint8": (3,), "float32": (), "int32": (2, 2), "bool": (1,)}
-
-
-# ---- examples of any sides, drawn from a seed
-
-
-class Drawn:
-    """Examples with tokens or without, some sides of arrays, and pointers between all of them."""
-
-    def __init__(self, seed, task, arrays, examples=14, most=9):
-        rng = self.rng = np.random.default_rng(seed)
-        self.task, self.tokens = TASKS.get(task), {"inputs": "inputs", "causal": "inputs"}
-        self.tokens = None if self.task is None else self.task.side
-        self.names = [*([self.tokens] if self.tokens else []), *arrays]
-        self.columns, self.features = {}, {}
-        self.counts = {name: rng.integers(0, most, examples) for name in self.names}
-        #: Positions of each side of each example.
-        self.sizes = dict(self.counts)
-        if self.tokens:
-            ahead = self.task.lookahead
-            self.columns["tokens"] = [rng.integers(1, 99, n) for n in self.counts[self.tokens]]
-            self.sizes[self.tokens] = np.maximum(self.counts[self.tokens] - ahead, 0)
-        for number, side in enumerate(arrays):
-            dtype = [*SHAPES][(seed + number) % len(SHAPES)]
-            self.add(side, Feature(side, dtype=dtype, shape=SHAPES[dtype]))
-        for side, to in itertools.product(self.names, self.names):
-            if rng.random() < 0.5:
-                self.add(f"{side}_to_{to}", Feature(side, to=to, shape=() if side == to else (2,)))
-        self.learns = self.tokens if self.task not in (None, INPUTS) else None
-
-    def add(self, name, feature):
-        """A feature with random values, or with pointers to positions and to nothing."""
-        sizes = self.counts[feature.of]
-        self.features[name] = feature
-        if feature.to is None:
-            draws = [
-                self.rng.integers(0, 2, (n, *feature.shape)).astype(feature.dtype) for n in sizes
-            ]
-        else:
-            room = self.sizes[feature.to]
-            draws = [
-                self.rng.integers(-1, most, (n, *feature.shape))
-                for n, most in zip(sizes, room, strict=True)
-            ]
-        self.columns[name] = draws
-
-    def options(self):
-        """The arguments of `Examples` and `from_arrays`."""
-        return {"features": self.features, **({"task": self.task} if self.task else {})}
-
-    @property
-    def fields(self):
-        """What each example has in each field of a batch."""
-        return define_fields(self.columns, self.features, self.task and self.task.name)
-
-
-sides = st.tuples(
-    st.integers(0, 10**6),
-    st.sampled_from([*TASKS, None]),
-    st.lists(st.sampled_from(ARRAYS), min_size=1, max_size=3, unique=True),
-)
-
-
-def buckets_of(drawn, seed):
-    """One bucket or two that four hosts can share; the capacities of some rows are small."""
-    longest = {name: -(-max(int(n.max()), 1) // 2) * 2 for name, n in drawn.sizes.items()}
-    large = {name: n + 2 * ((seed >> k) % 4) for k, (name, n) in enumerate(longest.items())}
-    if seed % 3 == 0:
-        return [Bucket(4, large)]
-    small = {name: max(2, n // 4 * 2) for name, n in large.items()}
-    return [Bucket(4, small), Bucket(4, large)] if small != large else [Bucket(4, large)]
-
-
-@given(sides, st.sampled_from([1, 4]), st.booleans())
-@settings(max_examples=30)
-def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, tiers, excludes):
-    seed, task, arrays = about
-    drawn = Drawn(seed, task, arrays)
-    if not any(n.any() for n in drawn.sizes.values()):
-        return
-    if drawn.learns and not drawn.sizes[drawn.learns].any():
-        return
-    corpus = Examples(drawn.columns, **drawn.options())
-    align = {drawn.names[seed % len(drawn.names)]: 2}
-    exclude = [3, 5] if excludes else []
-    buckets = buckets_of(drawn, seed)
-    try:
-        plan = Plan(corpus, buckets, align=align, tiers=tiers, exclude=exclude, overflow="error")
-    except ValueError as error:  # all may be left out
-        assert "none of the examples has a position" in str(error)  # noqa: PT017
-        return
-    if seed % 3 == 0 and (changes := plan.next_block(1)) <= plan.num_batches():
-        plan = plan.after(changes, buckets=buckets[-1:])
-    batches, seen = Batches(corpus, plan).repeat(2), []
-    parts = [Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)]
-    halves = [Batches(corpus, plan, process_index=p, process_count=2) for p in range(2)]
-    iterator = iter(batches.to_iter_dataset())
-    for step in drawn.rng.permutation(len(batches)).tolist():
-        planned, batch = plan.batch(step), batches[step]
-        require_defined(batch, define_batch(drawn.fields, planned, align))
-        require_same(join([part[step] for part in parts]), batch)
-        if step < len(halves[0]):
-            require_same(join([part[step] for part in halves]), batch)
-        iterator.set_state(batches.origin.state(step))
-        require_same(next(iterator), batch)
-        seen += [(planned.epoch, example) for example in planned.segments[:, 1].tolist()]
-    sizes = np.stack([drawn.sizes[name] for name in drawn.names], axis=1)
-    if drawn.learns:
-        sizes[drawn.sizes[drawn.learns] == 0] = 0
-    due = [n for n in np.flatnonzero(sizes.any(axis=1)).tolist() if n not in exclude]
-    assert sorted(seen) == [(epoch, number) for epoch in (0, 1) for number in due]
-
-
-@given(st.integers(0, 10**6), st.booleans())
-@settings(max_examples=15)
-def test_text_alone_is_mixed_with_sides(seed, weighted):
-    drawn = Drawn(seed, "causal", ["patches", "images"])
-    texts = [np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)]
-    drawn.add("patch", Feature("inputs", to="patches"))
-    corpora = {"text": Examples(texts), "pictures": Examples(drawn.columns, **drawn.options())}
-    # Text has no patches and no images, and points to nothing.
-    no_pictures = {
-        name: [np.full((len(ids) * (feature.of == "inputs"), *feature.shape), -1) for ids in texts]
-        for name, feature in drawn.features.items()
-    }
-    columns = {"text": {"tokens": texts, **no_pictures}, "pictures": drawn.columns}
-    if seed % 2:
-        corpora = dict(reversed(corpora.items()))
-    every = {
-        name: [*itertools.chain(*(columns[each][name] for each in corpora))]
-        for name in drawn.columns
-    }
-    fields = define_fields(every, drawn.features)
-    mixture = Corpora(corpora)
-    buckets = [Bucket(4, dict.fromkeys(mixture.side_names, 16))]
-    options = {"weights": {"text": 1, "pictures": 2}} if weighted else {}
-    options |= {"tiers": 1 + seed % 3, "exclude": [1, len(mixture) - 2] if seed % 5 else []}
-    plan = Plan(mixture, buckets, seed=seed, **options)
-    batches = Batches(mixture, pickle.loads(pickle.dumps(plan)))
-    for step in range(len(batches)):
-        require_defined(batches[step], define_batch(fields, plan.batch(step)))
-    # A run that ends at any step goes on with the same batches, on two hosts, on one, on two.
-    for hosts in (2, 1, 2):
-        step = int(drawn.rng.integers(len(batches)))
-        parts = [
-            iter(Batches(mixture, plan, process_index=p, process_count=hosts).to_iter_dataset())
-            for p in range(hosts)
-        ]
-        for part in parts:
-            part.set_state(batches.origin.state(step))
-        for at in range(step, len(batches)):
-            require_same(join([next(part) for part in parts]), batches[at])
-
 
 # ---- columns over devices, and what else batches are given to
 
 
-def draw_pictures(seed=0, examples=40):
-    drawn = Drawn(seed, "causal", ["patches", "images"], examples, most=8)
+def draw_pictures():
+    drawn = Drawn(np.random.default_rng(0), CAUSAL, ["patches", "images"], 40, most=8)
+    drawn.add_pointers()
     for name, feature in {
         "patch": Feature("inputs", to="patches"),
         "patch_image": Feature("patches", to="images"),
         "label": Feature("example", dtype="float32"),
     }.items():
-        if name != "label":
-            drawn.add(name, feature)
-        else:
-            drawn.features[name] = feature
-            drawn.columns[name] = [float(n) for n in range(examples)]
+        drawn.add(name, feature)
+    drawn.columns["label"] = [float(n) for n in range(40)]
     return drawn
 
 
@@ -216,7 +52,7 @@ PICTURES = Bucket(8, {"inputs": 16, "patches": 24, "images": 8})
 @pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
 def test_pointers_follow_the_columns_of_the_side_that_they_point_to(order):
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
     plan = Plan(corpus, [PICTURES])
     mesh = mesh_of(data=2, context=2)
     features = [name for name in drawn.features if name != "label"]
@@ -261,13 +97,13 @@ def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
 
 def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
     drawn = draw_pictures()
-    examples = Examples(drawn.columns, **drawn.options())
-    made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options())
+    examples = drawn.examples()
+    made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options)
     opened = open_corpus(tmp_path / "made")
     again = Corpus.from_arrays(
         {name: (each for each in column) for name, column in drawn.columns.items()},
         tmp_path / "made",
-        **drawn.options(),
+        **drawn.options,
     )
     cached = open_corpus(tmp_path / "made", cache=tmp_path / "cache", cache_bytes=300_000)
     plan = Plan(opened, [PICTURES], max_segments=9)
@@ -285,13 +121,13 @@ def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
         Corpus.from_arrays(
             {name: column[:-1] for name, column in drawn.columns.items()},
             tmp_path / "made",
-            **drawn.options(),
+            **drawn.options,
         )
 
 
 def test_views_of_sides_have_each_example_once(tmp_path):
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
     shares = corpus.split(0.3)
     numbers = np.concatenate([each.numbers for each in shares])
     assert sorted(numbers.tolist()) == list(range(len(corpus)))
@@ -305,7 +141,7 @@ def test_views_of_sides_have_each_example_once(tmp_path):
 
 def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
     (plan, batch) = next(
         iter(Batches(corpus, Plan(corpus, [PICTURES]), features=["patch_image"]).with_plans())
     )
@@ -333,7 +169,7 @@ def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
 
 def test_results_of_any_side_are_those_of_its_examples(tmp_path):
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
 
     def step(batch):
         return {
@@ -353,21 +189,15 @@ def test_results_of_any_side_are_those_of_its_examples(tmp_path):
     some = corpus.split(0.5)[0]
     kept = np.flatnonzero(some.lengths.any(axis=1))
     packed = pack(
-        take(drawn, some.numbers[kept]),
+        drawn.examples(some.numbers[kept]),
         [PICTURES],
         max_segments=16,
         cost={"inputs": 1, "patches": 1, "images": 0},
     )
     results = [(planned, step(batch)["sum"]) for planned, batch in packed]
-    found = unpack(results, take(drawn, some.numbers[kept]), per="patches")
+    found = unpack(results, drawn.examples(some.numbers[kept]), per="patches")
     for mine, number in zip(found, some.numbers[kept], strict=True):
         np.testing.assert_array_equal(mine, due[number])
-
-
-def take(drawn, numbers):
-    """Some of the examples."""
-    columns = {name: [column[int(n)] for n in numbers] for name, column in drawn.columns.items()}
-    return Examples(columns, **drawn.options())
 
 
 def test_arrays_alone_have_a_loss_if_one_is_named():
