@@ -243,15 +243,6 @@ def test_a_view_is_made_again_from_its_description(tmp_path):
     require_same(again[0], middle[0])
 
 
-@pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
-def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
-    view = make(kind, tmp_path / "corpus").split(0.3)[1]
-    plan = plan_of(view)
-    write_history(tmp_path, view, plan)
-    corpus, again = read_history(epath.Path(tmp_path))
-    assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
-
-
 def test_a_run_on_splits_of_text_and_of_sides_is_planned_again(tmp_path):
     text = Corpus.from_arrays([[1, 2, 3]] * 30, tmp_path / "text")
     columns = {"tokens": [[1, 2]] * 20, "pixel": [[7, 8, 9]] * 20}

@@ -125,20 +125,6 @@ def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
         )
 
 
-def test_views_of_sides_have_each_example_once(tmp_path):
-    drawn = draw_pictures()
-    corpus = drawn.examples()
-    shares = corpus.split(0.3)
-    numbers = np.concatenate([each.numbers for each in shares])
-    assert sorted(numbers.tolist()) == list(range(len(corpus)))
-    for share in shares:
-        for place in np.flatnonzero(share.lengths.any(axis=1)).tolist():
-            require_same(share[place], corpus[int(share.numbers[place])])
-    joined = Corpora({"train": shares[0], "rest": shares[1]})
-    for place in np.flatnonzero(joined.lengths.any(axis=1)).tolist():
-        require_same(joined[place], corpus[int(numbers[place])])
-
-
 def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
     drawn = draw_pictures()
     corpus = drawn.examples()
