@@ -121,10 +121,10 @@ def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries)
 def test_verify_reads_all_parts_of_pairs_and_of_groups(kind, tmp_path):
     corpus = make(kind, tmp_path / kind, SIZES[:9])
     for path in [*tmp_path.rglob("part-*.arrow")]:
-        flip(path, path.stat().st_size // 2)
+        flip(path)
         with pytest.raises(ValueError, match=f"damaged at {path}: "):
             corpus.verify()
-        flip(path, path.stat().st_size // 2)
+        flip(path)
     corpus.verify()
 
 

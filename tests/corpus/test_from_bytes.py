@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -94,6 +94,7 @@ def plan_of(corpus):
     return Plan(corpus, [Bucket(2, {"inputs": 24, "patches": 48, "images": 9})], overflow="drop")
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32))
 def test_batches_are_those_of_stored_arrays(seed):
     columns = draw(seed)

@@ -61,7 +61,10 @@ def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corp
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "fill", "optimal"])
-def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(corpus, options, packing):
+def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
+    corpus, options, packing, monkeypatch
+):
+    monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1, 3))
     options = options.replace(packing=packing)
     own = options.plan(corpus)
     ours = compare_plans(corpus.lengths, options, own, lambda text: None)
