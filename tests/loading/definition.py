@@ -1,12 +1,14 @@
 """What a batch is: every field, segment after segment; and batches compared.
 
-Nothing here comes from the package, and nothing is done for many segments at once.
+Nothing is computed by the package, and nothing is done for many segments at once.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from pipeline import Bucket, PlannedBatch
 
 # The side of the tokens of each task, and how much later each field reads them.
 TASKS = {
@@ -103,6 +105,13 @@ def define_batch(fields, planned, align=1, positions="continue", **columns):
                 values[values > field.empty] += places[field.to][0]
             batch[name][row, begin : begin + size] = values
     return batch
+
+
+def define_row(fields, sizes, length):
+    """A batch of one row with all examples, which have these sizes."""
+    segments = [(0, number, 0, size) for number, size in enumerate(sizes)]
+    row = PlannedBatch(Bucket(1, length), np.reshape(segments, (-1, 4)).astype(int))
+    return define_batch(fields, row)
 
 
 def require_defined(batch, expected):

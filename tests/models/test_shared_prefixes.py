@@ -18,8 +18,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.splash import splash_until
 from models.visibility import causal_until
-from pipeline import Bucket, PlannedBatch
-from tests.loading.definition import define_batch, define_group, define_groups
+from tests.loading.definition import define_group, define_groups, define_row
 
 CONFIG = {"vocab_size": 50, "num_layers": 2, "width": 32, "num_heads": 4, "num_kv_heads": 2}
 CONFIG |= {"mlp_width": 48}
@@ -58,9 +57,7 @@ def paths(tree):
 def row_of(trees):
     """A batch of one row, and the name of the node of each column: (tree, branch, …)."""
     columns = [define_group(tree) for tree in trees]
-    segments = [(0, number, 0, len(each)) for number, each in enumerate(columns)]
-    planned = PlannedBatch(Bucket(1, LENGTH), np.reshape(segments, (-1, 4)).astype(int))
-    batch = define_batch(define_groups({"tokens": trees}), planned)
+    batch = define_row(define_groups({"tokens": trees}), map(len, columns), LENGTH)
     del batch["inputs_branch_ids"]
     names = [(number, *name) for number, each in enumerate(columns, 1) for *_, name in each]
     return batch, names
