@@ -20,7 +20,7 @@ class Account:
     Attributes:
         acknowledged: by corpus, the number of examples that its writer was told are sealed.
         finished: the corpora whose writers were told that they are finished.
-        sealed: by corpus and part, the digest of what is in it.
+        sealed: by corpus and part, its digest and one past its last example.
         steps: by reader, how many batches there are, once one saw the end.
         counts: figures of what happened.
     """
@@ -29,7 +29,7 @@ class Account:
         self._scheduler = scheduler
         self.acknowledged: dict[str, int] = collections.defaultdict(int)
         self.finished: set[str] = set()
-        self.sealed: dict[tuple[str, int], str] = {}
+        self.sealed: dict[tuple[str, int], tuple[str, int]] = {}
         self.steps: dict[str, int] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self._rows: dict[tuple[str, int], dict[int, tuple[str, np.ndarray]]] = {}
@@ -59,10 +59,17 @@ class Account:
         self.acknowledged[corpus] = max(examples, self.acknowledged[corpus])
         self.counts["seals"] += 1
 
-    def see_part(self, corpus: str, number: int, digest: str) -> None:
+    def see_part(self, corpus: str, entry: Any) -> None:
         """A reader sees a sealed part."""
-        there = self.sealed.setdefault((corpus, number), digest)
-        self.require(there == digest, f"{corpus}: part {number} changed after it was sealed")
+        seen = entry.digest, entry.first + entry.examples
+        there = self.sealed.setdefault((corpus, entry.number), seen)
+        self.require(there == seen, f"{corpus}: part {entry.number} changed after it was sealed")
+
+    def lose_power(self) -> None:
+        """What readers saw and no writer was told to be sealed may be lost."""
+        for (corpus, number), (_, end) in [*self.sealed.items()]:
+            if end > self.acknowledged.get(corpus, end):
+                del self.sealed[corpus, number]
 
     # ---- locks
 

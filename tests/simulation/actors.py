@@ -255,7 +255,7 @@ class Run:
         corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
         for name, corpus in corpora.items():
             for entry in corpus.log.entries(corpus.log.first()):
-                self._account.see_part(name, entry.number, entry.digest)
+                self._account.see_part(name, entry)
             corpora[name] = self._split(name, corpus)
         if self._whole is not None:
             self._history.scheduler.wait(lambda: "c" in self._account.finished)
@@ -296,12 +296,10 @@ class Run:
                 planned, batch = batches[step]
             except Ended:
                 break
-            shapes = [
-                each["buckets"] for n, each in self._stages if n <= step and "buckets" in each
-            ]
-            self._account.require(
-                planned.bucket in shapes[-1], f"{self.name}: step {step} has {planned.bucket}"
-            )
+            begun = [each for start, each in self._stages if start <= step]
+            shapes = [each["buckets"] for each in begun if "buckets" in each][-1]
+            what = f"{self.name}: step {step} has {planned.bucket}"
+            self._account.require(planned.bucket in shapes, what)
             first = host * planned.bucket.rows // hosts
             step += 1
             state = json.loads(json.dumps(batches.origin.state(step)))
