@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
+from pipeline.corpus import log
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.groups import add_parents
@@ -342,6 +343,7 @@ def shrink() -> None:
     """Makes parts and chapters small, in all processes."""
     ragged.TOKENS_PER_PART, source.LEAST, source.BLOCK = 60, 200, 30
     growing.CHAPTER, growing.LEAST_WINDOW = 3, 8
+    log.LOOK, log.SELDOM = 0.05, 20.0
     if not JOBS:
         prepare_references()
 
@@ -674,8 +676,9 @@ class FinishedRun(Run):
         super().check()
         self.add()
         corpus = Corpus.open(self._stream.place, features=["number"])
-        found = [int(corpus[number]["number"]) for number in range(len(corpus))]
-        self._account.require(found == [*range(len(corpus))], f"the feature is {found}")
+        every = np.arange(len(corpus))
+        found = corpus.read_examples(every, ["number"])["number"].ravel()
+        self._account.require(np.array_equal(found, every), f"the feature is {found}")
 
 
 NUMBER = Feature("example", dtype=np.int32)
