@@ -192,14 +192,24 @@ class Run:
     Args:
         history: in which it happens.
         name: of the reader.
-        streams: the corpora that grow, one or two.
+        streams: the corpora, one or two.
         whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
+        follows: whether it begins before the streams are finished.
     """
 
-    def __init__(self, history: History, name: str, streams: Sequence[Any], whole: str | None):
+    def __init__(
+        self,
+        history: History,
+        name: str,
+        streams: Sequence[Any],
+        whole: str | None,
+        follows: bool = True,
+    ):
         chance = self._random = history.random
         self._history, self.name, self._streams, self._whole = history, name, streams, whole
-        self._account = history.account
+        self._account, self._follows = history.account, follows
+        self._cache = f"{history.world.folder}/w/cache"
+        self._limit: int | None = None  # of bytes in it
         mixed = len(streams) > 1 or whole is not None
         self._shapes = BUCKETS[: 2 if mixed else 3]
         self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
@@ -252,16 +262,29 @@ class Run:
         return self._saved[0][max(common)] if common else None
 
     def open(self) -> dict[str, Any]:
-        """The corpora, once something of each is sealed."""
-        corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
-        for name, corpus in corpora.items():
-            for entry in corpus.log.entries(corpus.log.first()):
-                self._account.see_part(name, entry)
-            corpora[name] = self._split(name, corpus)
+        """The corpora, once something of each is sealed, or all of it."""
+        corpora: dict[str, Any] = {}
+        for each in self._streams:
+            if self._follows:
+                corpus: Any = open_growing(each.place)
+                for entry in corpus.log.entries(corpus.log.first()):
+                    self._account.see_part(each.name, entry)
+            else:
+                corpus = self._open_whole(each.name, each.place)
+            corpora[each.name] = self._split(each.name, corpus)
         if self._whole is not None:
-            self._history.scheduler.wait(lambda: "c" in self._account.finished)
-            corpora["c"] = Corpus.open(self._whole)
+            corpora["c"] = self._open_whole("c", self._whole)
         return corpora
+
+    def _open_whole(self, name: str, place: Any) -> Corpus:
+        """A corpus, once it is finished; in a bucket, through a small cache."""
+        self._history.scheduler.wait(lambda: name in self._account.finished)
+        if not self._history.in_bucket:
+            return Corpus.open(place)
+        objects = self._history.world.storage.objects.items()
+        sizes = [len(each[0]) for (_, key), each in objects if key.startswith(f"{name}/part-")]
+        self._limit = 2 * max(sizes) + 100
+        return Corpus.open(place, cache=self._cache, cache_bytes=self._limit)
 
     def _split(self, name: str, corpus: Any) -> Any:
         """The corpus without the examples that are held out, which stay so as it grows."""
@@ -305,7 +328,7 @@ class Run:
             step += 1
             state = json.loads(json.dumps(batches.origin.state(step)))
             self._account.see(self.name, step - 1, planned, first, batch, state)
-            really(self.see_cache)
+            really(self._see_cache)
             if live and step % self._save == 0:
                 self._history.scheduler.point("save", f"{step}")
                 self._saved[host][step] = state
@@ -315,8 +338,12 @@ class Run:
                 self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
         self._account.end(self.name, step)
 
-    def see_cache(self) -> None:
-        """Looks at what is in a cache, if there is one."""
+    def _see_cache(self) -> None:
+        """Refuses a cache that is larger than its limit."""
+        if self._limit is not None:
+            paths = [*pathlib.Path(self._cache).rglob("*part-*")]
+            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
+            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
 
     def _hold(self) -> None:
         """Protects the parts that the run needs if it goes on from its last state."""
@@ -632,55 +659,6 @@ def files(history: History, root: str) -> list[Callable[[], Any]]:
     return [one.check, foreign.check]
 
 
-class FinishedRun(Run):
-    """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
-
-    Args:
-        history: in which it happens.
-        name: of the reader.
-        stream: the corpus, which a writer makes first.
-    """
-
-    def __init__(self, history: History, name: str, stream: Stream):
-        super().__init__(history, name, [stream], None)
-        self._stream, self._folder = stream, f"{history.world.folder}/w/cache"
-        self._limit: int | None = None
-
-    def open(self) -> dict[str, Any]:
-        """The corpus, once it is finished."""
-        stream, options = self._stream, dict[str, Any]()
-        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
-        if self._history.in_bucket:
-            objects = self._history.world.storage.objects.items()
-            sizes = [len(each[0]) for (_, key), each in objects if "part-" in key]
-            self._limit = 2 * max(sizes) + 100
-            options = {"cache": self._folder, "cache_bytes": self._limit}
-        return {stream.name: self._split(stream.name, Corpus.open(stream.place, **options))}
-
-    def see_cache(self) -> None:
-        """Refuses a cache that is larger than its limit."""
-        if self._limit is not None:
-            paths = [*pathlib.Path(self._folder).rglob("*part-*")]
-            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
-            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
-
-    def add(self) -> None:
-        """Adds the number of each example as a feature."""
-        stream = self._stream
-        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
-        corpus = Corpus.open(stream.place)
-        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
-
-    def check(self) -> None:
-        """Refuses another feature, also."""
-        super().check()
-        self.add()
-        corpus = Corpus.open(self._stream.place, features=["number"])
-        every = np.arange(len(corpus))
-        found = corpus.read_examples(every, ["number"])["number"].ravel()
-        self._account.require(np.array_equal(found, every), f"the feature is {found}")
-
-
 NUMBER = Feature("example", dtype=np.int32)
 
 
@@ -688,12 +666,26 @@ def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
     """A finished corpus, runs on it and those who add a feature; returns the checks."""
     stream = Stream(history, "a", f"{root}/a", groups=history.random.random() < 0.4)
     stream.start()
-    runs = [FinishedRun(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    numbers = range(history.random.choice([1, 2]))
+    runs = [Run(history, f"run {n}", [stream], None, follows=False) for n in numbers]
     for run in runs:
         run.start()
+
+    def add() -> None:
+        history.scheduler.wait(lambda: stream.name in history.account.finished)
+        corpus = Corpus.open(stream.place)
+        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
+
+    def check() -> None:
+        add()
+        corpus = Corpus.open(stream.place, features=["number"])
+        every = np.arange(len(corpus))
+        found = corpus.read_examples(every, ["number"])["number"].ravel()
+        history.account.require(np.array_equal(found, every), f"the feature is {found}")
+
     for number in range(history.random.choice([0, 1, 2])):
-        history.keep(f"add {number}", runs[0].add)
-    return [stream.check, *(run.check for run in runs)]
+        history.keep(f"add {number}", add)
+    return [stream.check, *(run.check for run in runs), check]
 
 
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
