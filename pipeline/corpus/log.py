@@ -320,7 +320,7 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self._finished() is not None  # before the poll
+            finished = number < self._end[0] or self._finished() is not None  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
             if self._ended and self.first():  # parts were deleted, so there will be no manifest

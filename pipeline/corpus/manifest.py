@@ -127,7 +127,7 @@ class Manifest:
     def read(cls, path: epath.Path) -> "Manifest":
         """The manifest in a file, with the table of parts beside it, if there is one yet."""
         entries, table = read_entries(path, path.read_bytes(), damage), path.parent / PARTS
-        parts = PartTable(())
+        parts = NO_PARTS
         try:
             if (digest := entries.pop("parts")) is not None:
                 content = read_content(table)
@@ -187,6 +187,9 @@ class Manifest:
         features = {name: each.as_json for name, each in self.features.items()}
         entries |= {"features": features, "parts": digest}
         write_entries(path, entries, once=once)
+
+
+NO_PARTS = PartTable(())
 
 
 def is_finished(directory: epath.Path) -> bool:
