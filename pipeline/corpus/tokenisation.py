@@ -241,6 +241,7 @@ class _OfBlock:
 
     def __init__(self, job: Job, block: Block):
         self._job, self._block = job, block
+        self._tokenizer: Any = job.tokenizer  # None: there is no side of tokens
         self.failed: dict[int, Exception] = {}
         self.notes: Notes = {}
 
@@ -354,12 +355,11 @@ class _OfBlock:
         return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
-        tokenizer = cast(Tokenizer, self._job.tokenizer)
         if self._job.fields is None:
-            return templates.encode(items, tokenizer, self._of_spans[side])
+            return templates.encode(items, self._tokenizer, self._of_spans[side])
         texts = [spans[0][0] for (spans,) in items]
         sizes = np.fromiter(map(count_bytes, texts), np.int64, len(texts))
-        return Ragged.of(*tokenizer.encode_batch(texts), text_bytes=sizes)
+        return Ragged.of(*self._tokenizer.encode_batch(texts), text_bytes=sizes)
 
     # ---- checks of the examples
 
@@ -374,7 +374,7 @@ class _OfBlock:
             self._fail(number, InvalidValue(describe(place)))
 
     def _require_ids(self, chunk: Ragged) -> None:
-        flat, tokenizer = chunk.flat, cast(Tokenizer, self._job.tokenizer)
+        flat, tokenizer = chunk.flat, self._tokenizer
         if not len(flat):
             return
         if flat.dtype.kind not in "iu":
@@ -414,7 +414,7 @@ class _OfBlock:
 
     def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
-        tokenizer = cast(Any, self._job.tokenizer)
+        tokenizer = self._tokenizer
         find_unparsed = getattr(tokenizer, "find_unparsed", lambda text: None)
         spell = getattr(tokenizer, "spell", tokenizer.decode)
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
@@ -451,7 +451,7 @@ class _OfBlock:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
         ends = np.cumsum(counts)
         other = weights != 1
-        if cast(Tokenizer, self._job.tokenizer).begin_id is not None:
+        if self._tokenizer.begin_id is not None:
             other[(ends - counts)[counts > 0]] = False
         self._fail_tokens(
             counts,
@@ -481,9 +481,9 @@ class _OfBlock:
             if feature.to is not None and name in known
         }
         for number in range(len(items)) if found or pointers else ():
-            own, values = slice(number * nodes, (number + 1) * nodes), {}
+            own = slice(number * nodes, (number + 1) * nodes)
             counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
-            example = {name: of_records[number] for name, of_records in pointers.items()}
+            example, values = {name: each[number] for name, each in pointers.items()}, {}
             try:
                 if number not in self.failed:
                     values = self._values_of(number, items[number], counts, example, found)
@@ -491,8 +491,7 @@ class _OfBlock:
                 self._fail(number, error)
             for side, features in job.sides.items():
                 for name in features.keys() & found.keys():
-                    zeros = _zeros(features[name], counts.get(side, [0]))
-                    found[name] += zeros if number in self.failed else values[name]
+                    found[name] += values.get(name) or _zeros(features[name], counts.get(side, [0]))
         made = {}
         for side, features in job.sides.items():
             columns = dict(chunks[side].columns) if side in chunks else {}
