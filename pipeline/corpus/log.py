@@ -106,9 +106,14 @@ class Entry:
         return self.part.examples
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of its lengths, tokens, weights and features; not of times or names."""
+        return self.part.sha256
+
+    @property
     def after(self) -> str:
         """A digest of everything up to the end of the part."""
-        return hashlib.sha256(f"{self.before} {self.part.sha256}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.before} {self.digest}".encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

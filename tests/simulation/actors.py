@@ -192,7 +192,7 @@ class Run:
         corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
         for name, corpus in corpora.items():
             for entry in corpus.log.entries(corpus.log.first()):
-                self._account.see_part(name, entry.number, entry.part.sha256)
+                self._account.see_part(name, entry.number, entry.digest)
         parts: Any = {name: corpus.log for name, corpus in corpora.items()}
         if self._whole is not None:
             self._history.scheduler.wait(lambda: "c" in self._account.finished)
