@@ -65,7 +65,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         corpus, options = prepare_config(paths[0], arguments.workdir)
         dataset = from_corpus(corpus, paths[0], options)
     else:
-        dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", None))
+        dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", True))
     if tokens and dataset.corpus is None:
         raise InvalidState(
             f"{arguments.command} needs a finished corpus with its tokens, not {dataset.name}; "

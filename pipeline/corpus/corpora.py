@@ -13,7 +13,7 @@ from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
-from pipeline.planning.growing import first_examples
+from pipeline.planning.growing import APART, first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
@@ -41,7 +41,8 @@ class Corpora(AnyCorpus):
         self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
-        self.first = first_examples(self.members)
+        rooms = [APART if member.grows else len(member) for member in self.members]
+        self.first = first_examples(rooms)
         self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
         first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
@@ -54,7 +55,8 @@ class Corpora(AnyCorpus):
                         "both with the same one, or write both with the same vocab_size="
                     )
         _require_features(self.corpora)
-        self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
+        each_side = zip(*(corpus.sides for corpus in self.members), strict=True)
+        self.sides = tuple(CorporaSide(sides, self.first) for sides in each_side)
         self.side_names, self.loss_side = self.members[0].side_names, self.members[0].loss_side
         self.vocab_size = self.members[0].vocab_size
         self.covers_all = any(member.covers_all for member in self.members)
@@ -104,14 +106,16 @@ class Corpora(AnyCorpus):
         """See `AnyCorpus`."""
         return Corpora({name: each.with_each(change) for name, each in self.corpora.items()})
 
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
-        """The numbers of examples in `Corpora` of the corpora before they were split."""
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
+        """See `AnyCorpus`; in `Corpora` of the corpora before they were split."""
         member = np.searchsorted(self.first, examples, side="right") - 1
-        first, found = first_examples([each.unsplit for each in self.members]), examples.copy()
-        for which in np.unique(member):
-            mine = examples[member == which] - self.first[which]
-            found[member == which] = first[which] + self.members[which].numbers_unsplit(mine)
-        return found
+        found, rooms = examples.copy(), []
+        for which, corpus in enumerate(self.members):
+            mine = member == which
+            found[mine], room = corpus.find_unsplit(examples[mine] - self.first[which])
+            rooms.append(room)
+        first = first_examples(rooms)
+        return found + first[member], int(first[-1])
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
@@ -205,11 +209,13 @@ def _traits(corpus: AnyCorpus, arrays: Sequence[str]) -> dict[str, Any]:
 
 
 class CorporaSide(Readable):
-    """One side of several corpora read as one; `sides` holds the side of each, in order."""
+    """One side of several corpora read as one; `sides` holds the side of each, in order.
 
-    def __init__(self, sides: Sequence[Readable]):
-        self._sides = sides
-        self._first = first_examples(sides)
+    `first` are the numbers of their first examples, then the total.
+    """
+
+    def __init__(self, sides: Sequence[Readable], first: np.ndarray):
+        self._sides, self._first = sides, first
         self.weighted = any(side.weighted for side in sides)
         if any(side.trees is not None for side in sides):
             every = (

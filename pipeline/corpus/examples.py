@@ -30,6 +30,8 @@ class Examples(SingleCorpus):
         identity, fingerprint: digests of the content.
     """
 
+    _ragged: Ragged
+
     def __new__(
         cls,
         columns: Any,
@@ -56,9 +58,6 @@ class Examples(SingleCorpus):
             ValueError: there is no example, a column does not match its feature or the tokens, or
                 an id is not allowed.
         """
-        examples = super().__new__(cls)
-        if columns is ...:  # a pickle has the rest
-            return examples
         require_type("task", task, Task, A_TASK)
         sides = task.divide(columns, features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
@@ -69,21 +68,26 @@ class Examples(SingleCorpus):
             raise InvalidValue("examples are empty; give at least one example")
         made: dict[str, Examples] = {}
         for name, some in parts.items():
-            made[name] = one = examples if name == task.side else super().__new__(cls)
-            one._fill(Ragged.concatenate(some), task if name == task.side else ARRAYS)
-            one.vocab_size = vocab_size if name == task.side else None
-        return examples if [*made] == [task.side] and loss is None else Sides(made, loss=loss)
+            of = (task, vocab_size) if name == task.side else (ARRAYS, None)
+            made[name] = cls._of(Ragged.concatenate(some), *of)
+        single = [*made] == [task.side] and loss is None
+        return made[task.side] if single else Sides(made, loss=loss)
 
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return (...,)
+    @classmethod
+    def _of(cls, examples: Ragged, task: Task, vocab_size: int | None) -> "Examples":
+        """The examples of one side."""
+        made = super().__new__(cls)
+        made.task, made._ragged, made.vocab_size = task, examples, vocab_size
+        made.features = examples.features
+        made.weighted = made.features.pop(WEIGHTS, None) is not None
+        made.lengths = task.lengths(examples.counts)
+        made.lengths.flags.writeable = False
+        made.num_learnt = task.count_learnt(examples.counts, examples.weights)
+        return made
 
-    def _fill(self, examples: Ragged, task: Task) -> None:
-        self.task, self._ragged = task, examples
-        self.features = self._ragged.features
-        self.weighted = self.features.pop(WEIGHTS, None) is not None
-        self.lengths = task.lengths(self._ragged.counts)
-        self.lengths.flags.writeable = False
-        self.num_learnt = task.count_learnt(self._ragged.counts, self._ragged.weights)
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = self._ragged, self.task, self.vocab_size
+        return type(self)._of, own, {"covers_all": self.covers_all}
 
     @classmethod
     def from_groups(
@@ -110,10 +114,6 @@ class Examples(SingleCorpus):
     def reader(self) -> Reader:  # type: ignore[override]  # others have an attribute
         """Reads the columns of the examples."""
         return Reader.of(self.task, self._ragged)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # `reader` refers to the same arrays, and is made again.
-        return {name: each for name, each in vars(self).items() if name != "reader"}
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute

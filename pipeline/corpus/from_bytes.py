@@ -39,7 +39,6 @@ class Decoded(View):
     """
 
     kind = "decoded"
-    count_loss = AnyCorpus.count_loss  # not that of views which change tokens
 
     def __init__(
         self,
@@ -104,9 +103,6 @@ class Decoded(View):
 
     def __str__(self) -> str:
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
-
-    def _find_silent(self) -> np.ndarray:
-        return self.corpus.silent
 
 
 class _Made(Readable):

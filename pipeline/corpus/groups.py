@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus
 from pipeline.corpus.reader import Pieces
-from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, Task
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
@@ -62,7 +61,7 @@ class Groups(SingleCorpus):
 
     def __init__(self, nodes: SingleCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
-        self.weighted, self.vocab_size = True, nodes.vocab_size
+        self.weighted, self.vocab_size, self.directory = True, nodes.vocab_size, nodes.directory
         self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
         self.identity = {**nodes.identity, "task": CAUSAL.name}
         self._sizes = nodes.lengths
@@ -158,11 +157,6 @@ class Groups(SingleCorpus):
         loss = self.nodes.count_loss(begin, 0 * begin, self._sizes[begin].astype(np.int64))
         return silent if loss is None else silent[(loss == 0) & (self.lengths[silent] > 0)]
 
-    @property
-    def directory(self) -> epath.Path:
-        """The directory of the nodes; raises an `AttributeError` if they are in memory."""
-        return self.nodes.directory  # type: ignore[attr-defined]
-
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Readable.read_nodes`."""
         which, tree = self._tree(examples)
@@ -253,17 +247,6 @@ class Groups(SingleCorpus):
             ids = self.nodes[int(node)]["inputs"][: self._sizes[node]]
             lines.append("  " * depth[place] + self.tokenizer.decode(ids))
         return "\n".join(lines)
-
-    def require_task(self, task: Task) -> None:
-        """Raises a `ValueError`: groups cannot be a side of pairs."""
-        raise InvalidValue(
-            f"{self!r} are groups, but a side of pairs must be a corpus of the task {task.name!r}; "
-            "give Corpus.from_arrays(…, task=…)"
-        )
-
-    def verify(self) -> None:
-        """Reads everything and compares digests; see `Corpus.verify`."""
-        self.nodes.verify()  # type: ignore[attr-defined]  # for groups on disk
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Groups, (self.nodes, self._max_length)

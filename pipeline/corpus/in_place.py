@@ -97,8 +97,6 @@ class InPlace(SingleCorpus):
         TypeError: the format has no such option.
     """
 
-    directory: epath.Path
-
     def __init__(self, format: str, paths: files.Paths, **options: Any):
         require_one_of("format", format, READERS)
         if not isinstance(paths, str | os.PathLike) and len(paths) == 1:

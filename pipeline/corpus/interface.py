@@ -25,6 +25,7 @@ from pipeline.errors import (
     suggest_option,
 )
 from pipeline.planning import lengths as lengths_module
+from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
@@ -187,6 +188,7 @@ class AnyCorpus:
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
         description: of a view, the argument of `view_of`, as JSON; else None.
+        directory: where it is stored; None if it is in memory, or several as one.
     """
 
     members: tuple["AnyCorpus", ...] = ()
@@ -203,6 +205,7 @@ class AnyCorpus:
     files: np.ndarray | None = None
     grows: bool = False
     description: dict[str, Any] | None = None
+    directory: Any = None
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -239,6 +242,11 @@ class AnyCorpus:
         A corpus without a directory calls `make` each time.
         """
         return self.members[0].cached_file(name, make) if self.members else make()
+
+    def verify(self) -> None:
+        """Reads all that is stored, and refuses what is not as it was written."""
+        for member in self.members:
+            member.verify()
 
     @property
     def trees(self) -> np.ndarray | None:
@@ -305,14 +313,13 @@ class AnyCorpus:
         train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
         return train, held_out
 
-    @property
-    def unsplit(self) -> "AnyCorpus":
-        """The corpus whose `split` this is, or of which it is a view; else itself."""
-        return self
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
+        """The numbers of examples in the corpus whose `split` this is, and the room for them there.
 
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
-        """The numbers of examples in `unsplit`."""
-        return examples
+        There is room for all its examples; if it grows, for any number of them. For a view, that is
+        the corpus that it shows.
+        """
+        return examples, APART if self.grows else len(self)
 
     def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
         """The same corpus, with `change` applied to each corpus that is not joined or split."""
@@ -394,7 +401,7 @@ class SingleCorpus(Readable, AnyCorpus):  # pyright: ignore  # features: an attr
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [
-                f"corpus       {os.fspath(getattr(self, 'directory', repr(self)))}",
+                f"corpus       {os.fspath(self.directory or repr(self))}",
                 f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
                 f"tokens       {self.num_tokens:,} to train on{weighted}{text}",
                 f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
@@ -420,27 +427,14 @@ class View(AnyCorpus):
         self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
         self.vocab_size, self.covers_all = corpus.vocab_size, corpus.covers_all
         self.side_names, self.loss_side = corpus.side_names, corpus.loss_side
-        self.unpriced = corpus.unpriced
+        self.unpriced, self.directory = corpus.unpriced, corpus.directory
 
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """See `AnyCorpus`; the weights of a view may differ from epoch to epoch."""
-        return None
+    def _find_silent(self) -> np.ndarray:
+        return self.corpus.silent
 
-    @property
-    def directory(self) -> Any:
-        """The directory of the corpus; raises an `AttributeError` if it has none."""
-        return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
-
-    @property
-    def unsplit(self) -> AnyCorpus:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`."""
-        return self.corpus.unsplit
-
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
-        """See `AnyCorpus`."""
-        return self.corpus.numbers_unsplit(examples)
+        return self.corpus.find_unsplit(examples)
 
     def _describe(self, **options: object) -> None:
         """Sets `description` and `identity`, from the options of the view."""
@@ -501,9 +495,9 @@ class Split(View):
         )
         self._describe(hold_out=self.hold_out, held_out=self.held_out)
 
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`."""
-        return self.corpus.numbers_unsplit(self.numbers[examples])
+        return self.corpus.find_unsplit(self.numbers[examples])
 
     def _find_silent(self) -> np.ndarray:
         return np.flatnonzero(np.isin(self.numbers, self.corpus.silent))

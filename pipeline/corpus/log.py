@@ -29,7 +29,9 @@ from pipeline.corpus.manifest import (
     MANIFEST,
     SHARDS,
     TEMPORARY,
+    Damaged,
     Manifest,
+    damage,
     is_finished,
     part_name,
     read_entries,
@@ -58,8 +60,7 @@ RECORD = re.compile(r"(\d{6,})-(\d{5,})\.json")
 # Where the parts begin that are kept.
 BEGIN = "begin.json"
 # Names of all files of a log, including temporary ones.
-STEM = r"(begin|\d{6,}-\d{5,})\.jsonl?"
-NAMES = re.compile(rf"{STEM}|\.{STEM}\.[0-9a-f]+\.tmp")
+NAMES = re.compile(r"(begin|\d{6,}-\d{5,})\.json|\.(begin|\d{6,}-\d{5,})\.json\.[0-9a-f]+\.tmp")
 # The folder of what readers need of the parts, and the names in it.
 READERS, READER = "readers", re.compile(r"[\w-]+\.json")
 OF_READERS = re.compile(r"[\w-]+\.json|\.[\w-]+\.json\.[0-9a-f]+\.tmp")
@@ -390,12 +391,12 @@ class Log(Handles):
             for part, path, content in zip(group, paths, contents, strict=True):
                 found.append(np.diff(np.frombuffer(content, np.int64)).astype(np.uint32))
                 if lengths_module.digest(task.lengths(found[-1])) != part.lengths_digest:
-                    raise damaged(path, "the digest of its lengths differs")
+                    raise damage(path, "the digest of its lengths differs")
         return found
 
     def require_files(self, parts: Sequence[Part]) -> None:
         """Refuses parts whose files are missing or differ in size from their record."""
-        require_sizes(self.directory, {part.file: part.bytes for part in parts}, damaged)
+        require_sizes(self.directory, {part.file: part.bytes for part in parts})
 
     @property
     def _begin(self) -> int:
@@ -416,7 +417,7 @@ class Log(Handles):
         while not self._ended and (record := read_record(self.directory, *self._key)) is not None:
             self._follow(record)
         if Manifest.find(self.directory) is None:
-            raise damaged(
+            raise damage(
                 self.directory / MANIFEST,
                 "it is gone: its source was edited while it was written, or it was deleted",
             )
@@ -448,9 +449,9 @@ class Log(Handles):
                     return
                 if key > self._key:
                     name = record_path(self.directory, *key).name
-                    raise damaged(path, f"it is missing, and {name} is there")
+                    raise damage(path, f"it is missing, and {name} is there")
                 if record is None:
-                    raise damaged(path, "it was deleted while it was read")
+                    raise damage(path, "it was deleted while it was read")
                 self._follow(record)
 
     def _follow(self, record: Mapping[str, Any]) -> None:
@@ -514,7 +515,7 @@ class Log(Handles):
         """
         readers = list_folder(self.directory / SHARDS / READERS)
         holds = [path for path in readers if READER.fullmatch(path.name)]
-        held = [read_entries(path, path.read_bytes(), damaged)["number"] for path in holds]
+        held = [read_entries(path, path.read_bytes())["number"] for path in holds]
         before = min(before, *held) if held else 0
         begin = Begin.read(self.directory)
         if before <= begin.number:
@@ -565,7 +566,7 @@ def read_record(directory: epath.Path, shard: int, number: int) -> dict[str, Any
     record = _read_entries(path)
     for name, due in (("shard", shard), ("number", number)):
         if record is not None and record[name] != due:
-            raise damaged(path, f"its {name} is {record[name]!r}, not {due}: it is out of order")
+            raise damage(path, f"its {name} is {record[name]!r}, not {due}: it is out of order")
     return record
 
 
@@ -588,7 +589,7 @@ def _read_entries(path: epath.Path) -> dict[str, Any] | None:
     in_bucket = isinstance(path, objects.ObjectPath)
     try:
         content = objects.get_version(path)[0] if in_bucket else path.read_bytes()
-        return read_entries(path, content, damaged)
+        return read_entries(path, content)
     except FileNotFoundError:
         return None
 
@@ -600,7 +601,7 @@ def write_record(
     *,
     parts: Sequence[Part],
     next: Any,
-    failed: int = 0,
+    failed: Sequence[Mapping[str, Any]] = (),
     origin: str | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
@@ -608,9 +609,9 @@ def write_record(
 
     A writer has one shard, and several parts in a record; its `next` is a list of its cursor, and
     its `origin` None, for a digest of what decides the parts. At the end of a shard, `next` is
-    None. `failed` counts the records that failed, which a file beside this one lists.
+    None. `failed` describes each record that failed.
     """
-    given = {"parts": [vars(part) for part in parts], "next": next, "failed": failed}
+    given = {"parts": [vars(part) for part in parts], "next": next, "failed": [*failed]}
     given |= {"notes": dict(notes)} if notes else {}
     entries = {"shard": shard, "number": number, **given, "origin": origin}
     write_entries(record_path(directory, shard, number), entries, once=True)
@@ -624,19 +625,7 @@ def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:
             if part.file != (due := part_name(record["shard"], number)):
                 raise InvalidValue(f"a part of it is {part.file!r}, not {due!r}")
     except InvalidValue as error:
-        raise damaged(path, str(error)) from error
+        raise damage(path, str(error)) from error
     if not parts and record["next"] is not None:
-        raise damaged(path, "it has no parts")
+        raise damage(path, "it has no parts")
     return parts
-
-
-class Damaged(InvalidValue):
-    """A file of a corpus that grows is missing, changed, half-written or out of order."""
-
-
-def damaged(path: epath.Path, seen: str) -> Damaged:
-    """The error to raise for a file of a corpus that grows."""
-    return Damaged(
-        f"the corpus that grows is damaged at {os.fspath(path)}: {seen}. Restore that file from a "
-        "copy, or delete the directory and start over; sealed parts are never replaced by others"
-    )

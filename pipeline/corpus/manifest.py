@@ -7,8 +7,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,9 +42,6 @@ TEMPORARY = re.compile(
     rf"\.({PART_NAME.pattern}|{'|'.join(map(re.escape, (*BESIDE, MANIFEST)))})"
     r"\.[0-9a-f]+\.tmp"
 )
-
-# Makes the error for a file, from a description of the damage.
-MakeError: TypeAlias = Callable[[epath.Path, str], Exception]
 
 # The entries of an origin. Corpora are interchangeable if these agree.
 ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
@@ -126,8 +123,8 @@ class Manifest:
     @classmethod
     def read(cls, path: epath.Path) -> "Manifest":
         """The manifest in a file, with the table of parts beside it, if there is one yet."""
-        entries, table = read_entries(path, path.read_bytes(), damage), path.parent / PARTS
-        parts = NO_PARTS
+        entries, table = read_entries(path, path.read_bytes()), path.parent / PARTS
+        parts = PartTable(())
         try:
             if (digest := entries.pop("parts")) is not None:
                 content = read_content(table)
@@ -170,7 +167,7 @@ class Manifest:
             )
         files, sizes = manifest.parts.strings("file"), manifest.parts.numbers("bytes").tolist()
         due = {LENGTHS: manifest.lengths_bytes or 0, **dict(zip(files, sizes, strict=True))}
-        require_sizes(directory, due, damage)
+        require_sizes(directory, due)
         return manifest
 
     def write(self, path: epath.Path, *, once: bool = False) -> None:
@@ -197,7 +194,7 @@ def is_finished(directory: epath.Path) -> bool:
     return (manifest := Manifest.find(directory)) is not None and manifest.finished
 
 
-def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeError) -> None:
+def require_sizes(directory: epath.Path, sizes: Mapping[str, int]) -> None:
     """Refuses a directory in which a file is missing or of another size than recorded."""
     listed: Mapping[str, int] | None = None
     if isinstance(directory, objects.ObjectPath):  # which lists all at once
@@ -205,15 +202,15 @@ def require_sizes(directory: epath.Path, sizes: Mapping[str, int], error: MakeEr
     for name, size in sizes.items():
         seen = _size_of(directory / name) if listed is None else listed.get(name)
         if seen is None:
-            raise error(directory / name, "it is missing")
+            raise damage(directory / name, "it is missing")
         if seen != size:
-            raise error(directory / name, f"it has {seen:,} bytes instead of {size:,}")
+            raise damage(directory / name, f"it has {seen:,} bytes instead of {size:,}")
 
 
 def _size_of(path: epath.Path) -> int | None:
     """The bytes of a file; None if there is none."""
     with contextlib.suppress(FileNotFoundError):
-        return os.stat(path).st_size if is_local(path) else path.stat().length
+        return path.stat().length
     return None
 
 
@@ -225,8 +222,8 @@ def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = 
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[str, Any]:
-    """The entries that `write_entries` wrote; `damaged` makes the error for anything else."""
+def read_entries(path: epath.Path, content: bytes) -> dict[str, Any]:
+    """The entries that `write_entries` wrote; refuses anything else."""
     try:
         entries = json.loads(content)
         if (version := entries["schema_version"]) == SCHEMA_VERSION:
@@ -235,7 +232,7 @@ def read_entries(path: epath.Path, content: bytes, damaged: MakeError) -> dict[s
                 raise InvalidValue("its entries do not match its digest")
             return entries
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(path, f"it is half-written or changed: {error!r}") from error
+        raise damage(path, f"it is half-written or changed: {error!r}") from error
     raise InvalidValue(
         f"{os.fspath(path)} has schema version {version}, but this version of Lockstep reads "
         f"version {SCHEMA_VERSION}; write the corpus again in another directory, or use the "
@@ -260,11 +257,15 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
             )
 
 
-def damage(path: epath.Path, seen: str) -> ValueError:
-    """The error to raise for a damaged file of a corpus."""
-    return InvalidValue(
+class Damaged(InvalidValue):
+    """A file of a corpus is missing, changed, half-written or out of order."""
+
+
+def damage(path: epath.Path, seen: str) -> Damaged:
+    """The error to raise for a damaged file of a corpus, finished or growing."""
+    return Damaged(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        "delete the directory and prepare again"
+        "delete the directory and make the corpus again; no part is ever replaced by another"
     )
 
 

@@ -34,6 +34,9 @@ class Pairs(Sides):
         targets.require_task(TARGETS)
         super().__init__({INPUTS.name: inputs, TARGETS.name: targets})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pairs, (self.inputs, self.targets)
+
     @classmethod
     def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":
         """The pairs in `directory`; options and errors are those of `Corpus.open`.

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast, get_type_hints, overload
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,15 @@ class Segments(NamedTuple):
     address: int
     begins: np.ndarray | None
     scale: int
+
+
+def find_segments(columns: Mapping[str, Column], offsets: np.ndarray | None) -> dict[str, Segments]:
+    """Where columns of stored numbers are; `offsets` tell where examples begin in the lists."""
+    lead, found = find_lead({name: each.feature for name, each in columns.items()}), {}
+    for name, (feature, values) in columns.items():
+        begins, scale = offsets if name == lead else None, values.itemsize * feature.size
+        found[name] = Segments(values.dtype, address_of(values), begins, scale)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,12 +190,15 @@ class PartFile:
     """The Arrow file of a part, parsed without a copy; its values are not checked.
 
     Attributes:
-        columns: the values of each column of the part, flat, as they are stored.
+        columns: by name, what each column holds, and its values, flat, as they are stored.
+        offsets: where examples begin in lists; None if there are none.
         features: the features that have a column, by name; weights are not among them.
         part: the description in the header of the file.
         metadata: the entries in the header: `HEADER`, `origin`, `features`, and a `digest` of
             these.
     """
+
+    offsets: np.ndarray | None = None
 
     def __init__(self, name: str, content: pa.Buffer):
         try:
@@ -201,48 +213,53 @@ class PartFile:
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
         self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
-        self.columns = _map_columns(batch, self.features)
+        kinds = {**OF_TOKENS, **self.features}.items()
+        self.columns = {
+            name: Column(each, _map_column(name, batch.column(name), each))
+            for name, each in kinds
+            if name in batch.schema.names
+        }
+        lead = find_lead({name: each for name, each in kinds if name in self.columns})
+        if lead is not None:
+            self.offsets = _as_numbers(batch.column(lead), np.int64, batch.num_rows + 1)
         header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
         header |= {"file": name, "bytes": content.size, "weighted": WEIGHTS in self.columns}
-        if "offsets" in self.columns:
-            header["offsets"] = address_of(self.columns["offsets"]) - content.address
+        if self.offsets is not None:
+            header["offsets"] = address_of(self.offsets) - content.address
         self.part = Part(**header)
-        if not all(values.flags.aligned for values in self.columns.values()):
+        flat = [*(values for _, values in self.columns.values()), self.offsets]
+        if not all(each is None or each.flags.aligned for each in flat):
             raise InvalidValue("a column does not begin at a multiple of the size of its numbers")
         if batch.num_rows != self.part.examples:
             raise InvalidValue(f"it has {batch.num_rows:,} examples, not {self.part.examples:,}")
-        for name, feature in self._kinds.items():
-            count = len(self.columns[name])
+        for name, (feature, values) in self.columns.items():
+            count = len(values)
             due = feature.size * (self.part.examples if feature.per_example else self.part.tokens)
             if count != due:
                 raise InvalidValue(f"it has {count:,} numbers of {name}, not {due:,}")
 
-    @property
-    def _kinds(self) -> dict[str, Feature]:
-        """What each column of the part holds."""
-        return _kinds_of(self.columns, self.features)
-
     @functools.cached_property
     def segments(self) -> dict[str, Segments]:
         """Where the examples are in memory, by column."""
-        found, lead = {}, find_lead(self._kinds)
-        for name, feature in self._kinds.items():
-            values, begins = self.columns[name], self.columns["offsets"] if name == lead else None
-            scale = values.itemsize * feature.size
-            found[name] = Segments(values.dtype, address_of(values), begins, scale)
-        return found
+        return find_segments(self.columns, self.offsets)
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
         """The tokens or arrays of each example: int64 [examples]; refuses offsets that descend."""
-        return _count_tokens(self.part.file, self.columns["offsets"], self.part.tokens)
+        part, offsets = self.part, cast(np.ndarray, self.offsets)
+        counts = np.diff(offsets)
+        if offsets[0] or offsets[-1] != part.tokens or counts.min(initial=0) < 0:
+            raise InvalidValue(
+                f"the offsets of {part.file} do not ascend from 0 to its {part.tokens:,} tokens"
+            )
+        return counts
 
     def read(self) -> Ragged:
         """The examples, as views of the file; those without lists have no counts."""
-        counts = np.zeros(0, np.int64) if "offsets" not in self.columns else self.counts
+        counts = np.zeros(0, np.int64) if self.offsets is None else self.counts
         columns = {
-            name: Column(feature, feature.restore(self.columns[name]))
-            for name, feature in self._kinds.items()
+            name: Column(feature, feature.restore(values))
+            for name, (feature, values) in self.columns.items()
         }
         return Ragged(counts, columns)
 
@@ -254,49 +271,30 @@ class PartFile:
         return examples
 
 
-def _kinds_of(columns: Collection[str], features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """What each column holds; `columns` are those of a part, of which features may be all."""
-    return {name: each for name, each in {**OF_TOKENS, **features}.items() if name in columns}
-
-
-def _map_columns(batch: pa.RecordBatch, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
-    """The columns of a batch, flat, as they are stored, and the offsets of lists."""
-    columns: dict[str, np.ndarray] = {}
-    kinds = _kinds_of(batch.schema.names, features)
-    for name, feature in kinds.items():
-        values = column = batch.column(name)
-        if not feature.per_example:
-            if not pa.types.is_large_list(column.type):
-                raise InvalidValue(f"its column {name} is {column.type}, not large_list")
-            values = column.values
-        if name == find_lead(kinds):
-            columns["offsets"] = _as_numbers(column, np.int64, len(column) + 1)
-        size = 1
-        if pa.types.is_fixed_size_list(values.type):
-            size, values = values.type.list_size, values.values
-        dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
-        allowed = [feature.as_stored(feature.filled(0)).dtype.name]
-        allowed += ["uint16"] if name == TOKENS else []
-        if dtype not in allowed or size != feature.size:
-            raise InvalidValue(
-                f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
-            )
-        columns[name] = _as_numbers(values, dtype, len(values))
-    return columns
+def _map_column(name: str, column: Any, feature: Feature) -> np.ndarray:
+    """The values of a column, flat, as they are stored."""
+    values = column
+    if not feature.per_example:
+        if not pa.types.is_large_list(column.type):
+            raise InvalidValue(f"its column {name} is {column.type}, not large_list")
+        values = column.values
+    size = 1
+    if pa.types.is_fixed_size_list(values.type):
+        size, values = values.type.list_size, values.values
+    dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
+    allowed = [feature.as_stored(feature.filled(0)).dtype.name]
+    allowed += ["uint16"] if name == TOKENS else []
+    if dtype not in allowed or size != feature.size:
+        raise InvalidValue(
+            f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
+        )
+    return _as_numbers(values, dtype, len(values))
 
 
 def _as_numbers(array: pa.Array, dtype: Any, count: int) -> np.ndarray:
     """The first numbers of the second buffer of an array: its values, or the offsets of lists."""
     memory = array.buffers()[1]
     return np.frombuffer(b"" if memory is None else memory, dtype, count)
-
-
-def _count_tokens(file: str, offsets: np.ndarray, tokens: int) -> np.ndarray:
-    """The tokens of each example: int64 [examples]; refuses offsets that descend."""
-    counts = np.diff(offsets)
-    if offsets[0] or offsets[-1] != tokens or counts.min(initial=0) < 0:
-        raise InvalidValue(f"the offsets of {file} do not ascend from 0 to its {tokens:,} tokens")
-    return counts
 
 
 def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Array]:

@@ -1,7 +1,7 @@
 """Prefixes that samples share, found: lists of samples become groups, which compute them once."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -111,12 +111,24 @@ def _find_groups(
     keys = [ordered[4 * b : 4 * (b + n)] for b, n in zip(begins.tolist(), counts, strict=True)]
 
     source, weights = np.empty(len(flat), np.int64), np.zeros(len(flat), np.float32)
+
+    def count_shared(path: np.ndarray, mine: np.ndarray) -> int:
+        """The leading tokens that a sample shares with the path to the sample before it."""
+        most = min(len(path), len(mine))
+        path, mine = path[:most], mine[:most]
+        same = flat[source[path]] == flat[mine]
+        both = (weights[path] > 0) & (own[mine] > 0)
+        for column in values:
+            equal = column[source[path]] == column[mine]
+            same &= ~both | equal.all(axis=(*range(1, equal.ndim),))
+        return most if same.all() else int(same.argmin())
+
     roots: dict[int, _Node] = {}  # by the lowest number of a sample
     size, path, stack, first, lowest = 0, np.zeros(0, np.int64), list[_Node](), 0, 0
     for number in sorted(range(len(keys)), key=keys.__getitem__):
         begin, count = int(begins[number]), int(counts[number])
         mine = np.arange(begin, begin + count)
-        shared = _count_shared(path, mine, source, flat, own, weights, values)
+        shared = count_shared(path, mine)
         longer = max_length is not None and size + count - shared - first - 1 > max_length
         if shared < min_shared or longer:
             shared, stack, first, lowest = 0, [_Node(0, size, size + count, [])], size, number
@@ -142,26 +154,6 @@ def _find_groups(
         if not root.children:  # a single sample: its first token is the prefix
             root.divide(1)
     return groups, source[:size], weights[:size]
-
-
-def _count_shared(
-    path: np.ndarray,
-    mine: np.ndarray,
-    source: np.ndarray,
-    flat: np.ndarray,
-    own: np.ndarray,
-    weights: np.ndarray,
-    values: Sequence[np.ndarray],
-) -> int:
-    """The leading tokens that a sample shares with the path to the sample before it."""
-    most = min(len(path), len(mine))
-    path, mine = path[:most], mine[:most]
-    same = flat[source[path]] == flat[mine]
-    both = (weights[path] > 0) & (own[mine] > 0)
-    for column in values:
-        equal = column[source[path]] == column[mine]
-        same &= ~both | equal.all(axis=(*range(1, equal.ndim),))
-    return most if same.all() else int(same.argmin())
 
 
 def _nest(root: _Node, values: np.ndarray) -> Any:

@@ -35,7 +35,7 @@ from pipeline.corpus.manifest import (
 from pipeline.corpus.pairs import Pairs, as_sides
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes
-from pipeline.corpus.work import Work, failures_path
+from pipeline.corpus.work import Work
 from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue, counted, name_some, require_type
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
@@ -287,7 +287,7 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         todo.append((log, dataclasses.replace(manifest, parts=parts), counts))
         tokens += int(counts.sum())
         learnt += sum(part.learnt for part in parts) * log.task.has_targets
-        failures += _read_failures(place, records)
+        failures += _list_failures(records)
         lines += _describe_notes(records, len(counts) // work.job.nodes)
     examples = len(todo[0][2])
     if len(todo) == len(manifests):
@@ -308,18 +308,15 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         finish(*each)
 
 
-def _read_failures(directory: epath.Path, records: Sequence[Mapping[str, Any]]) -> Any:
+def _list_failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line of JSON for each record that failed, with the number of its example in the corpus."""
     first = 0
     for record in records:
-        if record["failed"]:
-            path = failures_path(directory, record["shard"], record["number"])
-            for line in path.read_text().splitlines():
-                each = json.loads(line)
-                reason, example = each.pop("reason"), each.pop("example") + first
-                (part,) = record["parts"]
-                each |= {"part": part["file"], "example": example, "reason": reason}
-                yield json.dumps(each, ensure_ascii=False)
+        for each in record["failed"]:
+            reason, example = each.pop("reason"), each.pop("example") + first
+            (part,) = record["parts"]
+            each |= {"part": part["file"], "example": example, "reason": reason}
+            yield json.dumps(each, ensure_ascii=False)
         first += sum(part["examples"] for part in record["parts"])
 
 

@@ -8,11 +8,11 @@ from etils import epath
 
 from pipeline.corpus.gather import Fields, address_of, copy_memory, new_array, take_numbers
 from pipeline.corpus.manifest import damage, open_part
-from pipeline.corpus.parts import Part, PartFile, Segments
+from pipeline.corpus.parts import Part, PartFile, Segments, find_segments
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
-from pipeline.text.features import TOKENS, WEIGHTS, Feature
+from pipeline.text.features import TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import IDS, Ragged, find_lead
 
 # The most parts that are mapped at a time: Linux allows a process 65,530 maps.
@@ -148,15 +148,12 @@ class Reader(Handles):
     def of(cls, task: Task, examples: Ragged) -> "Reader":
         """The reader of examples in memory."""
         offsets = np.cumsum(np.append(0, examples.counts))
-        segments, features = {}, {}
-        lead = find_lead({name: column.feature for name, column in examples.columns.items()})
-        for name, (feature, values) in examples.columns.items():
-            scale = feature.size * values.itemsize
-            begins = offsets if name == lead else None
-            dtype = feature.as_stored(values).dtype
-            segments[name] = Segments(dtype, address_of(values), begins, scale)
-            features[name] = feature
-        lengths, store = task.lengths(examples.counts), InMemory(segments, (examples, offsets))
+        stored = {
+            name: Column(feature, feature.as_stored(values))
+            for name, (feature, values) in examples.columns.items()
+        }
+        lengths, features = task.lengths(examples.counts), {n: c.feature for n, c in stored.items()}
+        store = InMemory(find_segments(stored, offsets), (stored, offsets))
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
     def adopt(self, other: "Reader", ahead: int) -> None:

@@ -1,5 +1,6 @@
 """Sides: examples with several lengths, such as text and patches, a corpus for each side."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -67,8 +68,8 @@ class Sides(AnyCorpus):
             lengths[lengths[:, self.loss_side] == 0] = 0  # nothing to train on
         self.lengths = lengths if len(self.sides) > 1 else lengths[:, 0]
         self.lengths.flags.writeable = False
-        if (place := getattr(first, "directory", None)) is not None:
-            self.directory = place.parent
+        if first.directory is not None:
+            self.directory = first.directory.parent
         if self.loss_side is not None:
             self.text_bytes, self.num_learnt = first.text_bytes, first.num_learnt
         with_tokens = [each for each in self.by_name.values() if each.task != ARRAYS]
@@ -92,13 +93,8 @@ class Sides(AnyCorpus):
     def _find_silent(self) -> np.ndarray:
         return super()._find_silent() if self.loss_side is None else self.members[0].silent
 
-    def verify(self) -> None:
-        """Reads everything and compares digests; see `Corpus.verify`."""
-        for each in self.by_name.values():
-            getattr(each, "verify", lambda: None)()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (type(self), self.by_name, self.loss)
+        return functools.partial(Sides, loss=self.loss), (self.by_name,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.by_name!r})"
@@ -114,8 +110,6 @@ class WithSides(View):
         corpus: a corpus of one of the sides, or of several.
         names: the names of all sides, in order.
     """
-
-    count_loss = AnyCorpus.count_loss  # not that of views which change tokens
 
     def __init__(self, corpus: AnyCorpus, names: Sequence[str]):
         if corpus.grows:
@@ -134,9 +128,6 @@ class WithSides(View):
         self.identity, self.description = corpus.identity, corpus.description
         if len(corpus.sides) == 1:
             self.identity = {corpus.side_names[0]: corpus.identity}
-
-    def _find_silent(self) -> np.ndarray:
-        return self.corpus.silent
 
     def split(self, hold_out: float = 0.01) -> tuple[AnyCorpus, AnyCorpus]:
         """See `AnyCorpus`; the corpus itself is split."""
@@ -174,7 +165,7 @@ def read_sides(directory: epath.Path) -> tuple[list[str], str | None] | None:
         ValueError: they are damaged.
     """
     try:
-        entries = read_entries(directory / SIDES, (directory / SIDES).read_bytes(), damage)
+        entries = read_entries(directory / SIDES, (directory / SIDES).read_bytes())
         return entries["sides"], entries["loss"]
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -192,7 +183,3 @@ def record_sides(directory: epath.Path, names: Sequence[str], loss: str | None) 
             f"{os.fspath(directory)} holds the sides {', '.join(there[0])} with loss={there[1]!r}, "
             f"not {', '.join(names)} with loss={loss!r}; choose another directory"
         )
-
-
-def _remake(kind: type[Sides], sides: Mapping[str, Any], loss: str | None) -> Sides:
-    return Sides(sides, loss=loss) if kind is Sides else kind(**sides)

@@ -35,14 +35,12 @@ class Task:
         """The name of the side that these tokens are, if examples have several."""
         return next((of for of in ("inputs", "targets") if of in self.shifts), self.name)
 
-    def shift_of(self, feature: Feature) -> int:
-        """The shift of a feature against the inputs."""
-        return self.lookahead if feature.of == "targets" else 0
-
     def fields_of(self, name: str, feature: Feature) -> Mapping[str, int]:
         """The fields that are made of a column, and the shift of each."""
+        if name == TOKENS:
+            return self.shifts
         field = "loss_weights" if name == WEIGHTS else name
-        return self.shifts if name == TOKENS else {field: self.shift_of(feature)}
+        return {field: self.lookahead if feature.of == "targets" else 0}
 
     def divide(
         self, columns: Any, features: Mapping[str, Feature] | None

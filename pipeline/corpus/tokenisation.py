@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast, get_args
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -53,11 +53,8 @@ def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
-# The members of a tokenizer: see `pipeline.text.tokenizers.Tokenizer`.
-OF_TOKENIZERS = (
-    *("kind", "vocab_size", "fingerprint", "begin_id", "end_id"),
-    *("encode_batch", "decode", "save"),
-)
+# The members of a tokenizer.
+OF_TOKENIZERS = [name for name in vars(Tokenizer) if not name.startswith("_")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,39 +201,63 @@ class Job:
                 "and run again"
             )
 
-    def run(
-        self, block: Block, *, compare: bool = False
-    ) -> tuple[dict[str, Ragged], dict[int, Exception], Notes]:
-        """The examples of a block by side; by number, why records failed; and notes.
+    def run(self, block: Block, *, compare: bool = False) -> "Piece":
+        """The examples of a block; those of records that failed are empty.
 
-        Examples of records that failed are empty. Unless `on_error` is "skip", the first failure
-        that is found is raised. The block has at least one record. With `compare`, the tokens of
-        its first records are compared with their text.
+        Unless `on_error` is "skip", the first failure that is found is raised. With `compare`, the
+        tokens of the first records are compared with their text.
         """
+        if not block.records:
+            return Piece({}, [], block.next, {})
         of_block = _OfBlock(self, block)
-        return of_block.encode(compare), of_block.failed, of_block.notes
+        examples, failed = of_block.encode(compare), []
+        for number, error in of_block.failed.items():
+            named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            reason = {"example": number * self.nodes, "reason": f"{named}{error}"}
+            if not isinstance(error, templates.LeftOut):
+                failed.append(block.place(number) | reason)
+        return Piece(examples, failed, block.next, of_block.notes)
+
+
+class Piece(NamedTuple):
+    """Consecutive examples of a shard: of a block, or of a part.
+
+    Attributes:
+        examples: the examples by side; none if it is empty.
+        failed: a description of each record that failed, as JSON, with its `example` among these.
+        next: where the shard continues; None at its end.
+        notes: of its records.
+    """
+
+    examples: Mapping[str, Ragged]
+    failed: list[dict[str, Any]]
+    next: Any
+    notes: Notes
 
 
 class _OfBlock:
-    """The tokenisation of one block."""
+    """The tokenisation of one block.
+
+    Attributes:
+        failed: by number, why records have no example: the first error of each.
+        notes: of the records.
+    """
 
     def __init__(self, job: Job, block: Block):
         self._job, self._block = job, block
+        self._tokenizer: Any = job.tokenizer  # None: there is no side of tokens
         self.failed: dict[int, Exception] = {}
         self.notes: Notes = {}
-        self._left_out: set[int] = set()  # records without an example, and without an error
 
     def _fail(self, number: int, error: Exception) -> None:
         """Keeps the error of a record; raises it if none may fail."""
         if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
-        if self._job.on_error == "raise":
+        if isinstance(error, templates.LeftOut):
+            self._note(f"{error}; they are left out", "", number)
+        elif self._job.on_error == "raise" and number not in self.failed:
             raise with_place(error, self._block.where(number))
-        self.failed[number] = error
-
-    def _stays(self, number: int) -> bool:
-        """Whether a record has an example."""
-        return number not in self.failed and number not in self._left_out
+        self.failed.setdefault(number, error)
 
     def encode(self, compare: bool) -> dict[str, Ragged]:
         """The examples by side; those of records that failed have no tokens or arrays."""
@@ -248,24 +269,27 @@ class _OfBlock:
                 self._note(about, example, number)
             noted.clear()
         chunks: dict[str, Ragged] = {}
-        for side in self._of_spans:
-            of_side = [item[side] for item in items]
-            chunks[side] = chunk = Ragged.concatenate(self._encode(of_side, side, 0))
-            self._require_ids(chunk)
-        if compare:
-            self._compare(items, chunks)
         for task in job.tasks:
-            chunk = chunks[task.side]
+            of_side = [item[task.side] for item in items]
+            chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
+            self._require_ids(chunk)
             columns = dict(chunk.columns)
             if not task.has_targets or getattr(job.template, "unweighted", False):
                 weights = columns.pop(WEIGHTS, None)
                 if weights is not None and len(job.tasks) == 1:
                     self._require_equal_weights(chunk.counts, weights.values)
             if job.nodes > 1:
-                self._require_nodes(chunk.counts)
+                for node in np.flatnonzero(chunk.counts == 0).tolist():
+                    error = InvalidValue(
+                        "its prefix or a continuation has no token; give each of them text, or the "
+                        "tokenizer marks"
+                    )
+                    self._fail(node // job.nodes, error)
                 above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
                 columns[ABOVE] = Column(job.columns[ABOVE], above)
             chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        if compare:
+            self._compare(items, chunks)
         chunks = self._read_features(items, chunks)
         for task in job.tasks:
             chunk = self._empty_failed(chunks[task.side])
@@ -282,20 +306,17 @@ class _OfBlock:
     # ---- items: what the tokenizer gets of each record
 
     def _prepare(self, number: int) -> dict[str, Any]:
-        """By side, the text of a record, the spans of each of its nodes, or arrays by feature."""
+        """By side, the spans of each node of a record, or arrays by feature."""
         job, record = self._job, self._block.records[number]
         try:
             if isinstance(record, Exception):
                 raise record
             if job.fields is not None:
-                return {side: text_of(record, field) for side, field in job.fields.items()}
+                texts = {side: text_of(record, field) for side, field in job.fields.items()}
+                return {side: [[(text, 1.0, {})]] for side, text in texts.items()}
             arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
             template = cast(Template, job.template)
             return templates.fill(template, record, self._of_spans, arrays)
-        except templates.LeftOut as error:
-            self._left_out.add(number)
-            self._note(f"{error}; they are left out", "", number)
-            return self._nothing
         except Exception as error:
             self._fail(number, error)
             return self._nothing
@@ -316,11 +337,9 @@ class _OfBlock:
 
     @functools.cached_property
     def _nothing(self) -> dict[str, Any]:
-        if self._job.fields is not None:
-            return dict.fromkeys(self._of_spans, "")
+        """What stands for a record that failed, until its tokens are removed."""
         return {
-            side: [[("", 0.0, {n: np.zeros((1, *f.shape), f.dtype) for n, f in known.items()})]]
-            * self._job.nodes
+            side: [[("", 0.0, {n: each.filled(1) for n, each in known.items()})]] * self._job.nodes
             for side, known in self._of_spans.items()
         }
 
@@ -340,23 +359,26 @@ class _OfBlock:
         return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
-        tokenizer = cast(Tokenizer, self._job.tokenizer)
         if self._job.fields is None:
-            return templates.encode(items, tokenizer, self._of_spans[side])
-        sizes = np.fromiter(map(count_bytes, items), np.int64, len(items))
-        return Ragged.of(*tokenizer.encode_batch(list(items)), text_bytes=sizes)
+            return templates.encode(items, self._tokenizer, self._of_spans[side])
+        texts = [spans[0][0] for (spans,) in items]
+        sizes = np.fromiter(map(count_bytes, texts), np.int64, len(texts))
+        return Ragged.of(*self._tokenizer.encode_batch(texts), text_bytes=sizes)
 
     # ---- checks of the examples
 
-    def _fail_examples(self, examples: np.ndarray, describe: Any) -> None:
-        """Fails the records of some examples, each with a description."""
-        for example in examples.tolist():
-            number = example // self._job.nodes
-            if self._stays(number):
-                self._fail(number, InvalidValue(describe(example)))
+    def _fail_tokens(
+        self, counts: np.ndarray, wrong: np.ndarray, describe: Callable[[int], str]
+    ) -> None:
+        """Fails the records of wrong tokens, each with the description of its first."""
+        at = np.flatnonzero(wrong)
+        of = np.searchsorted(np.cumsum(counts), at, side="right") // self._job.nodes
+        records, first = np.unique(of, return_index=True)
+        for number, place in zip(records.tolist(), at[first].tolist(), strict=True):
+            self._fail(number, InvalidValue(describe(place)))
 
     def _require_ids(self, chunk: Ragged) -> None:
-        flat, tokenizer = chunk.flat, cast(Tokenizer, self._job.tokenizer)
+        flat, tokenizer = chunk.flat, self._tokenizer
         if not len(flat):
             return
         if flat.dtype.kind not in "iu":
@@ -366,14 +388,11 @@ class _OfBlock:
             )
         if flat.min() >= 0 and flat.max() < min(tokenizer.vocab_size, IDS):
             return
-        wrong = np.flatnonzero((flat < 0) | (flat >= min(tokenizer.vocab_size, IDS)))
-        of = np.searchsorted(np.cumsum(chunk.counts), wrong, side="right")
-        examples, first = np.unique(of, return_index=True)
-        ids = dict(zip(examples.tolist(), flat[wrong[first]].tolist(), strict=True))
-        self._fail_examples(
-            examples,
-            lambda example: (
-                f"the tokenizer {tokenizer.fingerprint} gave the id {ids[example]}, and its "
+        self._fail_tokens(
+            chunk.counts,
+            (flat < 0) | (flat >= min(tokenizer.vocab_size, IDS)),
+            lambda at: (
+                f"the tokenizer {tokenizer.fingerprint} gave the id {flat[at]}, and its "
                 f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it, and "
                 "below 2**31"
             ),
@@ -386,11 +405,9 @@ class _OfBlock:
             counts = chunk.counts[: COMPARED * size]
             ids[side] = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
         for number, item in enumerate(items[:COMPARED]):
-            if not self._stays(number):
+            if number in self.failed:
                 continue
-            nodes = {
-                side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
-            }
+            nodes = {side: item[side] for side in ids}
             characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
             if characters > CHARACTERS and compared:
                 break
@@ -401,7 +418,7 @@ class _OfBlock:
 
     def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
-        tokenizer = cast(Any, self._job.tokenizer)
+        tokenizer = self._tokenizer
         find_unparsed = getattr(tokenizer, "find_unparsed", lambda text: None)
         spell = getattr(tokenizer, "spell", tokenizer.decode)
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
@@ -438,27 +455,16 @@ class _OfBlock:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
         ends = np.cumsum(counts)
         other = weights != 1
-        if cast(Tokenizer, self._job.tokenizer).begin_id is not None:
+        if self._tokenizer.begin_id is not None:
             other[(ends - counts)[counts > 0]] = False
-        at = np.flatnonzero(other)
-        examples, first = np.unique(np.searchsorted(ends, at, side="right"), return_index=True)
-        found = dict(zip(examples.tolist(), weights[at[first]].tolist(), strict=True))
-        self._fail_examples(
-            examples,
-            lambda example: (
-                f"the template gave a text the weight {found[example]:g}, and examples of the task "
+        self._fail_tokens(
+            counts,
+            other,
+            lambda at: (
+                f"the template gave a text the weight {weights[at]:g}, and examples of the task "
                 "'inputs', for masked text and span corruption, have no weights: any of their "
                 "tokens may be hidden. Give all texts the weight 1, leave out those that are not "
                 "to be learnt, or train on the task 'causal'"
-            ),
-        )
-
-    def _require_nodes(self, counts: np.ndarray) -> None:
-        self._fail_examples(
-            np.flatnonzero(counts == 0),
-            lambda _: (
-                "its prefix or a continuation has no token; give each of them text, or the "
-                "tokenizer marks"
             ),
         )
 
@@ -479,18 +485,17 @@ class _OfBlock:
             if feature.to is not None and name in known
         }
         for number in range(len(items)) if found or pointers else ():
-            own, values = slice(number * nodes, (number + 1) * nodes), {}
+            own = slice(number * nodes, (number + 1) * nodes)
             counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
-            example = {name: of_records[number] for name, of_records in pointers.items()}
+            example, values = {name: each[number] for name, each in pointers.items()}, {}
             try:
-                if self._stays(number):
+                if number not in self.failed:
                     values = self._values_of(number, items[number], counts, example, found)
             except Exception as error:
                 self._fail(number, error)
             for side, features in job.sides.items():
                 for name in features.keys() & found.keys():
-                    zeros = _zeros(features[name], counts.get(side, [0]))
-                    found[name] += values[name] if self._stays(number) else zeros
+                    found[name] += values.get(name) or _zeros(features[name], counts.get(side, [0]))
         made = {}
         for side, features in job.sides.items():
             columns = dict(chunks[side].columns) if side in chunks else {}
@@ -535,10 +540,10 @@ class _OfBlock:
 
     def _empty_failed(self, chunk: Ragged) -> Ragged:
         """The examples, without the tokens of those of records that failed."""
-        if not (empty := self._left_out.union(self.failed)):
+        if not self.failed:
             return chunk
         stays = np.ones(len(self._block.records), bool)
-        stays[list(empty)] = False
+        stays[list(self.failed)] = False
         stays = np.repeat(stays, self._job.nodes)
         tokens = np.repeat(stays, chunk.counts)
         columns = {

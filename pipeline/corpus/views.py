@@ -46,6 +46,14 @@ class TokenView(View):
                 "whatever its weight; open or make the corpus without labels= or weights="
             )
 
+    _find_silent = AnyCorpus._find_silent  # the loss differs from epoch to epoch
+
+    def count_loss(
+        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray | None:
+        """See `AnyCorpus`."""
+        return None
+
     @property
     def marks(self) -> tuple[int | None, int | None]:
         """The ids that begin and end each example; None if there is none."""
@@ -287,6 +295,7 @@ class SpanCorruption(TokenView):
     """
 
     kind = "corrupted"
+    find_unsplit = AnyCorpus.find_unsplit  # its pieces have numbers of their own
 
     def __init__(
         self,
@@ -354,15 +363,6 @@ class SpanCorruption(TokenView):
         count = self._counts[example]
         start = count * number // pieces
         return example, start + self._before, count * (number + 1) // pieces - start
-
-    @property
-    def unsplit(self) -> AnyCorpus:
-        """The view itself, since its pieces have numbers of their own."""
-        return self
-
-    def numbers_unsplit(self, examples: np.ndarray) -> np.ndarray:
-        """See `AnyCorpus`."""
-        return examples
 
     def examples_of(self, pairs: np.ndarray) -> np.ndarray:
         """The example of the corpus that each pair is a piece of."""

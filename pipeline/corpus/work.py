@@ -10,17 +10,14 @@ and the record of a part says where its shard continues.
 
 import dataclasses
 import functools
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from etils import epath
 
 from pipeline.corpus.log import (
-    Damaged,
     Log,
-    damaged,
     list_records,
     read_record,
     read_records,
@@ -28,39 +25,25 @@ from pipeline.corpus.log import (
     write_record,
 )
 from pipeline.corpus.manifest import (
+    Damaged,
     Manifest,
+    damage,
     is_finished,
     part_name,
     require_same_origin,
 )
 from pipeline.corpus.parts import Part, json_digest, write_part
 from pipeline.corpus.sides import read_sides, record_sides
-from pipeline.corpus.tokenisation import Job, Notes, add_notes
+from pipeline.corpus.tokenisation import Job, Notes, Piece, add_notes
 from pipeline.corpus.writer import begin, refuse_others
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import atomic_write, make_directory
+from pipeline.fs.atomic import make_directory
 from pipeline.text import ragged
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Block, Shard
 
 # What follows a part must be this fraction of one, or it joins the part.
 REST = 4
-
-
-class Piece(NamedTuple):
-    """Consecutive examples of a shard: of a block, or of a part.
-
-    Attributes:
-        examples: the examples by side; none if it is empty.
-        failed: a description of each record that failed, as JSON, with its `example` among these.
-        next: where the shard continues; None at its end.
-        notes: of its records.
-    """
-
-    examples: Mapping[str, Ragged]
-    failed: list[dict[str, Any]]
-    next: Any
-    notes: Notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +147,7 @@ class Work:
         while record := read(shard, len(records)):
             if record["origin"] != self.origin:
                 path = record_path(self.last, shard, record["number"])
-                raise damaged(path, "it was made from something else")
+                raise damage(path, "it was made from something else")
             records.append(record)
             if record["next"] is None:
                 return records, True
@@ -200,11 +183,7 @@ class Work:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
                 parts = [write_part(path, examples, **kind).part]
-            if failed:
-                lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in failed)
-                with atomic_write(failures_path(place, shard, number)) as file:
-                    file.write("".join(lines).encode(errors="backslashreplace"))
-            rest: Any = {"next": piece.next, "failed": len(failed), "origin": self.origin}
+            rest: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
             try:
                 write_record(place, shard, number, parts=parts, notes=notes, **rest)
                 tokens += sum(part.tokens for part in parts)
@@ -225,11 +204,6 @@ class Work:
             )
 
 
-def failures_path(directory: epath.Path, shard: int, number: int) -> epath.Path:
-    """The file that lists the records that failed, beside the record of a part."""
-    return record_path(directory, shard, number).with_suffix(".jsonl")
-
-
 def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator[Piece]:
     """The parts of a shard: each ends with the block that makes it full.
 
@@ -239,7 +213,7 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     held: list[Piece] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
     for number, block in enumerate(blocks):
-        held.append(_work(job, block, compare=number == 0))
+        held.append(job.run(block, compare=number == 0))
         if full and _reaches(held[full:], most, REST):
             yield _join(held[:full])
             held, full = held[full:], 0
@@ -247,19 +221,6 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
             full = len(held)
     if held:
         yield _join(held)
-
-
-def _work(job: Job, block: Block, compare: bool) -> Piece:
-    """The examples of a block; see `Job.run`."""
-    if not block.records:
-        return Piece({}, [], block.next, {})
-    examples, errors, notes = job.run(block, compare=compare)
-    failed = []
-    for number, error in errors.items():
-        named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        reason = {"example": number * job.nodes, "reason": f"{named}{error}"}
-        failed.append(block.place(number) | reason)
-    return Piece(examples, failed, block.next, notes)
 
 
 def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:

@@ -112,8 +112,7 @@ class Writer:
             origin = ARRAYS | {"tokenizer": tokenizer.fingerprint}
             vocab_size = vocab_size or tokenizer.vocab_size
         self._manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
-        # The number of parts and of examples on disk, and of sealed examples.
-        self._number = self._written = self._sealed = 0
+        self._number = self._written = 0  # of parts and of examples on disk
         self._pending: list[Part] = []  # parts that are not sealed
         self.cursor: Any = None
         with contextlib.ExitStack() as stack:
@@ -153,7 +152,7 @@ class Writer:
                     )
             self._log.require_files([last.part])
             self._manifest, self._number, self.cursor = begun, last.number + 1, last.cursor
-            self._written = self._sealed = last.first + last.examples
+            self._written = last.first + last.examples
         self._remove_rest()
 
     def _remove_rest(self) -> None:
@@ -283,7 +282,7 @@ class Writer:
         if not self._pending and not last:
             return
         self._log.append(self._pending, cursor, last=last)
-        self._pending, self.cursor, self._sealed = [], cursor, self._written
+        self._pending, self.cursor = [], cursor
         if self._keep_parts is not None:
             self._log.trim(self._number - self._keep_parts)
 
@@ -313,7 +312,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self.examples - self._sealed
+        lost = len(self._buffer) + sum(part.examples for part in self._pending)
         self._closed, closed = True, self._closed
         self._stack.__exit__(kind, error, trace)
         if kind is None and lost and not closed:

@@ -34,12 +34,12 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     inside = os.path.join(_absolute(workdir), "")
     places: dict[str, dict[str, Any]] = {}
     for name, one in corpus.corpora.items() if isinstance(corpus, Corpora) else [("", corpus)]:
-        if (place := getattr(one, "directory", None)) is None:
+        if one.directory is None:
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so audit and show cannot plan "
                 "its batches again; prepare a corpus, or write no history"
             )
-        place = _absolute(place).removeprefix(inside)
+        place = _absolute(one.directory).removeprefix(inside)
         places[name] = {"directory": place, "features": one.added, "view": one.description}
         if isinstance(one, Corpus) and one.grows:
             places[name] |= {"follow": True, "hold_out": one.hold_out}

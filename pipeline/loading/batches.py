@@ -382,7 +382,8 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)
     require_known(names, corpus.features)
-    most = max(len(corpus), sum(len(each.unsplit) for each in corpus.members))
+    last = np.array([len(corpus) - 1] * bool(len(corpus)), np.int64)
+    most = int(corpus.find_unsplit(last)[0].max(initial=-1)) + 1
     if EXAMPLE_ID in names and most > np.iinfo(np.int32).max:
         raise InvalidValue(
             f"the corpus has {most:,} examples, too many for {EXAMPLE_ID}, which is int32; "

@@ -168,7 +168,7 @@ def collate_examples(
     fields = {}
     for name, feature in features.items():
         if name == EXAMPLE_ID:
-            values, empty = corpus.numbers_unsplit(segments.example), -1
+            values, empty = corpus.find_unsplit(segments.example)[0], -1
         else:
             values, empty = found[name], 0
         shape = len(rows), room[feature.of], *feature.shape

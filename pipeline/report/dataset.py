@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import call_for, guess
+from pipeline.corpus.links import guess
 from pipeline.corpus.log import Log
 from pipeline.corpus.manifest import MANIFEST, Manifest
 from pipeline.corpus.pairs import open_corpus
@@ -132,12 +132,12 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     return Dataset(name, lengths)
 
 
-def open_dataset(paths: Sequence[str], *, lengths: bool | None = False) -> Dataset:
+def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
-    to count, or with `lengths`, `.npy`, an integer array; None: whatever an array holds. A corpus
-    that grows gives the lengths of its sealed parts.
+    to count, or with `lengths`, `.npy`, an integer array. A corpus that grows gives the lengths of
+    its sealed parts.
     """
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
@@ -150,22 +150,17 @@ def open_dataset(paths: Sequence[str], *, lengths: bool | None = False) -> Datas
     )
 
 
-def _open(path: str, lengths: bool | None) -> Dataset:
-    place = as_path(path)
-    name = path.rstrip("/")
-    form = "" if lengths else guess(path)
-    if form == "npy" and lengths is None:
-        form = ""
-    if form == "npy":
+def _open(path: str, lengths: bool) -> Dataset:
+    place, name = as_path(path), path.rstrip("/")
+    form = guess(path) if place.suffix == ".npy" or place.is_file() else ""
+    if form == "npy" and not lengths:
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "
             "example, or --tokens npy if you name the file of its offsets as well"
         )
-    if form:
-        raise InvalidValue(f"{path} {call_for(path, form)}")
-    if place.suffix in (".npy", ".json"):
+    if place.suffix in (".npy", ".json") and form in ("npy", ""):
         return from_lengths(name, _read_lengths(place))
-    if place.is_file():
+    if place.is_file() and not form:
         raise InvalidValue(
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
             "lengths (.npy, or .json that maps length to count)"

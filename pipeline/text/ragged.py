@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,18 +99,6 @@ class Ragged:
             sha.update(np.ascontiguousarray(stored, stored.dtype.newbyteorder("<")).data)
         return sha.hexdigest()
 
-    def slice(self, first: int, last: int) -> "Ragged":
-        """The examples from `first` up to `last`, as views."""
-        tokens = slice(*(int(self.counts[:at].sum()) for at in (first, last)))
-        columns = {}
-        for name, (feature, values) in self.columns.items():
-            values = values[slice(first, last) if feature.per_example else tokens]
-            # Empty views would keep all tokens in memory.
-            values = values.copy() if tokens.start == tokens.stop else values
-            columns[name] = Column(feature, values)
-        texts = None if self.text_bytes is None else self.text_bytes[first:last]
-        return Ragged(self.counts[first:last], columns, texts)
-
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
         """The examples of chunks with the same columns; all or none of them have `text_bytes`."""
@@ -126,11 +114,6 @@ class Ragged:
         return cls(counts, columns, np.concatenate(texts) if texts else None)
 
 
-def is_full(examples: int, tokens: int, width: int = 4) -> bool:
-    """Whether a part with this many examples and tokens, or arrays of `width` bytes, is full."""
-    return tokens >= TOKENS_PER_PART * 4 // width or examples >= EXAMPLES_PER_PART
-
-
 def width_of(columns: Mapping[str, Feature]) -> int:
     """The bytes of a position that count for the size of a part, at least 4; 4 of tokens."""
     moving = (each for each in columns.values() if not each.per_example)
@@ -142,33 +125,6 @@ def find_lead(columns: Mapping[str, Feature]) -> str | None:
     """The column whose values tell where examples begin: the tokens, or the first of arrays."""
     every = (name for name, feature in columns.items() if not feature.per_example)
     return TOKENS if TOKENS in columns else next(every, None)
-
-
-def divide(counts: Iterable[np.ndarray]) -> Generator[list[tuple[int, int, int]]]:
-    """The pieces of each part: the number of a chunk, the first example, and one past the last.
-
-    >>> list(divide([np.array([TOKENS_PER_PART, 7, 5])]))
-    [[(0, 0, 1)], [(0, 1, 3)]]
-
-    Args:
-        counts: the tokens of each example, chunk by chunk.
-    """
-    pieces: list[tuple[int, int, int]] = []
-    examples = tokens = 0
-    for number, chunk in enumerate(counts):
-        first, ends = 0, np.cumsum(chunk, dtype=np.int64)
-        while first < len(chunk):
-            before = int(ends[first - 1]) if first else 0
-            full = int(np.searchsorted(ends, before + TOKENS_PER_PART - tokens)) + 1
-            last = min(full, first + EXAMPLES_PER_PART - examples, len(chunk))
-            pieces.append((number, first, last))
-            examples, tokens = examples + last - first, tokens + int(ends[last - 1]) - before
-            if is_full(examples, tokens):
-                yield pieces
-                pieces, examples, tokens = [], 0, 0
-            first = last
-    if pieces:
-        yield pieces
 
 
 def divide_arrays(
@@ -299,7 +255,8 @@ class Buffer:
     @property
     def full(self) -> bool:
         """Whether a part ends with the last example."""
-        return is_full(self._examples, self._tokens, self._width)
+        most = TOKENS_PER_PART * 4 // self._width
+        return self._tokens >= most or self._examples >= EXAMPLES_PER_PART
 
     def add(self, example: Mapping[str, Any], number: int, tokens: int | None = None) -> None:
         """Adds an example, an entry for each name; errors are those of `Corpus.from_arrays`.

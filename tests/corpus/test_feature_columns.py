@@ -64,6 +64,15 @@ def test_a_stored_corpus_has_its_features(tmp_path, way):
     assert Corpus.from_arrays(columns, tmp_path, features=FEATURES).fingerprint == made.fingerprint
 
 
+def test_a_feature_may_be_named_offsets_as_a_part_of_a_file_is(tmp_path):
+    columns = {"tokens": [[1, 2, 3], [4, 5]], "offsets": [7, 8]}
+    features = {"offsets": Feature("example", dtype="int32")}
+    corpus = Corpus.from_arrays(columns, tmp_path, features=features)
+    corpus.verify()
+    assert [int(each["offsets"]) for each in corpus] == [7, 8]
+    assert corpus.lengths.tolist() == [2, 1]
+
+
 def test_features_that_do_not_match_their_corpus_are_not_added_or_opened(tmp_path):
     one, other = (Corpus.from_arrays([[1, 2], [3, id_]], tmp_path / f"{id_}") for id_ in (4, 5))
     a, ab = ({name: Feature("example")} for name in ("a", "ab"))
@@ -103,7 +112,7 @@ def test_features_are_added_to_a_finished_corpus(tmp_path, way):
     ((place, added_manifest),) = opened._added
     path = place / added_manifest.parts[0].file
     file = read_part(path)
-    flip(path, path.read_bytes().index(file.columns["routing"].tobytes()))
+    flip(path, path.read_bytes().index(file.columns["routing"].values.tobytes()))
     with pytest.raises(ValueError, match="damaged at"):
         Corpus.open(tmp_path, features=added).verify()
 

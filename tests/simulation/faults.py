@@ -47,7 +47,7 @@ def store_the_cursor_after_parts() -> None:
         append(mine, some, before.cursor if before else 0, last=last)
         if not last:
             path = log.record_path(mine.directory, *key)
-            entries = log.read_entries(path, path.read_bytes(), log.damaged)
+            entries = log.read_entries(path, path.read_bytes())
             with contextlib.suppress(KeyError):
                 log.write_entries(path, entries | {"next": [cursor]})
 

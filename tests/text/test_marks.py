@@ -164,7 +164,7 @@ def test_a_sentencepiece_model_needs_no_module_that_refuses_an_older_protobuf(
 ):
     monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
     for kind in ("sentencepiece", "spaced"):
-        tokenizer = SentencePiece(everyone[kind]._name)
+        tokenizer = SentencePiece(everyone[kind].path)
         assert count(tokenizer, tokenizer.encode_batch([Markup("<|end|>"), "<|end|>"])[0])[2] == 1
 
 
@@ -234,10 +234,10 @@ def test_a_mark_that_stays_text_is_said_once(everyone, kind, tmp_path, caplog):
     prepare(chats, tokenizer, tmp_path / "c", template=Chat(), progress=False)
     assert [record.message for record in caplog.records] == [
         "2 of the first 3 records have a mark that stays text; the first: record 1: it has "
-        f"'<|end|>', a special token of {tokenizer._name}; to make it a token, give a template "
+        f"'<|end|>', a special token of {tokenizer.path}; to make it a token, give a template "
         "that returns it as templates.Markup",
         "2 of the first 2 records have a mark that stays text; the first: record 0: the template "
-        f"has '<|im_end|>', which is no special token of {tokenizer._name}",
+        f"has '<|im_end|>', which is no special token of {tokenizer.path}",
     ]
     prepare(source, tokenizer, tmp_path / "d", strict=True, progress=False)  # as it should be
     with pytest.raises(ValueError, match=r"the template has '<\|im_end\|>'.*; give another token"):

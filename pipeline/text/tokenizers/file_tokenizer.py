@@ -40,6 +40,7 @@ class FileTokenizer:
 
     kind: str
     file: str  # its name in the directory of a corpus
+    path: str  # where it was read from
     begin_id: int | None
     end_id: int | None
     vocab_size: int
@@ -57,29 +58,24 @@ class FileTokenizer:
         self.__setstate__((place.read_bytes(), os.fspath(place), options))
 
     def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:
-        return self._content, self._name, self._options
+        return self._content, self.path, self._options
 
     def __setstate__(self, state: tuple[bytes, str, dict[str, Any]]) -> None:
-        self._content, self._name, self._options = state
+        self._content, self.path, self._options = state
         self._setup(**self._options)
 
     def _set_marks(self, marks: Mapping[str, tuple[bool, bool]]) -> None:
         self.marks, longest = marks, sorted(marks, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
 
-    @property
-    def path(self) -> str:
-        """The file that it was read from."""
-        return self._name
-
     def _mark(self, option: str, wanted: bool | str, own: Sequence[int]) -> int | None:
         """The id of the begin or end mark: the `own` one, one by name, or none."""
         if isinstance(wanted, str):
             if (found := self._find(wanted)) is None:
-                raise UnknownMark(f"{self._name} has no token {wanted!r}", option)
+                raise UnknownMark(f"{self.path} has no token {wanted!r}", option)
             return found
         if wanted and len(own) != 1:
-            raise UnknownMark(f"{self._name} does not add exactly one {option} mark", option)
+            raise UnknownMark(f"{self.path} does not add exactly one {option} mark", option)
         return own[0] if wanted else None
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -138,10 +134,10 @@ class FileTokenizer:
             for mark in MEANT.finditer(part) if own else ():
                 if mark[0] not in self.marks:
                     seen = f"the template has {mark[0]!r}, which is no special token of"
-                    return f"{seen} {self._name}", True
+                    return f"{seen} {self.path}", True
             if not own and (found := self._pattern.search(part)):
                 return (
-                    f"it has {found[0]!r}, a special token of {self._name}; to make it a token, "
+                    f"it has {found[0]!r}, a special token of {self.path}; to make it a token, "
                     "give a template that returns it as templates.Markup"
                 ), False
         return None
@@ -170,11 +166,11 @@ class FileTokenizer:
                 file.write(self._content)
         elif path.read_bytes() != self._content:
             raise InvalidValue(
-                f"{os.fspath(path)} is not the tokenizer of the corpus, {self._name}; prepare into "
+                f"{os.fspath(path)} is not the tokenizer of the corpus, {self.path}; prepare into "
                 "another directory, or move that file if no corpus needs it"
             )
         return {"kind": self.kind, **self._options}
 
     def __repr__(self) -> str:
         options = (f"{name}={value!r}" for name, value in self._options.items())
-        return f"{type(self).__name__}({', '.join([repr(self._name), *options])})"
+        return f"{type(self).__name__}({', '.join([repr(self.path), *options])})"

@@ -7,7 +7,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
-from pipeline.text.tokenizers.markup import MarkError, is_mark
+from pipeline.text.tokenizers.markup import is_mark
 
 # The id of a word that no tokenizer has.
 WORD = (1 << 32) - 1
@@ -65,7 +65,7 @@ class HuggingFace(FileTokenizer):
         described = json.loads(self._tokenizer.to_str())
         if described["model"].get("dropout"):
             raise InvalidValue(
-                f"{self._name} has dropout={described['model']['dropout']:g}, so a text has other "
+                f"{self.path} has dropout={described['model']['dropout']:g}, so a text has other "
                 "tokens each time; set it to null in that file"
             )
         if others:  # so that these marks become text, too
@@ -110,7 +110,7 @@ class HuggingFace(FileTokenizer):
         try:
             tokenizer = _library().Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more specific
-            raise InvalidValue(f"{self._name} is not a tokenizer.json: {error}") from error
+            raise InvalidValue(f"{self.path} is not a tokenizer.json: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -122,7 +122,7 @@ class HuggingFace(FileTokenizer):
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more specific
             raise InvalidValue(
-                f"{self._name} cannot encode {texts[0]!r:.60}: {error}; correct the record, or "
+                f"{self.path} cannot encode {texts[0]!r:.60}: {error}; correct the record, or "
                 "train a tokenizer on this text"
             ) from error
         ids = [each.ids for each in encodings]
@@ -130,8 +130,8 @@ class HuggingFace(FileTokenizer):
             if found := self._control.intersection(each):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)
-                raise MarkError(
-                    f"the text …{text[at : at + 60]!r}… has {mark!r}, which {self._name} can "
+                raise InvalidValue(
+                    f"the text …{text[at : at + 60]!r}… has {mark!r}, which {self.path} can "
                     "encode only as a special token; change the spelling in the records, or use "
                     "another tokenizer"
                 )

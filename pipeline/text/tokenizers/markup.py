@@ -18,10 +18,6 @@ FORMATTER = string.Formatter()
 MEANT = re.compile(r"<\|[^<>|\s]+\|>")
 
 
-class MarkError(InvalidValue):
-    """A text that is not markup has a special token that the tokenizer cannot encode as text."""
-
-
 class Markup(str):
     r"""A template's own text, in which marks such as `<|end|>` become their tokens.
 

@@ -64,14 +64,14 @@ class SentencePiece(FileTokenizer):
         super().__init__(model, begin=begin, end=end)
 
     def _setup(self, *, begin: bool | str, end: bool | str) -> None:
-        _load(self._content, self._name)  # or it is refused
+        _load(self._content, self.path)  # or it is refused
         self._names, model = _read_marks(self._content)
         self._set_marks(dict.fromkeys(self._names.values(), (False, False)))
-        self._processor = _load(model, self._name)
+        self._processor = _load(model, self.path)
         self._kinds = {
             "alone": self._processor,
-            "first": _load(model + KEEP_SPACES, self._name),
-            "inside": _load(model + KEEP_SPACES + NO_DUMMY_PREFIX, self._name),
+            "first": _load(model + KEEP_SPACES, self.path),
+            "inside": _load(model + KEEP_SPACES + NO_DUMMY_PREFIX, self.path),
         }
         if "".join(self._processor.encode("a", out_type=str)).endswith(SPACE):
             # It puts a space after a text: not where a first span ends.
