@@ -27,9 +27,10 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     """Holds the lock of a directory while the block runs; other processes wait, and log that.
 
     The lock is the object `.lock`. Its holder writes it every ten seconds, and empties it at the
-    end. Another process takes the lock if it has not changed for 45 seconds, or if its holder was a
-    process of this boot of this machine, in the same container, and is gone. A process writes it
-    only if it has not changed since it read it, so only one process has the lock.
+    end. Another process takes the lock if it has not changed for 45 seconds; or for ten, in which
+    its last requests arrive, if its holder was a process of this boot of this machine, in the same
+    container, and is gone. A process writes it only if it has not changed since it read it, so only
+    one process has the lock.
 
     A holder that was stopped, or has had no answer for 35 seconds, renews its lock before it writes
     or deletes anything else in the directory, also when it repeats a request. If another process
@@ -82,7 +83,7 @@ class _Lease:
         since, told = _now(), False
         while True:
             # Nobody holds a lock that is absent or empty.
-            if not seen or _is_gone(seen) or _now() - since > SILENCE:
+            if not seen or _now() - since > (BEAT if _is_gone(seen) else SILENCE):
                 self._heard, self.lost = -SILENCE, False
                 if self._hold():
                     if seen:
