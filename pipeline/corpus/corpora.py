@@ -13,7 +13,7 @@ from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
-from pipeline.planning.growing import APART
+from pipeline.planning.growing import first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
@@ -41,9 +41,7 @@ class Corpora(AnyCorpus):
         self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
-        self.first = _first_examples(
-            [APART if member.grows else len(member) for member in self.members]
-        )
+        self.first = first_examples(self.members)
         self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
         first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
@@ -107,16 +105,17 @@ class Corpora(AnyCorpus):
         """See `AnyCorpus`."""
         return Corpora({name: each.with_each(change) for name, each in self.corpora.items()})
 
-    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, AnyCorpus]:
         """See `AnyCorpus`; in `Corpora` of the corpora before they were split."""
         member = np.searchsorted(self.first, examples, side="right") - 1
-        found, rooms = examples.copy(), []
-        for which, corpus in enumerate(self.members):
-            mine = member == which
-            found[mine], room = corpus.find_unsplit(examples[mine] - self.first[which])
-            rooms.append(room)
-        first = _first_examples(rooms)
-        return found + first[member], int(first[-1])
+        parts = [
+            corpus.find_unsplit(examples[member == which] - self.first[which])
+            for which, corpus in enumerate(self.members)
+        ]
+        first, found = first_examples([unsplit for _, unsplit in parts]), examples.copy()
+        for which, (numbers, _) in enumerate(parts):
+            found[member == which] = first[which] + numbers
+        return found, self
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
@@ -144,15 +143,6 @@ def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
         return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
     wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
     return Log(corpus.directory, wait, corpus.hold_out)
-
-
-def _first_examples(rooms: Sequence[int]) -> np.ndarray:
-    """The number of each member's first example, then the total: int64 [members + 1].
-
-    `rooms` are their numbers of examples. If one grows, each gets room for any number, as in
-    `Plan`.
-    """
-    return np.cumsum([0, *([APART] * len(rooms) if APART in rooms else rooms)])
 
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:

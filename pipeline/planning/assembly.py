@@ -39,8 +39,6 @@ class Assembly:
 
     def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
         self._streams, self._schedule, self._options = streams, schedule, options
-        # The number of each bucket's length.
-        self._length_of = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step of the last call of `batch`
         self._block = range(0)  # the last block that was looked up
         self._blocks = WindowCache(KEPT)
@@ -66,8 +64,8 @@ class Assembly:
                 steps = self._block_around(step, TOGETHER)
             self._asked = step
         if len(steps) == 1:
-            bucket, taken = self._schedule.at(step)
-            rows = self._gather(bucket, taken)
+            length, bucket, taken = self._schedule.at(step)
+            rows = self._gather(length, taken)
             return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
         return self._make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
 
@@ -78,15 +76,15 @@ class Assembly:
         """
         wanted = {step: self._schedule.at(step) for step in steps}
         epoch, found = self._schedule.epoch_of(steps.start), {}
-        for bucket in {bucket for bucket, _ in wanted.values()}:
-            mine = [step for step, (each, _) in wanted.items() if each == bucket]
+        for length, bucket in {shape[:2] for shape in wanted.values()}:
+            mine = [step for step, (_, each, _) in wanted.items() if each == bucket]
             # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
-            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
+            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][2])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows = self._gather(bucket, joined.values())
+            rows = self._gather(length, joined.values())
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
@@ -96,9 +94,8 @@ class Assembly:
                 found[step] = rows, bucket, of_step, epoch
         return found
 
-    def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
-        """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
-        length = self._length_of[bucket]
+    def _gather(self, length: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
+        """The rows of a length in the ranges `taken`, which are as in `Schedule.at`."""
         return _Gathered(
             [
                 (number, rows)

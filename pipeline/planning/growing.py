@@ -9,7 +9,7 @@ The plan never depends on which parts are sealed by now: a request for a window 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,16 @@ APART = 1 << 40
 
 # A window closes at 1 / GROWTH of the pieces before it, within LEAST_WINDOW and `options.window`.
 GROWTH = 4
+
+
+def first_examples(members: Sequence[Any]) -> np.ndarray:
+    """The number of each corpus's first example, then the total: int64 [members + 1].
+
+    If one grows, each has `APART` numbers. No plan has as many examples of one corpus.
+    """
+    if any(getattr(member, "grows", False) for member in members):
+        return np.arange(len(members) + 1) * APART
+    return np.cumsum([0, *map(len, members)])
 
 
 def refuse_exclude(exclude: Exclude) -> None:

@@ -220,7 +220,7 @@ class Plan:
         check_first(step, self.first)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
-        if fixed := [each for each in later if not each.is_phase]:
+        if fixed := [each for each in later if each.replans]:
             raise InvalidValue(
                 f"step is {step:,}, and the last change of options is at step "
                 f"{fixed[-1].start:,}; give that step or a later one"

@@ -87,17 +87,25 @@ class Interval:
         batches[self.buckets] += steps
         return batches, np.minimum(rows, self.most_rows)
 
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The bucket and the rows of a step; see `Schedule.at`."""
+    def at(self, step: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """See `Schedule.at`."""
         place = self.rotation + step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
         first = (number - self._rotated[length]) * rows
         most, base = self.most_rows[length].tolist(), self.begin.rows[length].tolist()
-        return int(self.buckets[length]), [
-            (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
-            for stream, begin, end in quota.between(first, first + rows)
-        ]
+        return (
+            length,
+            int(self.buckets[length]),
+            [
+                (
+                    stream,
+                    base[stream] + begin,
+                    min(end - begin, most[stream] - base[stream] - begin),
+                )
+                for stream, begin, end in quota.between(first, first + rows)
+            ],
+        )
 
     def taken(self, step: int) -> Taken:
         """The batches and rows taken before a step."""
@@ -500,8 +508,8 @@ class Schedule:
         """The batches and rows taken before a step."""
         return self.marks[0] if step == self.start else self._reach(step - 1)[1].taken(step)
 
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
+    def at(self, step: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """A step's length and bucket by number, and its rows: (stream, first row, how many)."""
         return self._reach(step)[1].at(step)
 
     @property

@@ -14,7 +14,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.growing import APART, Place, refuse_exclude
+from pipeline.planning.growing import Place, first_examples, refuse_exclude
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     NO_EXAMPLES,
@@ -52,10 +52,11 @@ class Stage(Handles):
         weights: the share of each of several corpora, by name; None for one corpus.
         given: the lengths or corpora of the plan, with corpora that have joined.
         members: the lengths of each corpus by name.
-        firsts: the number in the plan of the first example of each corpus.
+        firsts: the number in the plan of the first example of each corpus: int64 [corpora].
         changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
             (their number from here on) instead of `lengths`. In the first stage, all options.
-        replans: whether what the stage before it leaves of epochs is planned again, by new streams.
+        replans: whether what the stage before it leaves of epochs is planned again, by new streams;
+            else it has other weights than that, and perhaps more corpora.
         number: how often that was done up to this stage; it selects the random bits of streams.
     """
 
@@ -73,8 +74,7 @@ class Stage(Handles):
     ):
         self.start, self.options, self.weights, self.given = start, options, weights, given
         self.members, self.changes = members, changes
-        sizes, self.grows = [*map(len, members.values())], _any_grows(members)
-        self.firsts = [n * APART if self.grows else sum(sizes[:n]) for n in range(len(sizes))]
+        self.grows, self.firsts = _any_grows(members), first_examples([*members.values()])[:-1]
         self._before, self.replans = before, replan
         self._origin: Origin | None = None
         self.number: int = 0 if before is None else before.number + replan
@@ -116,7 +116,7 @@ class Stage(Handles):
     @property
     def num_examples(self) -> int:
         """Examples of all corpora, including those left out; those of growing ones do not count."""
-        return self.firsts[-1] + len([*self.members.values()][-1])
+        return int(self.firsts[-1]) + len([*self.members.values()][-1])
 
     @property
     def excluded(self) -> np.ndarray:
@@ -142,11 +142,6 @@ class Stage(Handles):
     def cuts(self) -> int:
         """The number of pieces that an epoch of each corpus cuts to fill rows."""
         return int(sum(stream.whole.layout.cuts.sum() for stream in self.streams))
-
-    @property
-    def is_phase(self) -> bool:
-        """Whether it has other weights than the stage before, and perhaps more corpora."""
-        return {"weights"} <= {*self.changes} <= {"weights", "examples"}
 
     @property
     def assembly(self) -> Assembly:
@@ -372,7 +367,7 @@ def _begin_stream(
         options,
         cache,
         name=name,
-        first=stage.firsts[number],
+        first=int(stage.firsts[number]),
         number=stage.number if stage.grows else 0,
         epoch=epoch,
         begin=Place.of(place),

@@ -198,6 +198,53 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
     return Text(open_source(fields, name), field, template, config.get("prepare", {}))
 
 
+@dataclass(frozen=True)
+class Part:
+    """A corpus of a config: of text, in token files, made by a function, or another program's."""
+
+    folder: str  # its directory in that of all corpora
+    name: str  # of its fields, for messages
+    fields: Any
+    follows: bool  # whether it is trained on while it is prepared
+    text: Text | None = None
+    make: Callable | None = None  # the function that the field `corpus` names
+
+    @classmethod
+    def of(cls, folder: str, fields: Any, config: Any) -> "Part":
+        """The part with these fields of `config`, which are checked."""
+        name = f"config.{folder.replace('/', '.')}"
+        follows = folder != "eval" and bool(fields.get("follow"))
+        if path := fields.get("corpus"):
+            return cls(folder, name, fields, follows, make=_import(path, f"{name}.corpus", MAKER))
+        if fields.get("format") or (follows and not any(fields.get(key) for key in SOURCES)):
+            return cls(folder, name, fields, follows)
+        return cls(folder, name, fields, follows, text=_open_text(name, fields, config))
+
+    def link(self, directory: epath.Path, tokenizer: Any, task: Task, config: Any) -> None:
+        """Links its token files, if it has such, as a corpus in its directory."""
+        fields = self.fields
+        if not fields.get("format"):
+            return
+        if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
+            raise InvalidValue(
+                f"{self.name} has tokens, but also a template, or begin and end for a share of "
+                "records; remove them, and hold examples out with config.eval.hold_out"
+            )
+        if not isinstance(fields.files, str) or not fields.files:
+            raise InvalidValue(
+                f"{self.name}.files is {fields.files!r}; with a format, it must name token files, "
+                "as text, with commas between several"
+            )
+        options = {**fields.get("options", {}), "task": task, "tokenizer": tokenizer}
+        tokens = InPlace(fields.format, fields.files.split(","), **options)
+        if tokens.vocab_size is None:
+            raise InvalidValue(
+                f"the number of ids is unknown; give {self.name}.options.vocab_size, or the "
+                "tokenizer of the ids as config.tokenizer"
+            )
+        link(tokens, directory / self.folder)
+
+
 def open_tokenizer(
     fields: Mapping[str, Any],
     texts: Sequence[Text],
@@ -295,32 +342,21 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         if "train" in added:
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
-    followed = {folder: fields for folder, fields in training.items() if fields.get("follow")}
     share, every = config.eval.get("hold_out"), {**training, "eval": config.eval}
     if share:
         del every["eval"]
-    in_place = {folder: fields for folder, fields in every.items() if fields.get("format")}
-    names_of = {folder: f"config.{folder.replace('/', '.')}" for folder in every}
-    made = {
-        folder: _import(path, f"{names_of[folder]}.corpus", MAKER)
-        for folder, fields in every.items()
-        if (path := fields.get("corpus"))
-    }
-    texts = {
-        folder: _open_text(names_of[folder], fields, config)
-        for folder, fields in every.items()
-        if folder not in {**in_place, **made}
-        and (folder not in followed or any(fields.get(key) for key in SOURCES))
-    }  # others are written by another program
-    pairs = {hasattr(text.template, "sides") for text in texts.values()}
+    parts = [Part.of(folder, fields, config) for folder, fields in every.items()]
+    texts = [part.text for part in parts if part.text]
+    pairs = {hasattr(text.template, "sides") for text in texts}
     if len(pairs) > 1:
         raise InvalidValue(
             "some corpora of the config are pairs, which have two fields, and others have one; "
             "give each corpus one name, or for pairs each corpus two"
         )
+    followed = [part.folder for part in parts if part.follows]
     if followed and (
         pairs == {True}
-        or any(text.has_arrays for text in texts.values())
+        or any(text.has_arrays for text in texts)
         or config.task.kind != "causal"
         or added
     ):
@@ -330,50 +366,33 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         )
     view = open_view(config.task.to_dict(), config.seed)
     task = getattr(VIEWS[config.task.kind], "needs", CAUSAL)
-    first_texts = [texts[folder] for folder in [*training][:num_first] if folder in texts]
-    model = directory / "tokenizer.model"
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
     tokenizer: Any = None
     if texts or not trained:
+        first_texts = [part.text for part in parts[:num_first] if part.text]
+        model = directory / "tokenizer.model"
         tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
-    for folder, fields in in_place.items():
-        name = names_of[folder]
-        if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
-            raise InvalidValue(
-                f"{name} has tokens, but also a template, or begin and end for a share of records; "
-                "remove them, and hold examples out with config.eval.hold_out"
-            )
-        if not isinstance(fields.files, str) or not fields.files:
-            raise InvalidValue(
-                f"{name}.files is {fields.files!r}; with a format, it must name token files, as "
-                "text, with commas between several"
-            )
-        options = {**fields.get("options", {}), "task": task, "tokenizer": tokenizer}
-        tokens = InPlace(fields.format, fields.files.split(","), **options)
-        if tokens.vocab_size is None:
-            raise InvalidValue(
-                f"the number of ids is unknown; give {name}.options.vocab_size, or the "
-                "tokenizer of the ids as config.tokenizer"
-            )
-        link(tokens, directory / folder)
-    growing = {} if whole else followed
-    for folder in sorted(texts, key=lambda folder: folder in growing):
-        if folder not in growing:
-            texts[folder].prepare(tokenizer, directory / folder, task)
+    for part in parts:
+        part.link(directory, tokenizer, task, config)
+    for part in sorted(parts, key=lambda part: part.follows):
+        if part.text is None:
+            continue
+        if not part.follows or whole:
+            part.text.prepare(tokenizer, directory / part.folder, task)
         elif jax.process_index() == 0:
-            _prepare_meanwhile(texts[folder], tokenizer, directory / folder)
+            _prepare_meanwhile(part.text, tokenizer, directory / part.folder)
     cached = config.get("cache", {})
     cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
-    opened = [
-        view(
-            open_growing(directory / folder, growing[folder].get("wait_seconds"))
-            if folder in growing
-            else made[folder](every[folder].split, directory / folder)
-            if folder in made
-            else open_corpus(directory / folder, **cache)
-        )
-        for folder in every
-    ]
+    opened: list[Any] = []
+    for part in parts:
+        place = directory / part.folder
+        if part.follows and not whole:
+            corpus: Any = open_growing(place, part.fields.get("wait_seconds"))
+        elif part.make:
+            corpus = part.make(part.fields.split, place)
+        else:
+            corpus = open_corpus(place, **cache)
+        opened.append(view(corpus))
     several = opened[: len(training)]
     if not several:
         return None, opened[-1]

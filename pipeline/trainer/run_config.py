@@ -89,6 +89,9 @@ def check_config(config: Any) -> None:
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
     numbers = list_fields(config.to_dict())
+    for name in ("optimizer.warmup_steps", DECAY):  # stored configs do not know the type of None
+        if (steps := numbers.get(name)) is not None:
+            require_whole(f"config.{name}", steps, 0)
     for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
         if not numbers.get(name, 0.0) >= 0:
             raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")

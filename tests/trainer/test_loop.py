@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict, config_dict
 
 import pipeline
 import train
 from pipeline.cli.commands import main
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import directory_lock
 from pipeline.history import losses, read_history
 from pipeline.steps import hosts
@@ -18,6 +20,7 @@ from pipeline.steps.compiled import Compiled
 from pipeline.trainer import Run
 from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.evaluation import evaluation_batches, sum_over_batches
+from pipeline.trainer.run_config import check_config
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
 
@@ -244,6 +247,16 @@ def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
         with Run(config, tmp_path) as again:
             assert again.config.optimizer.decay_steps == due
             assert again.config.optimizer.warmup_steps == 2
+
+
+@pytest.mark.parametrize("name", ["warmup_steps", "decay_steps"])
+@pytest.mark.parametrize("value", ["two", -1, 2.5])
+def test_steps_of_the_optimizer_are_whole_numbers(config, name, value):
+    untyped = ConfigDict({name: config_dict.placeholder(object)})  # as a stored config has them
+    config.optimizer = ConfigDict({**config.optimizer.to_dict(), **untyped})
+    config.optimizer[name] = value
+    with pytest.raises(InvalidValue, match=f"config.optimizer.{name} is {value!r}; it must be"):
+        check_config(config)
 
 
 @pytest.mark.slow

@@ -140,9 +140,9 @@ def find(paths: Paths) -> list[epath.Path]:
     remote = any(text.startswith(objects.SCHEMES) for text in texts)
     matches = objects.together(_match, texts) if remote else map(_match, texts)
     files = [file for found in matches for file in found]
-    for file in files:
-        if is_local(file):
-            _require_readable(file)
+    for text in map(os.fspath, files):
+        if is_local(text):
+            _require_readable(text)
     return files
 
 
@@ -165,8 +165,9 @@ def leave_out_repeats(*sides: Sequence[epath.Path]) -> list[list[epath.Path]]:
 
 def _identify(file: epath.Path) -> Any:
     """What is the same for all names of a file."""
-    status = os.stat(file) if is_local(file) else None
-    return (status and status.st_ino and (status.st_dev, status.st_ino)) or os.fspath(file)
+    name = os.fspath(file)
+    status = os.stat(name) if is_local(name) else None
+    return (status and status.st_ino and (status.st_dev, status.st_ino)) or name
 
 
 def _match(name: str) -> list[epath.Path]:
@@ -201,8 +202,8 @@ def _expand(path: epath.Path) -> list[epath.Path]:
         files = sorted(base.glob("/".join(patterns)))
         known = zip(files, objects.heads(files), strict=True)
         return [file for file, head in known if head is not None]
-    found = map(epath.Path, {*_walk(os.fspath(base), *patterns)})
-    return sorted(file for file in found if not file.is_dir())
+    names = [name for name in {*_walk(os.fspath(base), *patterns)} if not os.path.isdir(name)]
+    return [epath.Path(name) for name in sorted(names, key=lambda name: name.split("/"))]
 
 
 def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
@@ -223,11 +224,10 @@ def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
             yield from _walk(path, first, *others)
 
 
-def _require_readable(file: epath.Path) -> None:
+def _require_readable(name: str) -> None:
     """Refuses what cannot be read as a file."""
-    name = os.fspath(file)
     try:
-        mode = os.stat(file).st_mode
+        mode = os.stat(name).st_mode
     except OSError as error:
         raise _unreadable(name, error) from error
     if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
@@ -235,7 +235,7 @@ def _require_readable(file: epath.Path) -> None:
             f"{name} is a socket or a pipe, which cannot be read in shares; copy its content to a "
             "file"
         )
-    if not os.access(file, os.R_OK):
+    if not os.access(name, os.R_OK):
         raise NotAllowed(f"{name} cannot be read: permission denied; change its mode or owner")
 
 
@@ -291,8 +291,8 @@ def _stamp(path: epath.Path, head: Mapping[str, Any] | None) -> Stamp:
     try:
         if isinstance(path, ObjectPath):  # some clouds quote tags in one answer, and not in others
             return (0, 0) if head is None else (head["size"], str(head["e_tag"]).strip('"'))
-        if is_local(path):
-            status = os.stat(path)
+        if is_local(name := os.fspath(path)):
+            status = os.stat(name)
             return status.st_size, status.st_mtime_ns
         return path.stat().length, path.stat().mtime
     except FileNotFoundError:
