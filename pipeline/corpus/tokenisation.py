@@ -306,14 +306,13 @@ class _OfBlock:
     # ---- items: what the tokenizer gets of each record
 
     def _prepare(self, number: int) -> dict[str, Any]:
-        """By side, the spans of each node of a record, or arrays by feature."""
+        """By side, the text of a record, the spans of each of its nodes, or arrays by feature."""
         job, record = self._job, self._block.records[number]
         try:
             if isinstance(record, Exception):
                 raise record
             if job.fields is not None:
-                texts = {side: text_of(record, field) for side, field in job.fields.items()}
-                return {side: [[(text, 1.0, {})]] for side, text in texts.items()}
+                return {side: text_of(record, field) for side, field in job.fields.items()}
             arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
             template = cast(Template, job.template)
             return templates.fill(template, record, self._of_spans, arrays)
@@ -338,6 +337,8 @@ class _OfBlock:
     @functools.cached_property
     def _nothing(self) -> dict[str, Any]:
         """What stands for a record that failed, until its tokens are removed."""
+        if self._job.fields is not None:
+            return dict.fromkeys(self._of_spans, "")
         return {
             side: [[("", 0.0, {n: each.filled(1) for n, each in known.items()})]] * self._job.nodes
             for side, known in self._of_spans.items()
@@ -361,9 +362,8 @@ class _OfBlock:
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
         if self._job.fields is None:
             return templates.encode(items, self._tokenizer, self._of_spans[side])
-        texts = [spans[0][0] for (spans,) in items]
-        sizes = np.fromiter(map(count_bytes, texts), np.int64, len(texts))
-        return Ragged.of(*self._tokenizer.encode_batch(texts), text_bytes=sizes)
+        sizes = np.fromiter(map(count_bytes, items), np.int64, len(items))
+        return Ragged.of(*self._tokenizer.encode_batch(list(items)), text_bytes=sizes)
 
     # ---- checks of the examples
 
@@ -407,7 +407,9 @@ class _OfBlock:
         for number, item in enumerate(items[:COMPARED]):
             if number in self.failed:
                 continue
-            nodes = {side: item[side] for side in ids}
+            nodes = {
+                side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
+            }
             characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
             if characters > CHARACTERS and compared:
                 break
