@@ -256,7 +256,17 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
             f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
             "vocabulary has up to 65,536, else 'uint32'"
         )
-    return _read(path, found, skip), mark
+    values = _read(path, found, skip)
+    # Of a text with ids below 500,000, the upper halves of wider integers are below 8.
+    low, high = values[:4096:2], values[1:4096:2]
+    if len(high) >= 32 and high.max() < 8 and low.max() > 255:
+        logger.warning(
+            "every second id of %s is below 8, as if its ids were wider than %s; give the dtype "
+            "that they were written with",
+            name,
+            found,
+        )
+    return values, mark
 
 
 def _read(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
