@@ -44,6 +44,8 @@ def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
     for name, sign, value in (text.partition("=") for text in texts):
         if not sign:
             raise InvalidValue(f"{name!r} is no option; give NAME=VALUE, such as dtype=uint16")
+        if name in options:
+            raise InvalidValue(f"{name}= is given twice to --tokens; remove one of the two")
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -101,7 +103,11 @@ def _template(arguments: argparse.Namespace) -> Template | None:
             "MODULE:NAME, and no --targets"
         )
     sys.path.append(os.getcwd())  # for MODULE:NAME
-    fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
+    fields: dict[str, Any] = {"kind": kind}
+    for name, _, value in (each.partition("=") for each in given):
+        if name in fields:
+            raise InvalidValue(f"{name}= is given twice to --template; remove one of the two")
+        fields[name] = value
     for name in {*JSON_FIELDS} & {*fields}:
         with contextlib.suppress(ValueError):  # other values are refused by the template
             fields[name] = json.loads(fields[name])

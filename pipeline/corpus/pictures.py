@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidValue, require, require_type, require_whole
+from pipeline.errors import InvalidValue, require, require_whole
 
 # The tag of EXIF that says how a camera was held; from 5 on, width and height are exchanged.
 ORIENTATION, SIDEWAYS = 0x0112, 5
@@ -68,18 +68,23 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
 def _open(image: Any) -> tuple[Any, int]:
     """A picture of Pillow, whose pixels are not decoded yet, and its orientation, from 1 to 8."""
     pillow = require("PIL.Image", **EXTRA)
+    picture: Any = image
     if isinstance(image, bytes):
-        image = pillow.open(io.BytesIO(image))
-    elif isinstance(image, np.ndarray):
-        image = pillow.fromarray(image)
-    wanted = "the bytes of a file, a picture of Pillow, or an array of uint8 [height, width, 3]"
-    require_type("image", image, pillow.Image, wanted)
+        picture = pillow.open(io.BytesIO(image))
+    elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
+        picture = pillow.fromarray(image)
+    if not isinstance(picture, pillow.Image) or 0 in picture.size:
+        seen = f"of {image.dtype} {image.shape}" if isinstance(image, np.ndarray) else repr(image)
+        raise InvalidValue(
+            f"the image is {seen:.80}; give the bytes of a file, a picture of Pillow, or an array "
+            "of uint8 [height, width, 3]"
+        )
     exif = pillow.Exif()
-    exif.load(image.info.get("exif", b""))
+    exif.load(picture.info.get("exif", b""))
     orientation = exif.get(ORIENTATION, 1)
-    if image.mode[0] in "IF":
-        raise InvalidValue(f"the image has the mode {image.mode!r}; give 8 bits for each colour")
-    return image, orientation if orientation in range(1, 9) else 1
+    if picture.mode[0] in "IF":
+        raise InvalidValue(f"the image has the mode {picture.mode!r}; give 8 bits for each colour")
+    return picture, orientation if orientation in range(1, 9) else 1
 
 
 def _upright(size: tuple[int, int], orientation: int) -> tuple[int, int]:

@@ -101,6 +101,7 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
     indices, arrays, borders = files.find([index_of(each) for each in given]), [], []
     data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
+    indices, data = files.leave_out_repeats(indices, data)
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
         arrays.append(_read(path, dtype))
@@ -144,7 +145,7 @@ def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> 
     """The documents of datatrove's `.ds` files, or of a folder of them."""
     if isinstance(paths, str | os.PathLike) and as_path(paths).is_dir():
         paths = f"{os.fspath(paths)}/*.ds"
-    found = files.find(paths)
+    (found,) = files.leave_out_repeats(files.find(paths))
     indices, losses, about = (
         [path.with_name(path.name + end) for path in found]
         for end in (".index", ".loss", ".metadata")
@@ -178,7 +179,8 @@ def flat(
     weights: files.Paths | None = None,
 ) -> TokenFiles:
     """The documents of files that hold nothing but ids; see `InPlace.flat`."""
-    found = [path for path in files.find(paths) if not path.name.endswith(".csv.gz")]
+    (found,) = files.leave_out_repeats(files.find(paths))
+    found = [path for path in found if not path.name.endswith(".csv.gz")]
     masks = [path for path in found if path.name.startswith("labels_mask")]
     found = [path for path in found if path not in masks]
     beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
@@ -256,7 +258,17 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
             f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
             "vocabulary has up to 65,536, else 'uint32'"
         )
-    return _read(path, found, skip), mark
+    values = _read(path, found, skip)
+    # Of a text with ids below 500,000, the upper halves of wider integers are below 8.
+    low, high = values[:4096:2], values[1:4096:2]
+    if len(high) >= 32 and high.max() < 8 and low.max() > 255:
+        logger.warning(
+            "every second id of %s is below 8, as if its ids were wider than %s; give the dtype "
+            "that they were written with",
+            name,
+            found,
+        )
+    return values, mark
 
 
 def _read(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:

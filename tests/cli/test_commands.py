@@ -88,6 +88,8 @@ UNWRITABLE = (
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
         (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt/x"], UNWRITABLE),
+        (["show", "a.bin", "--tokens", "flat", "end=1", "end=2"], "end= is given twice to --tok"),
+        ([*PREPARE, "--template", "answer", "answer=a", "answer=b"], "answer= is given twice to"),
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
     ],

@@ -400,7 +400,14 @@ def test_pictures_of_other_colours_are_converted(mode):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (np.zeros((4, 4), np.float32), "mode 'F'"),
+        (Image.new("F", (4, 4)), "mode 'F'"),
+        (
+            np.zeros((4, 4, 3)),
+            r"of float64 \(4, 4, 3\); give .* array of uint8 \[height, width, 3\]",
+        ),
+        (np.zeros((3, 4, 4), np.uint8), r"the image is of uint8 \(3, 4, 4\); give"),
+        (np.zeros((0, 4, 3), np.uint8), r"the image is of uint8 \(0, 4, 3\); give"),
+        ("a.png", "the image is 'a.png'; give the bytes of a file"),
         (Image.new("I;16", (4, 4)), "mode 'I;16'"),
         (b"\x89PNG\r\n", "cannot identify"),
     ],

@@ -1,5 +1,6 @@
 """Token files of other programs are read in place: tokens, documents and masks as written."""
 
+import contextlib
 import gzip
 import pickle
 import struct
@@ -191,6 +192,35 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="holds no document"):
         InPlace.flat(path, dtype="uint16", end=())
+
+
+def test_files_that_are_given_twice_are_read_once(tmp_path, caplog):
+    documents = [[5, 6, END], [7, 8, 9, END]]
+    write_megatron(tmp_path / "a", [[each] for each in documents])
+    write_flat(tmp_path / "b.npy", documents)
+    write_datatrove(tmp_path / "c.ds", documents)
+    for form, name, options in (
+        ("megatron", "a", {}),
+        ("flat", "b.npy", {"dtype": "uint16"}),
+        ("datatrove", "c.ds", {}),
+    ):
+        paths = [tmp_path / name, f"{tmp_path}/../{tmp_path.name}/{name}"]
+        assert documents_of(InPlace(form, paths, **options)) == [each[:-1] for each in documents]
+        assert "given twice" in caplog.text
+        caplog.clear()
+
+
+@pytest.mark.parametrize("written", ["uint16", "uint32", "int64"])
+def test_ids_that_are_wider_than_the_dtype_are_told(written, tmp_path, caplog):
+    ids = np.random.default_rng(0).integers(0, 60000, 500).astype(written)
+    ids[::50] = 7
+    ids.tofile(tmp_path / "a.bin")
+    for dtype in ("uint16", "uint32"):
+        caplog.clear()
+        with contextlib.suppress(ValueError):  # read as too wide, the id 7 is not there
+            InPlace.flat(tmp_path / "a.bin", dtype=dtype, end=7)
+        is_wider = ids.dtype.itemsize > np.dtype(dtype).itemsize
+        assert ("as if its ids were wider than" in caplog.text) == is_wider
 
 
 def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
