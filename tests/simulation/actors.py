@@ -90,8 +90,10 @@ class Stream:
         due = account.acknowledged[self.name]
         with contextlib.suppress(Exists), self._open() as writer:
             begin = writer.cursor or 0
-            if not history.in_bucket:  # there, it may have lost the lock, and then seals nothing
+            if not history.in_bucket:
                 due = account.acknowledged[self.name]
+            elif writer.examples and writer.cursor is None:
+                return  # it has lost the lock to one that has finished, and could seal nothing
             account.begin(self.name, due, begin, writer.examples)
             end = len(self.examples)
             if self._varies:
