@@ -119,6 +119,17 @@ def require_whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def require_type(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Checks that `value` is of `kind`: a type, several, or the name of an attribute that it has.
+
+    Raises:
+        TypeError: it is not; `wanted` says what it must be.
+    """
+    fits = hasattr(value, kind) if isinstance(kind, str) else isinstance(value, kind)
+    if not fits or isinstance(value, type):
+        raise InvalidType(f"{name} is {value!r:.80}, a {type(value).__name__}; it must be {wanted}")
+
+
 def require_index(step: Any) -> int:
     """`step` as an int.
 

@@ -8,8 +8,10 @@ import optax
 from pipeline import Batches, Bucket, Plan
 
 
-def require_same_alone(compute, examples, lengths, rows, align=1):
-    """Packed examples have the results and gradients that they have alone, to 1e-6 of their norm.
+def require_same_alone(compute, examples, lengths, rows, align=1, error=1e-6):
+    """Packed examples have the results and gradients that they have alone, up to an error.
+
+    It is relative to the norm of what is alone.
 
     `compute` takes a batch. It gives the results of the side that carries the loss, and the
     gradients of the sum of losses. A batch of `rows` rows of these lengths holds all examples.
@@ -20,14 +22,15 @@ def require_same_alone(compute, examples, lengths, rows, align=1):
     assert len(planned.segments) == len(examples) > rows
     results, gradient = compute(batch)
     total = jax.tree.map(jnp.zeros_like, gradient)
-    for segment, column in zip(planned.segments, planned.columns, strict=True):
+    columns = planned.columns.reshape(len(planned.segments), -1)
+    for segment, column in zip(planned.segments, columns, strict=True):
         row, example, size = segment[0], segment[1], segment[3 + side]
         others = [number for number in range(len(examples)) if number != example]
         single = Plan(examples, [Bucket(1, lengths)], align=align, exclude=others)
         expected, more = compute(Batches(examples, single)[0])
         found = results[row, column[side] : column[side] + size]
-        error = np.linalg.norm(found - expected[0, :size])
-        assert error < 1e-6 * np.linalg.norm(expected[0, :size])
+        off = np.linalg.norm(found - expected[0, :size])
+        assert off < error * np.linalg.norm(expected[0, :size])
         total = jax.tree.map(jnp.add, total, more)
-    error = optax.global_norm(jax.tree.map(jnp.subtract, gradient, total))
-    assert error < 1e-6 * optax.global_norm(total)
+    off = optax.global_norm(jax.tree.map(jnp.subtract, gradient, total))
+    assert off < error * optax.global_norm(total)

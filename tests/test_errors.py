@@ -8,6 +8,7 @@ import ast
 import inspect
 import re
 
+import numpy as np
 import pytest
 
 import pipeline
@@ -97,7 +98,26 @@ def pack(_, **given):
 
 
 def batches(_, **given):
-    return pipeline.Batches(EXAMPLES, Plan(EXAMPLES, BUCKETS), **given)
+    return pipeline.Batches(**{"corpus": EXAMPLES, "plan": Plan(EXAMPLES, BUCKETS), **given})
+
+
+def examples(_, **given):
+    return Examples(**{"columns": [[1, 2, 3]], **given})
+
+
+def store(folder, **given):
+    return pipeline.Corpus.from_arrays([[1, 2, 3]], folder / "c", **given)
+
+
+def prepare(folder, **given):
+    arguments = pipeline.sources.Records(["a rose"]), pipeline.tokenizers.Bytes(), folder / "c"
+    return pipeline.prepare(*arguments, progress=False, **given)
+
+
+def cut(_, **given):
+    return pipeline.patchify(
+        **{"image": np.zeros((8, 8, 3), "u1"), "patch": 4, "max_patches": 9, **given}
+    )
 
 
 def write(folder, **given):
@@ -120,8 +140,12 @@ OPTIONS = {
     load: {*LoadOptions.__annotations__, *keywords(pipeline.load)} - {"timeout_seconds"},
     score: keywords(pipeline.score) - {"state"},
     pack: keywords(pipeline.pack),
-    batches: {"sharding", "positions", "context_order", "features"},
-    write: {"vocab_size", "keep_parts"},
+    batches: {*inspect.signature(pipeline.Batches).parameters} - {"transform"},
+    examples: {"columns", *keywords(Examples.__new__)},
+    store: keywords(pipeline.Corpus.from_arrays.__func__),
+    prepare: keywords(pipeline.prepare) - {"progress", "strict", "template"},
+    cut: {"image", "patch", "max_patches"},
+    write: keywords(pipeline.Writer.__init__),
     mask: keywords(pipeline.Masked.__init__) - {"keep_ids"},
     corrupt: keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
 }

@@ -30,8 +30,8 @@ from pipeline.corpus.parts import PartTable
 from pipeline.corpus.prng import is_held_out
 from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.sides import Sides, read_sides, record_sides
+from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
-from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.writer import ARRAYS, Writer
 from pipeline.errors import (
     Exists,
@@ -39,6 +39,7 @@ from pipeline.errors import (
     InvalidValue,
     Missing,
     require_share,
+    require_type,
     require_whole,
 )
 from pipeline.fs.atomic import as_path, is_local, write_once
@@ -502,6 +503,8 @@ class Corpus(Handles, SingleCorpus):
         Raises:
             ValueError: as for `Examples`; or `directory` holds other data.
         """
+        require_type("task", task, Task, A_TASK)
+        require_type("loss", loss, str | None, "the name of a side, or None")
         sides, directory = task.divide(columns, features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = divide_arrays(columns, sides, vocab_size, task.lookahead)

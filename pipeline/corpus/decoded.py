@@ -56,7 +56,9 @@ def _decode(
             writer = writer or pa.ipc.new_stream(file, batch.schema)
             writer.write_batch(batch)
         if writer is None:
-            raise InvalidValue(f"{os.fspath(found[0])} and others hold no rows")
+            raise InvalidValue(
+                f"{os.fspath(found[0])} and others hold no rows; give files with at least one"
+            )
         writer.close()
 
     path = path_of([files.digest(found), *options], "decoded.arrow")

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from pipeline.errors import InvalidState, InvalidValue, require
+from pipeline.errors import InvalidState, InvalidValue, require, require_whole
 
 __all__ = ["Beam", "Engine", "Processes", "Ray"]
 
@@ -51,7 +51,7 @@ class Processes:
     """
 
     def __init__(self, number: int | None = None):
-        self.number = number
+        self.number = None if number is None else require_whole("num_workers", number, 0)
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """What the function returned, as items are done; see `Engine`."""

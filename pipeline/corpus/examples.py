@@ -10,8 +10,8 @@ from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.sides import Sides
-from pipeline.corpus.tasks import ARRAYS, CAUSAL, GROUPS, Task
-from pipeline.errors import InvalidValue, require_whole
+from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, Task
+from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
 
@@ -58,6 +58,7 @@ class Examples(SingleCorpus):
             ValueError: there is no example, a column does not match its feature or the tokens, or
                 an id is not allowed.
         """
+        require_type("task", task, Task, A_TASK)
         sides = task.divide(columns, features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts: dict[str, list[Ragged]] = {name: [] for name in sides}

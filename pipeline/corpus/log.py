@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import numbers
 import os
 import re
 import threading
@@ -158,7 +159,8 @@ class Log(Handles):
         wait_seconds: float | None = None,
         hold_out: float = 0.0,
     ):
-        if wait_seconds is not None and not wait_seconds >= 0:
+        is_number = isinstance(wait_seconds, numbers.Real)
+        if wait_seconds is not None and not (is_number and wait_seconds >= 0):
             raise InvalidValue(
                 f"wait_seconds is {wait_seconds!r}; it must be a number of seconds from 0 up, or "
                 "None to wait as long as it takes"
@@ -319,7 +321,7 @@ class Log(Handles):
     def wait(self, number: int) -> Entry | None:
         """The entry of a part, once it is sealed; None if the corpus is finished without it."""
         for _ in self.looks(number):
-            finished = self._finished() is not None  # before the poll
+            finished = number < self._end[0] or self._finished() is not None  # before the poll
             if (entry := self.find(number)) is not None or finished:
                 return entry
             if self._ended and self.first():  # parts were deleted, so there will be no manifest

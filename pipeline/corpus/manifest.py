@@ -186,6 +186,9 @@ class Manifest:
         write_entries(path, entries, once=once)
 
 
+NO_PARTS = PartTable(())
+
+
 def is_finished(directory: epath.Path) -> bool:
     """Whether there is a finished corpus in `directory`."""
     return (manifest := Manifest.find(directory)) is not None and manifest.finished

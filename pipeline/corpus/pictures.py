@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidValue, require, require_whole
+from pipeline.errors import InvalidValue, require, require_type, require_whole
 
 # The tag of EXIF that says how a camera was held; from 5 on, width and height are exchanged.
 ORIENTATION, SIDEWAYS = 0x0112, 5
@@ -72,6 +72,8 @@ def _open(image: Any) -> tuple[Any, int]:
         image = pillow.open(io.BytesIO(image))
     elif isinstance(image, np.ndarray):
         image = pillow.fromarray(image)
+    wanted = "the bytes of a file, a picture of Pillow, or an array of uint8 [height, width, 3]"
+    require_type("image", image, pillow.Image, wanted)
     exif = pillow.Exif()
     exif.load(image.info.get("exif", b""))
     orientation = exif.get(ORIENTATION, 1)

@@ -37,7 +37,7 @@ from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes
 from pipeline.corpus.work import Work
 from pipeline.corpus.writer import finish
-from pipeline.errors import InvalidState, InvalidValue, counted, name_some
+from pipeline.errors import InvalidState, InvalidValue, counted, name_some, require_type
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text.features import Feature
 from pipeline.text.sources import Sharded, Source
@@ -194,7 +194,9 @@ def prepare_job(
             f"num_workers is {num_workers} and engine is {engine}; workers are processes of this "
             "machine without an engine, so give only one of the two"
         )
-    engine, work = engine or Processes(num_workers), Work(job, _as_directory(directory))
+    engine = Processes(num_workers) if engine is None else engine
+    require_type("engine", engine, "run", "an engine, as pipeline.engines.Ray()")
+    work = Work(job, _as_directory(directory))
     origin = job.origin  # before anything is written
     # Finished work needs no lock, and may lie in a read-only directory.
     if not work.finished:

@@ -134,6 +134,8 @@ GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 # A side of arrays: features without tokens.
 ARRAYS = Task(name="arrays", shifts={})
 
+A_TASK = "one of pipeline.corpus.tasks, such as CAUSAL"
+
 TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS, ARRAYS)}
 
 

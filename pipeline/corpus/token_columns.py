@@ -25,6 +25,8 @@ MASKS = ("labels", "completion_mask", "assistant_masks", "loss_mask", PROMPT)
 # What is 0 in this column is padding; and the lengths of the sequences that are packed into a row.
 PADDING, PACKED = "attention_mask", "seq_lengths"
 
+POSITIONS = "position_ids"  # that of a token; they begin anew with each sequence of a row
+
 IGNORED = -100  # the label of an id without a loss
 
 
@@ -80,14 +82,16 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
     size = 1 if feature is None else feature.size
     if pa.types.is_fixed_size_list(values.type) and values.type.list_size == size:
         values, counts = _flatten(place, values, counts)[0], counts * size
-    elif size > 1 or pa.types.is_nested(values.type):
+    elif feature is not None and (size > 1 or pa.types.is_nested(values.type)):
         raise InvalidValue(
             f"{place} holds {column.type}, but the feature is {feature}; store values with a shape "
             "as fixed-size lists"
         )
     _require_all(place, values, counts)
     if feature is None and not pa.types.is_integer(values.type):
-        raise InvalidValue(f"{place} holds {column.type}; tokens must be lists of integers")
+        raise InvalidValue(
+            f"{place} holds {column.type}; tokens must be lists of integers, one for each example"
+        )
     return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
@@ -143,18 +147,22 @@ def _choose(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
-    named += [name for name in (PADDING, PACKED) if name in there and name not in features]
+    layout = PADDING, PACKED, POSITIONS
+    named += [name for name in layout if name in there and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
 
 
 def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) -> None:
     """Drops padding at the ends of rows, and divides rows into the sequences that they hold."""
     rows = lists[column][2]
-    padding, packed = (
-        lists.pop(name, None) if name not in features else None for name in (PADDING, PACKED)
+    padding, packed, positions = (
+        lists.pop(name, None) if name not in features else None
+        for name in (PADDING, PACKED, POSITIONS)
     )
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
-    if padding is not None and not (mask := _mask_of(padding, rows, PADDING) != 0).all():
+    numbers = 1 if padding is None else _mask_of(padding, rows, PADDING)
+    mask = np.broadcast_to(numbers != 0, int(rows.sum()))
+    if not mask.all():
         places, before = np.flatnonzero(mask), np.cumsum(rows) - rows
         counts = np.bincount(row.repeat(rows)[places], minlength=len(rows))
         some, ends = counts > 0, np.cumsum(counts)
@@ -163,7 +171,12 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
             raise InvalidValue(
                 f"{PADDING} is 0 between tokens of a row; it may be 0 before and after them"
             )
-    if packed is not None:
+    if packed is None:
+        _require_one(PADDING, np.broadcast_to(numbers, len(mask))[mask], np.not_equal, counts)
+        if positions is not None:
+            found = _mask_of(positions, rows, POSITIONS)[mask]
+            _require_one(POSITIONS, found, np.less_equal, counts)
+    else:
         sizes, row = gather(*packed).astype(np.int64), row.repeat(packed[2])
         if PROMPT in lists or (np.bincount(row, sizes, len(rows)) != counts).any():
             raise InvalidValue(
@@ -183,6 +196,16 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
         if (whole != unit * rows).any():
             raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
         lists[name] = values, begins[row] + unit * start, unit * counts
+
+
+def _require_one(name: str, values: np.ndarray, begins: Any, counts: np.ndarray) -> None:
+    """Refuses rows of `counts` tokens with several sequences, by a value and the one before it."""
+    firsts = np.flatnonzero(begins(values[1:], values[:-1])) + 1
+    if np.setdiff1d(firsts, np.cumsum(counts)).size:
+        raise InvalidValue(
+            f"{name} tells apart several sequences in a row; add a column {PACKED}, the sizes of "
+            f"the sequences of each row, or remove {name} to read each row as one"
+        )
 
 
 def _weigh(

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.corpus.groups import add_parents
 from pipeline.corpus.tasks import (
+    A_TASK,
     ABOVE,
     ARRAYS,
     CAUSAL,
@@ -18,7 +19,7 @@ from pipeline.corpus.tasks import (
     Task,
     divide_features,
 )
-from pipeline.errors import InvalidType, InvalidValue, require_one_of
+from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
 from pipeline.text.features import OF, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature, check_features
@@ -98,6 +99,9 @@ class Job:
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
+        require_type("task", self.task, Task, A_TASK)
+        require_type("field", self.field, str, "the name of a field of records")
+        require_type("loss", self.loss, str | None, "the name of a side, or None")
         if self.task != CAUSAL and self.tasks != [self.task]:
             made = "pairs" if hasattr(self.template, "sides") else "groups"
             raise InvalidValue(

@@ -25,13 +25,14 @@ from pipeline.corpus.manifest import (
     require_same_origin,
 )
 from pipeline.corpus.parts import Part, write_part
-from pipeline.corpus.tasks import CAUSAL, TASKS, Task
+from pipeline.corpus.tasks import A_TASK, CAUSAL, TASKS, Task
 from pipeline.errors import (
     Exists,
     InvalidState,
     InvalidType,
     InvalidValue,
     counted,
+    require_type,
     require_whole,
 )
 from pipeline.fs.atomic import (
@@ -98,6 +99,9 @@ class Writer:
         task: Task = CAUSAL,
         keep_parts: int | None = None,
     ):
+        require_type("task", task, Task, A_TASK)
+        if tokenizer is not None:
+            require_type("tokenizer", tokenizer, "fingerprint", "one, as tokenizers.Bytes()")
         self.directory, self._task, self._tokenizer = as_path(directory), task, tokenizer
         if keep_parts is not None:
             keep_parts = require_whole("keep_parts", keep_parts, 1)

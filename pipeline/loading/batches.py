@@ -16,6 +16,7 @@ from pipeline.errors import (
     InvalidType,
     InvalidValue,
     require_one_of,
+    require_type,
     require_whole,
 )
 from pipeline.loading.ahead import ReadAhead
@@ -47,6 +48,9 @@ with contextlib.suppress(ImportError):  # programs without JAX use batches, too
     from jax.profiler import TraceAnnotation as phase
 
 Array = TypeVar("Array")
+
+# What an argument must be that is examples.
+A_CORPUS = "a corpus or a view of one: of text by prepare, of arrays by Corpus.from_arrays"
 
 
 class Batch(TypedDict, Generic[Array]):
@@ -155,6 +159,10 @@ class Batches(StepDataset):
         context_order: ContextOrder = "contiguous",
         features: Iterable[str] | None = None,
     ):
+        require_type("corpus", corpus, "fingerprint", A_CORPUS)
+        require_type("plan", plan, Plan, "a pipeline.Plan, as Plan(corpus, buckets)")
+        process_count = require_whole("process_count", process_count, 1)
+        process_index = require_whole("process_index", process_index, 0)
         if plan.follows:
             if not corpus.grows:
                 raise InvalidValue(

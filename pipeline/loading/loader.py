@@ -16,9 +16,15 @@ from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
+from pipeline.errors import (
+    InvalidType,
+    InvalidValue,
+    require_type,
+    require_whole,
+    suggest_option,
+)
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import Batch, Batches, Transform, phase
+from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.joint_wait import JointWait, wait_together
@@ -110,11 +116,8 @@ class Loader(StepIterator):
         num_threads: int = 1,
         timeout_seconds: float | None = None,
     ):
-        if not isinstance(batches, Batches):
-            raise InvalidType(
-                f"batches is a {type(batches).__name__}; a Loader takes Batches; transform batches "
-                "inside the compiled step, or with Batches(…, transform=function)"
-            )
+        wanted = "Batches; transform them in the step, or with Batches(…, transform=function)"
+        require_type("batches", batches, Batches, wanted)
         prefetch, limit = require_whole("prefetch", prefetch, 0), timeout_seconds
         threads = require_whole("num_threads", num_threads, 1)
         numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
@@ -308,12 +311,7 @@ def load(
             f"follow is {follow}, wait_seconds is {wait_seconds}, and corpus is {corpus!r:.80}; "
             "both are for a corpus that grows: give its directory and follow=True"
         )
-    if not hasattr(corpus, "fingerprint"):
-        raise InvalidType(
-            f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
-            "Corpora, or a directory; make a corpus of text with prepare, and of arrays with "
-            "Corpus.from_arrays"
-        )
+    require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         several = math.lcm(128, length) if length > 1 else None

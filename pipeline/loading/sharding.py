@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidType, InvalidValue
+from pipeline.errors import InvalidType, InvalidValue, require_type
 from pipeline.planning.bucket import Bucket
 from pipeline.text.features import Feature
 
@@ -153,11 +153,8 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
         auto, devices = (jax.sharding.AxisType.Auto,), jax.local_devices()[:1]
         sharding = jax.make_mesh((1,), ("data",), axis_types=auto, devices=devices)
     if not isinstance(sharding, jax.sharding.Mesh):
-        if not hasattr(sharding, "spec"):
-            raise InvalidType(
-                f"sharding is a {type(sharding).__name__}; it must be a jax.sharding.Mesh, or a "
-                "jax.sharding.NamedSharding of [rows, length]"
-            )
+        wanted = "a jax.sharding.Mesh, or a jax.sharding.NamedSharding of [rows, length]"
+        require_type("sharding", sharding, "spec", wanted)
         return sharding
     axes = tuple(axis for axis in ("data", "fsdp") if axis in sharding.axis_names)
     length = ("context",) if "context" in sharding.axis_names else ()
@@ -224,11 +221,7 @@ def field_specs(
     import jax
 
     features = {} if features is None else features
-    if not isinstance(features, Mapping):
-        raise InvalidType(
-            f"features is a {type(features).__name__}; it must be a dict of Feature by name, such "
-            "as the features of Batches"
-        )
+    require_type("features", features, Mapping, "a dict of Feature by name, as Batches.features")
     whole = parts(sharding)
     held = block_of_sharding(sharding, whole).shape  # of an array of one element for each part
     sides = bucket.sides if bucket else ()

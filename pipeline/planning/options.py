@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -30,6 +29,7 @@ WINDOW = 1 << 22
 LEAST_WINDOW = 1 << 16
 
 LEAST = Fraction(1, 10**9)  # the least share above 0
+MOST_COST = 1e9  # of a position
 
 # An option that may differ between sides: a number, or numbers by name.
 BySide = float | Mapping[str, float]
@@ -112,10 +112,11 @@ def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
     known = all(isinstance(each, int | float | np.number) for each in costs)
-    if not known or not any(costs) or not all(0 <= each < math.inf for each in costs):
+    if not known or not any(costs) or not all(0 <= each < MOST_COST for each in costs):
         raise InvalidValue(
-            f"cost is {cost!r}; it must be a number of at least 0 for each side, and above 0 for "
-            "one: 0 for a side that costs nothing, such as a number of images"
+            f"cost is {cost!r}; it must be a number of at least 0, and below {MOST_COST:g}, for "
+            "each side, and above 0 for one: 0 for a side that costs nothing, such as a number of "
+            "images"
         )
     return tuple(int(c) if c == int(c) else float(c) for c in costs)
 

@@ -227,7 +227,9 @@ class Plan:
             )
         last = past[-1]
         if last.end is not None and step > last.end:
-            raise InvalidValue(f"step is {step:,}, and the plan ends after {last.end:,} steps")
+            raise InvalidValue(
+                f"step is {step:,}, and the plan ends after {last.end:,} steps; give one of these"
+            )
         following = last.change(step, lengths=lengths, exclude=exclude, weights=weights, **changes)
         if last.weights is not None and not following.changes:
             return self

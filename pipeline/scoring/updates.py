@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidType, InvalidValue, counted, name_some, require_one_of
+from pipeline.errors import InvalidValue, counted, name_some, require_one_of, require_type
 from pipeline.loading.batches import Batch, Batches
 from pipeline.loading.sharding import batch_sharding, field_specs, place
 from pipeline.planning.bucket import Bucket
@@ -71,11 +71,7 @@ def pack(
         ValueError: an example has nothing to train on, or is too long; no position carries loss; or
             hosts have different examples.
     """
-    if not isinstance(examples, AnyCorpus):
-        raise InvalidType(
-            f"examples is a {type(examples).__name__}; make pipeline.Examples of them, or give a "
-            "corpus"
-        )
+    require_type("examples", examples, AnyCorpus, "a corpus; make pipeline.Examples of arrays")
     empty = np.flatnonzero(np.reshape(examples.lengths, (len(examples), -1)).max(axis=1) == 0)
     if len(empty):
         raise InvalidValue(

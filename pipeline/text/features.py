@@ -14,6 +14,7 @@ from pipeline.errors import (
     InvalidType,
     InvalidValue,
     counted,
+    require_type,
     require_whole,
     suggest_option,
 )
@@ -264,7 +265,9 @@ class Column(NamedTuple):
 
 def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]:
     """`features` as a dict, after checking their names."""
-    found = dict(features or {})
+    features = {} if features is None else features
+    require_type("features", features, Mapping, "a dict of pipeline.Feature by name")
+    found = dict(features)
     for name, feature in found.items():
         if not isinstance(feature, Feature):
             raise InvalidType(
@@ -326,6 +329,13 @@ def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None
 
 def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each example, and its entry in each column; columns must have equal sizes."""
+    for name, column in columns.items():
+        require_type(
+            f"columns[{name!r}]",
+            column,
+            "__iter__",
+            "a list, or an array, with one entry an example",
+        )
     missing = object()
     for number, row in enumerate(itertools.zip_longest(*columns.values(), fillvalue=missing)):
         entries = dict(zip(columns, row, strict=True))

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
 from pipeline.cli.check import check_corpus, check_plan
+from tests.corpus.files import flip
 from tests.corpus.manifests import alter
 
 
@@ -26,10 +27,7 @@ def test_check_finds_an_id_outside_the_vocabulary(copy, monkeypatch):
 
 def test_check_looks_into_several_corpora(pairs, tmp_path):
     shutil.copytree(pairs.directory, tmp_path / "copy")
-    part = next((tmp_path / "copy/targets").glob("part-*.arrow"))
-    data = bytearray(part.read_bytes())
-    data[len(data) // 2] ^= 1
-    part.write_bytes(data)
+    flip(next((tmp_path / "copy/targets").glob("part-*.arrow")))
     several = Corpora({"good": pairs, "bad": Pairs.open(tmp_path / "copy")})
     with pytest.raises(ValueError, match="targets"):
         check_corpus(several, lambda what: None)

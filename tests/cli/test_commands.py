@@ -25,10 +25,16 @@ from pipeline.text.tokenizers import Bytes, train_sentencepiece
 from tests.processes import call
 
 
+@pytest.fixture(autouse=True)
+def _few_buckets(monkeypatch):
+    """Reports fit few numbers of buckets: more take long."""
+    monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1, 2))
+
+
 @pytest.fixture
 def lengths(tmp_path):
-    """2,000 examples of only 60 lengths, whose optimal packing is found at once."""
-    np.save(tmp_path / "lengths.npy", 5 * np.random.default_rng(0).integers(0, 60, 2000))
+    """600 examples of only 60 lengths, whose optimal packing is found at once."""
+    np.save(tmp_path / "lengths.npy", 5 * np.random.default_rng(0).integers(0, 60, 600))
     return tmp_path / "lengths.npy"
 
 

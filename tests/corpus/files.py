@@ -66,10 +66,10 @@ def require_equal(corpus, other):
         require_same(one, two)
 
 
-def flip(path, at, bit=0):
-    """Flips a bit of a file, which may be mapped."""
+def flip(path, at=None, bit=0):
+    """Flips a bit of a file, which may be mapped; by default in its middle."""
     content = bytearray(path.read_bytes())
-    content[at] ^= 1 << bit
+    content[len(content) // 2 if at is None else at] ^= 1 << bit
     path.with_name(".flipped").write_bytes(content)
     path.with_name(".flipped").replace(path)
 

@@ -1,5 +1,7 @@
 """Corpora of every kind, and columns with every kind of feature."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 
@@ -18,6 +20,7 @@ from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
+from tests.loading.definition import Field, define_batch
 from tests.text.record_files import write_table
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
@@ -140,25 +143,22 @@ def require_pieces(corpus, planned, batch):
     """Each segment of a batch is what the corpus, or the one of several, reads; all else is 0."""
     several = isinstance(corpus, Corpora)
     corpora, first = ([*corpus.corpora.values()], corpus.first) if several else ([corpus], [0])
-    for number, side in enumerate(planned.sides):
-        ids = batch["targets_segment_ids" if number else "inputs_segment_ids"]
-        columns = np.zeros(side.bucket.rows, int)
-        for (row, example, start, size), epoch in zip(
-            side.segments.tolist(), planned.epoch_of_segments.tolist(), strict=True
+    fields, segments = {}, planned.segments
+    whiches = np.searchsorted(first, segments[:, 1], side="right") - 1
+    for number, side in enumerate(planned.bucket.names):
+        ends, wholes = segments[:, 2] + segments[:, 3 + number], []
+        for which, (_, example, *_), end, epoch in zip(
+            whiches, segments, ends, planned.epoch_of_segments, strict=True
         ):
-            which = int(np.searchsorted(first, example, side="right")) - 1
             own = corpora[which].sides[number]
-            found = own.read([example - first[which]], [start], [size], epoch=epoch)
-            begin = columns[row] + -columns[row] % planned.align
-            gap, here = (row, slice(columns[row], begin)), (row, slice(begin, begin + size))
-            for name, values in found.items():
-                np.testing.assert_array_equal(batch[name][here], values)
-            if "loss_weights" not in found and (number or len(planned.sides) == 1):
-                assert (batch["loss_weights"][here] == 1).all()
-            assert (ids[here] > 0).all()
-            assert not ids[gap].any()
-            assert not batch[name][gap].any()
-            columns[row] = begin + size
-        for row, end in enumerate(columns):
-            assert not any(batch[name][row, end:].any() for name in found)
-            assert not ids[row, end:].any()
+            wholes.append(own.read([example - first[which]], [0], [end], epoch=epoch))
+        learns = number == len(planned.bucket.names) - 1
+        for name in {*wholes[0]} | ({"loss_weights"} if learns else set()):
+            ones = (np.ones(end, np.float32) for end in ends)
+            values = [whole.get(name, one) for whole, one in zip(wholes, ones, strict=True)]
+            fields[name] = Field(side, values, values[0].dtype)
+    segments = np.insert(np.delete(segments, 1, 1), 1, range(len(segments)), 1)
+    numbered = dataclasses.replace(planned, segments=segments)
+    for name, values in define_batch(fields, numbered, planned.align).items():
+        if not name.endswith("_positions"):
+            np.testing.assert_array_equal(batch[name], values, name)

@@ -91,6 +91,46 @@ def test_padding_is_dropped_and_packed_rows_are_divided(write):
     assert [float(each["reward"]) for each in corpus] == [1, 1, 2, 4, 4]
 
 
+def test_sequences_of_a_row_are_never_joined_silently(write):
+    ids = [[0, 1, 2, 3, 4], [5, 6], [7]]
+    for columns in (
+        {"position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]},
+        {"attention_mask": [[1, 1, 2, 2, 0], [1, 1], [1]]},
+        {
+            "position_ids": [[0, 1, 0, 1, 0], [0, 1], [0]],
+            "attention_mask": [[1] * 4 + [0], [1, 1], [1]],
+        },
+    ):
+        with pytest.raises(ValueError, match="tells apart several sequences in a row; add a col"):
+            write({"input_ids": ids, **columns})()
+        divided = write({"input_ids": ids, **columns, "seq_lengths": [[2, 2], [2], [1]]})
+        if "attention_mask" in columns:
+            assert documents_of(divided(task=INPUTS)) == [[0, 1], [2, 3], [5, 6], [7]]
+    one = {
+        "position_ids": [[1, 1, 0, 1, 2], [0, 1], [4]],
+        "attention_mask": [[0, 0, 3, 3, 3], [1, 1], [2]],
+    }
+    assert documents_of(write({"input_ids": ids, **one})(task=INPUTS)) == [[2, 3, 4], [5, 6], [7]]
+    features = {"position_ids": Feature("inputs")}
+    corpus = write({"input_ids": ids, "position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]})
+    assert corpus(features=features)[0]["position_ids"].tolist() == [0, 1, 0, 1]
+
+
+def test_tokens_that_are_no_lists_of_integers_are_refused(write):
+    for values in ([[[1, 2], [3]]], [[{"id": 1}]], [["1", "2"]], [[1.0, 2.0]]):
+        with pytest.raises(
+            ValueError, match=r"input_ids holds list<.*; tokens must be lists of int"
+        ):
+            write({"input_ids": values})()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_table(path, pa.table([pa.array([[1, 2]]), pa.array([[3, 4]])], names=["input_ids"] * 2))
+    with pytest.raises(ValueError, match=r"a.parquet has several columns 'input_ids'; rename them"):
+        InPlace.parquet(path)
+
+
 def test_columns_that_do_not_fit_the_tokens_are_refused(write):
     for columns, options, sentence in (
         ({"labels": [[1, 2], [2]]}, {"labels": "labels"}, "are not the ids in 'input_ids'"),

@@ -121,10 +121,10 @@ def test_verify_compares_the_manifest_with_the_parts(tmp_path, of_part, entries)
 def test_verify_reads_all_parts_of_pairs_and_of_groups(kind, tmp_path):
     corpus = make(kind, tmp_path / kind, SIZES[:9])
     for path in [*tmp_path.rglob("part-*.arrow")]:
-        flip(path, path.stat().st_size // 2)
+        flip(path)
         with pytest.raises(ValueError, match=f"damaged at {path}: "):
             corpus.verify()
-        flip(path, path.stat().st_size // 2)
+        flip(path)
     corpus.verify()
 
 
@@ -138,29 +138,3 @@ def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
     (tmp_path / "a.arrow").write_bytes(changed)
     with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow: .*ffset.* damaged"):
         InPlace.arrow(tmp_path / "a.arrow")
-
-
-@pytest.mark.parametrize("write", [write_arrays, write_texts])
-def test_a_flipped_bit_is_found_or_harmless_wherever_it_is(write, tmp_path):
-    place, rng, refused = tmp_path / "place", np.random.default_rng(0), []
-    write(place)
-    files = sorted(path for path in place.iterdir() if not path.name.startswith("."))
-
-    def read(**way):
-        corpus = Corpus.open(place, **way)
-        corpus.verify()
-        return [{name: v.tolist() for name, v in each.items()} for each in corpus]
-
-    due = read()
-    for number in range(60):
-        path = files[number % len(files)]
-        where = path, int(rng.integers(path.stat().st_size)), int(rng.integers(8))
-        flip(*where)
-        for way in ({}, {"cache": tmp_path / "cache"}):
-            try:
-                assert read(**way) == due, where
-            except (ValueError, IndexError) as error:
-                refused.append(str(error))
-        flip(*where)
-    assert len(refused) > 60
-    assert all(len(said.split()) > 3 for said in refused)

@@ -25,20 +25,6 @@ def source(tmp_path):
     return JsonLines(tmp_path / "text.jsonl")
 
 
-class Broken:
-    """Ends, or dies, after so many tasks; what it is called for counts them."""
-
-    def __init__(self, after, error=None):
-        self.left, self.error = after, error
-
-    def run(self, function, tasks):
-        done = tasks[: self.left]
-        self.left -= len(done)
-        yield from map(function, done)
-        if self.error and len(done) < len(tasks):
-            raise self.error
-
-
 def many_ways(kind, source, directory, engine):
     options = {"engine": engine, "progress": False}
     if kind == "pairs":
@@ -56,16 +42,6 @@ def test_tasks_may_run_in_any_order_more_than_once_under_any_defaults_of_arrow(
     many_ways(kind, source, tmp_path / "other", Twice())
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     assert sum("part-" in name for name in contents(tmp_path / "one")) > 3
-
-
-def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
-    many_ways("plain", source, tmp_path / "whole", Processes(0))
-    for tasks in (1, 4):
-        directory = tmp_path / f"{tasks}"
-        with pytest.raises(KeyError, match="lost"):
-            many_ways("plain", source, directory, Broken(tasks, KeyError("lost")))
-        many_ways("plain", source, directory, Twice())
-        assert contents(directory) == contents(tmp_path / "whole")
 
 
 def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(source, tmp_path):

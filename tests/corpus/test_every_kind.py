@@ -191,22 +191,6 @@ def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
                 require_same(read, theirs.read([number], [0], [size], epoch=2))
 
 
-def test_batches_have_the_examples_of_their_view_except_those_left_out(whole):
-    for view in pickle.loads(pickle.dumps(whole.split(hold_out=0.3))):
-        pair = view.lengths.ndim == 2
-        plan = Plan(view, [Bucket(4, (48, 48) if pair else 48)], exclude=[1])
-        batches = Batches(view, plan)
-        read = [batches[step] for step in range(plan.num_batches())]
-        some = columns_of(view)
-        some = some.sum(axis=1) * some[:, -1].astype(bool)  # pairs without targets are in no batch
-        some[1] = 0
-        name = "targets_segment_ids" if pair else "inputs_segment_ids"
-        seen = sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in read)
-        seen += sum(int((batch[name] > 0).sum()) for batch in read) * pair
-        assert seen == some.sum()
-        assert plan.fingerprint != Plan(whole, plan.buckets, exclude=[1]).fingerprint
-
-
 @pytest.mark.parametrize("kind", ["arrays", "pairs"])
 def test_what_is_held_out_stays_so_when_a_corpus_grows(kind, tmp_path):
     small, large = (make(kind, tmp_path / str(count), SIZES[:count]) for count in (50, 80))
@@ -241,15 +225,6 @@ def test_a_view_is_made_again_from_its_description(tmp_path):
     again = view_of(middle.corpus, json.loads(json.dumps(middle.description)))
     assert again.fingerprint == middle.fingerprint
     require_same(again[0], middle[0])
-
-
-@pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
-def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
-    view = make(kind, tmp_path / "corpus").split(0.3)[1]
-    plan = plan_of(view)
-    write_history(tmp_path, view, plan)
-    corpus, again = read_history(epath.Path(tmp_path))
-    assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
 
 
 def test_a_run_on_splits_of_text_and_of_sides_is_planned_again(tmp_path):

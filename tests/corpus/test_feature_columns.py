@@ -10,43 +10,38 @@ from pyarrow import feather, parquet
 
 import pipeline
 from pipeline import Corpora, Corpus, Examples, Feature, InPlace, sources, tokenizers
-from pipeline.corpus import INPUTS
 from pipeline.corpus.parts import read_part
 from tests.corpus.files import flip
 from tests.corpus.kinds import FEATURES, draw_columns, require_read
+from tests.loading.definition import define_fields
 
 SIZES = [3, 0, 7, 1, 2, 9, 5, 12, 4, 1, 8, 6, 2, 11, 3, 10]
 SMALL = {"TOKENS_PER_PART": 30}
 
 
-def example_of(columns, at):
-    """The fields of an example of causal text, from the columns as they were given."""
-    tokens = columns["tokens"][at]
-    found = {"inputs": tokens[:-1], "targets": tokens[1:]}
-    if "weights" in columns:
-        found["loss_weights"] = np.float32(columns["weights"][at][1:])
-    for name, feature in FEATURES.items():
-        if name in columns and feature.of != "example":
-            dtype = {"logprob": np.float32, "seen": bool}.get(name, feature.dtype)
-            values = np.asarray(columns[name][at], dtype)
-            found[name] = values[1:] if feature.of == "targets" else values[:-1]
-    return found
-
-
-def assert_reads(corpus, columns, numbers=None):
+def assert_reads(corpus, columns):
     """Pieces of any size, in any order and with any reach are those of the columns."""
-    numbers = np.arange(len(columns["tokens"])) if numbers is None else numbers
+    features = {name: each for name, each in corpus.features.items() if each.of != "example"}
+    fields = define_fields(columns, features)
+    wholes = [
+        {
+            name: np.asarray(field.values[number], field.dtype)[: len(tokens) - 1]
+            for name, field in fields.items()
+            if name != "loss_weights" or "weights" in columns
+        }
+        for number, tokens in enumerate(columns["tokens"])
+    ]
     rng = np.random.default_rng(1)
     for _ in range(8):
-        at = rng.integers(0, len(numbers), 12)
+        at = rng.integers(0, len(corpus), 12)
         length = corpus.lengths[at].astype(int)
         start = (rng.random(12) * (length + 1)).astype(int)
         size = ((length - start + 1) * rng.random(12)).astype(int)
         reach = size + (size > 0) * rng.integers(0, 3, 12)
-        require_read(corpus, at, start, size, reach, [example_of(columns, n) for n in numbers[at]])
-    some = rng.integers(0, len(numbers), 20)
+        require_read(corpus, at, start, size, reach, [wholes[n] for n in at])
+    some = rng.integers(0, len(corpus), 20)
     for name, values in corpus.read_examples(some).items():
-        due = np.asarray([columns[name][numbers[at]] for at in some], values.dtype)
+        due = np.asarray([columns[name][at] for at in some], values.dtype)
         np.testing.assert_array_equal(values, due)
 
 
@@ -166,11 +161,7 @@ def test_records_and_templates_give_features(tmp_path):
         pipeline.prepare(*source[:2], tmp_path / "age", features={"age": reward})
 
 
-def test_views_and_several_corpora_pass_features_on(tmp_path):
-    columns = draw_columns(SIZES)
-    examples = Examples(columns, features=FEATURES)
-    for view in examples.split(0.3):
-        assert_reads(view, columns, view.numbers)
+def test_corpora_that_are_joined_agree_on_features_or_have_a_fill():
     for dtype, fill in (
         ("int32", 2**31 - 1),
         ("bfloat16", 0.1),
@@ -178,31 +169,15 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         (bool, True),
     ):
         assert Feature("example", dtype=dtype, fill=fill).filled(1) == np.array(fill, dtype)
-    filled = {"of": "targets", "dtype": "int16", "fill": 7}
-    turn = [np.arange(n) for n in SIZES]
-    more = Examples({**columns, "turn": turn}, features={**FEATURES, "turn": Feature(**filled)})
-    both = Corpora({"plain": examples, "more": more})
-    read = both.read([2, len(SIZES) + 2], [0, 0], [6, 6], features=["turn", "seen"])
-    assert read["turn"].tolist() == [7] * 6 + [1, 2, 3, 4, 5, 6]
-    np.testing.assert_array_equal(read["seen"][:6], columns["seen"][2][:6])
+    plain = Examples({"tokens": [[1, 2]], "reward": [1.0]}, features={"reward": Feature("example")})
     for name, feature, sentence in (
-        ("turn", Feature("targets"), "plain has no feature 'turn', which more has; give the"),
+        ("turn", Feature("example"), "plain has no feature 'turn', which more has; give the"),
         ("reward", Feature("example", dtype="float16"), "'reward' of more is .* that of plain is"),
     ):
-        wrong = Examples({**columns, "turn": turn}, features={**more.features, name: feature})
+        features = {**plain.features, name: feature}
+        columns = {"tokens": [[1, 2]], **{each: [1.0] for each in features}}
         with pytest.raises(ValueError, match=sentence):
-            Corpora({"plain": examples, "more": wrong})
-    base = Corpus.from_arrays([[1, 2, 3], [4, 5, 6]], tmp_path)
-    reward = {"reward": Feature("example", fill=-1)}
-    added = base.with_features({"reward": [1.0, 2.0]}, features=reward)
-    joined = Corpora({"added": added, "base": base})
-    assert joined.read_examples([1, 2])["reward"].tolist() == [2, -1]
-    masked = pipeline.Masked(
-        Examples({"tokens": columns["tokens"], "seen": columns["seen"]}, task=INPUTS,
-                 features={"seen": FEATURES["seen"]}),
-        mask_id=99,
-    )  # fmt: skip
-    np.testing.assert_array_equal(masked[5]["seen"], columns["seen"][5])
+            Corpora({"plain": plain, "more": Examples(columns, features=features)})
 
 
 @pytest.mark.parametrize(

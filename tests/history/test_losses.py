@@ -15,7 +15,7 @@ from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
-from tests.corpus.files import contents
+from tests.corpus.files import contents, flip
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
@@ -159,9 +159,7 @@ def test_many_segments_make_a_file_before_the_next_checkpoint(ran, monkeypatch):
 def test_damaged_losses_and_those_of_another_run_are_refused(ran, run):
     workdir, corpus, _ = ran
     path = sorted((workdir / "losses").iterdir())[1]
-    content = bytearray(path.read_bytes())
-    content[300] ^= 1
-    path.write_bytes(content)
+    flip(path, 300)
     assert "the losses of steps 20 to 39 in" in run.refused("why", workdir, "--worst", 3)
     path.unlink()
     assert 25 not in losses(workdir).step

@@ -1,51 +1,139 @@
-"""What a batch is, one position after another, also of groups; and batches compared."""
+"""What a batch is: every field, segment after segment; and batches compared.
+
+Nothing is computed by the package, and nothing is done for many segments at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-FIELDS = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_weights"]
-# Of pairs: those of the inputs, then those of the targets.
-PAIRED = ["inputs", "inputs_segment_ids", "inputs_positions"]
-PAIRED += ["decoder_inputs", "targets", "targets_segment_ids", "targets_positions", "loss_weights"]
+from pipeline import Bucket, PlannedBatch
+
+# The side of the tokens of each task, and how much later each field reads them.
+TASKS = {
+    "causal": ("inputs", {"inputs": 0, "targets": 1}),
+    "inputs": ("inputs", {"inputs": 0}),
+    "targets": ("targets", {"decoder_inputs": 0, "targets": 1}),
+    None: (None, {}),
+}
 
 
-def define_batch(sides, planned, positions="continue", align=1):
-    """A planned batch of examples, the ids of which are listed for one side or two."""
-    names, shapes = FIELDS, [side.bucket.shape for side in planned.sides]
-    if len(sides) == 2:
-        names = PAIRED
-    batch = {
-        name: np.zeros(shapes[-1 if name not in PAIRED[:3] else 0], np.int32) for name in names
+class Field(NamedTuple):
+    """What each example has in one field of a batch."""
+
+    of: str | None  # a side, "example" or "continuation"
+    values: Sequence[Any]  # for each example, one value for each position of the side, in order
+    dtype: Any = "int32"
+    shape: tuple[int, ...] = ()
+    empty: int = 0  # where no example is
+    to: str | None = None  # values above `empty` count from the example's first column on this side
+
+
+def define_fields(columns, features=(), task="causal"):
+    """The fields of examples in `columns`: of their tokens, their weights and their features."""
+    side, shifts = TASKS[task]
+    shift = max(shifts.values(), default=0)
+    fields = {
+        name: Field(side, [ids[start:] for ids in columns["tokens"]])
+        for name, start in (shifts if "tokens" in columns else {}).items()
     }
-    batch["loss_weights"] = batch["loss_weights"].astype(np.float32)
-    for number, side in enumerate(("inputs", "targets")[: len(sides)]):
-        columns, segment = np.zeros((2, planned.bucket.rows), int)
-        for row, example, start, *sizes in planned.segments.tolist():
-            segment[row] += 1
-            columns[row] += -columns[row] % align
-            ids = sides[number][example]
-            for place in range(start, start + sizes[number]):
-                at = row, columns[row]
-                columns[row] += 1
-                batch[f"{side}_segment_ids"][at] = segment[row]
-                batch[f"{side}_positions"][at] = place - start * (positions == "restart")
-                batch["decoder_inputs" if number else "inputs"][at] = ids[place]
-                if number == len(sides) - 1:
-                    batch["targets"][at] = ids[place + 1]
-                    batch["loss_weights"][at] = 1
+    if fields and shift:
+        weights = columns.get("weights", [[1] * len(ids) for ids in columns["tokens"]])
+        fields["loss_weights"] = Field(side, [each[1:] for each in weights], "float32")
+    for name, feature in dict(features).items():
+        of, values = feature.of, columns[name]
+        if of == "example":
+            values = [[each] for each in values]
+        elif of == "targets":
+            of, values = side, [each[shift:] for each in values]
+        empty = -1 if feature.to else 0
+        fields[name] = Field(of, values, feature.dtype, feature.shape, empty, feature.to)
+    return fields
+
+
+def define_numbers(numbers):
+    """The field `example_id` of examples that have these numbers."""
+    return {"example_id": Field("example", [[n] for n in numbers], empty=-1)}
+
+
+def define_segments(planned, align=1, fields=None):
+    """Each segment: its row, its example, its first position, and for each side (column, size).
+
+    So also among the examples of its row and, with `fields` of groups, among the continuations.
+    """
+    aligns = align if isinstance(align, dict) else dict.fromkeys(planned.bucket.names, align)
+    branches = (fields or {}).get("inputs_branch_ids")
+    used = [{} for _ in range(planned.bucket.rows)]
+    for row, example, start, *sizes in planned.segments.tolist():
+        size = dict(zip(planned.bucket.names, sizes, strict=True)) | {"example": 1}
+        size["continuation"] = max([0, *branches.values[example]]) if branches else 0
+        places = {}
+        for side, count in size.items():
+            begin = used[row].get(side, 0)
+            begin += -begin % aligns.get(side, 1)
+            places[side] = begin, count
+            used[row][side] = begin + count
+        yield row, example, start, places
+
+
+def define_batch(fields, planned, align=1, positions="continue", **columns):
+    """A planned batch of examples that have these fields, with so many `columns` by example."""
+    rows = planned.bucket.rows
+    columns |= dict(zip(planned.bucket.names, planned.bucket.lengths, strict=True))
+    batch = {
+        f"{side}_{name}": np.zeros((rows, columns[side]), np.int32)
+        for side in planned.bucket.names
+        for name in ("segment_ids", "positions")
+    }
+    for name, field in fields.items():
+        shape = rows, columns[field.of], *field.shape
+        batch[name] = np.full(shape, field.empty, field.dtype)
+    for row, example, start, places in define_segments(planned, align, fields):
+        for side in planned.bucket.names:
+            begin, size = places[side]
+            here = row, slice(begin, begin + size)
+            first = start if positions == "continue" else 0
+            batch[f"{side}_segment_ids"][here] = places["example"][0] + 1
+            batch[f"{side}_positions"][here] = range(first, first + size)
+        for name, field in fields.items():
+            begin, size = places[field.of]
+            first = start if field.of in planned.bucket.names else 0
+            values = np.array(field.values[example][first : first + size], field.dtype)
+            values = values.reshape(size, *field.shape)
+            if field.to is not None:
+                values[values > field.empty] += places[field.to][0]
+            batch[name][row, begin : begin + size] = values
     return batch
+
+
+def define_row(fields, sizes, length):
+    """A batch of one row with all examples, which have these sizes."""
+    segments = [(0, number, 0, size) for number, size in enumerate(sizes)]
+    row = PlannedBatch(Bucket(1, length), np.reshape(segments, (-1, 4)).astype(int))
+    return define_batch(fields, row)
+
+
+def require_defined(batch, expected):
+    """A batch has the fields of a definition, in any order, and no others."""
+    assert {*batch} == {*expected}
+    require_same({name: batch[name] for name in expected}, expected)
 
 
 def require_same(one, other):
     """The fields of two examples, or of two batches, are equal."""
     assert list(one) == list(other)
     for name in one:
-        assert one[name].dtype == other[name].dtype
+        assert one[name].dtype == other[name].dtype, name
         np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), name)
 
 
 def join(parts):
     """The batch of which the processes of a run have these parts, in their order."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+# ---- groups
 
 
 def nodes_of(group, name=()):
@@ -81,34 +169,33 @@ def define_group(group):
     return found
 
 
-GROUPED = [*FIELDS[:4], "visible_until", "inputs_branch_ids", "loss_weights"]
-
-
-def define_rows(rows, length, align=1):
-    """The fields of rows of groups and documents, column after column.
-
-    And for each row the names of its columns: which group, from 1, and which node of it; () between
-    groups that are aligned.
-    """
-    batch = {name: np.zeros((len(rows), length), np.int32) for name in GROUPED}
-    batch["loss_weights"] = batch["loss_weights"].astype(np.float32)
-    names = [[] for _ in rows]
-    for row, groups in enumerate(rows):
-        branch = 0
-        for segment, group in enumerate(groups, 1):
-            names[row] += [()] * (-len(names[row]) % align)
-            columns, leaves, first = define_group(group), leaves_of(group), len(names[row])
-            for k, (before, token, position, name) in enumerate(columns):
-                hidden = [q for q in range(k, len(columns)) if columns[q][3][: len(name)] != name]
-                below = sum(leaf[: len(name)] == name for leaf in leaves)
-                values = (
-                    *(before, token, segment, position),
-                    first + min([*hidden, len(columns)]),
-                    branch + leaves.index(name) + 1 if name in leaves else 0,
-                    max(below, 1),
-                )
-                for field, value in zip(GROUPED, values, strict=True):
-                    batch[field][row, first + k] = value
-            names[row] += [(segment, *name) for *_, name in columns]
-            branch += len(leaves)
-    return batch, names
+def define_groups(columns, features=()):
+    """The fields of groups, and of documents among them, as `define_fields`."""
+    groups = columns["tokens"]
+    until, branches, weights = [], [], []
+    for group in groups:
+        names, leaves = [name for *_, name in define_group(group)], leaves_of(group)
+        hidden = [
+            [q for q in range(k, len(names)) if names[q][: len(name)] != name]
+            for k, name in enumerate(names)
+        ]
+        until.append([min([*each, len(names)]) for each in hidden])
+        branches.append([leaves.index(name) + 1 if name in leaves else 0 for name in names])
+        below = [sum(leaf[: len(name)] == name for leaf in leaves) for name in names]
+        weights.append([max(each, 1) for each in below])
+    fields = {
+        name: Field("inputs", [[column[k] for column in define_group(group)] for group in groups])
+        for k, name in enumerate(("inputs", "targets", "inputs_positions"))
+    }
+    fields["visible_until"] = Field("inputs", until, to="inputs")
+    fields["inputs_branch_ids"] = Field("inputs", branches, to="continuation")
+    fields["loss_weights"] = Field("inputs", weights, "float32")
+    for name, feature in dict(features).items():
+        of, values = feature.of, columns[name]
+        if of == "example":
+            values = [[each] for each in values]
+        elif of in ("inputs", "targets"):
+            values = [[column[of == "targets"] for column in define_group(v)] for v in values]
+            of = "inputs"
+        fields[name] = Field(of, values, feature.dtype, feature.shape)
+    return fields

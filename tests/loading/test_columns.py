@@ -11,6 +11,7 @@ import pipeline
 from pipeline import Batches, Bucket, Examples, Plan, attention_mask
 from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import segment_last, segment_mean
+from tests.loading.definition import define_segments
 
 
 @settings(max_examples=25)
@@ -33,11 +34,9 @@ def test_columns_know_their_own_segment_alone(sizes, rows, ahead, weighted, shap
         starts, later = np.zeros((2, 8), bool), np.zeros((2, 2, 8))
         means, last = np.zeros((2, 2, 8, *shape), np.float32)
         mask = np.eye(8, dtype=bool)[None].repeat(2, axis=0)
-        used, numbers = [0, 0], [0, 0]
-        for row, example, start, size in planned.segments.tolist():
-            begin = used[row] + -used[row] % align
-            here, number = slice(begin, begin + size), numbers[row]
-            used[row], numbers[row] = begin + size, number + 1
+        for row, example, start, places in define_segments(planned, align):
+            (begin, size), (number, _) = places["inputs"], places["example"]
+            here = slice(begin, begin + size)
             starts[row, begin] = True
             for of_tokens, each in zip(later, (columns["tokens"], weights), strict=True):
                 targets = each[example][start + 1 : start + size + 1]

@@ -5,190 +5,49 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Examples, Feature, Masked, Plan
+from pipeline import Batches, Bucket, Corpora, Examples, Masked, Plan
 from pipeline.corpus import INPUTS
-from pipeline.corpus.tasks import CAUSAL, TARGETS
+from pipeline.corpus.tasks import CAUSAL
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from pipeline.steps import microbatches
-from tests.loading.definition import join, require_same
+from tests.loading.definition import (
+    require_same,
+)
+from tests.loading.drawn import FEATURES, Drawn
 from tests.meshes import OneProcess, mesh_of
 
-FEATURES = {
-    "seen": Feature("inputs", dtype=bool, fill=True),
-    "experts": Feature("inputs", dtype="int8", shape=(2, 3), fill=-3),
-    "logprob": Feature("targets", dtype="float32", fill=0.5),
-    "halves": Feature("targets", dtype="bfloat16", shape=2, fill=7),
-    "reward": Feature("example", dtype="float32", fill=-1),
-    "group": Feature("example", dtype="uint32", shape=(2,), fill=9),
-}
-EXAMPLE_ID = Feature("example", dtype=np.int32)
 
-
-def columns_of(sizes, seed=0, task=CAUSAL, leave_out=()):
-    """Tokens of examples of these sizes, and random values for each of their features."""
-    rng = np.random.default_rng(seed)
-    columns = {"tokens": [rng.integers(1, 90, size) for size in sizes]}
-    for name, feature in FEATURES.items():
-        if name not in leave_out and (feature.of != "targets" or task.has_targets):
-            low = 0 if feature.dtype.kind in "bu" else -90
-            shapes = [feature.shape if feature.per_example else (n, *feature.shape) for n in sizes]
-            columns[name] = [rng.integers(low, 90, shape).astype(feature.dtype) for shape in shapes]
-    return columns
-
-
-def examples_of(columns, task=CAUSAL):
-    features = {name: FEATURES[name] for name in columns if name != "tokens"}
-    return Examples(columns, features=features, vocab_size=90, task=task)
-
-
-def corpus_of(kind, sizes):
-    """A corpus, and for each feature the value of each example, shifted like its fields."""
-    task = INPUTS if kind == "masked" else CAUSAL
-
-    def make(seed, leave_out=()):
-        columns = columns_of(sizes, seed, task, leave_out)
-        values = {name: column for name, column in columns.items() if name != "tokens"}
-        for name in values:
-            if FEATURES[name].of == "targets":
-                values[name] = [each[1:] for each in values[name]]
-        return examples_of(columns, task), values
-
-    corpus, values = make(0)
-    if kind == "masked":
-        return Masked(corpus, mask_id=90), values
-    if kind == "split":
-        corpus = corpus.split(0.5)[1]
-        values = {name: [all_[n] for n in corpus.numbers] for name, all_ in values.items()}
-        return corpus, values | {"example_id": corpus.numbers}
-    if kind == "corpora":
-        lacking = ("seen", "experts", "reward", "halves")
-        other, more = make(1, lacking)
-        for name in lacking:
-            more[name] = [np.full_like(each, FEATURES[name].fill) for each in values[name]]
-        corpus = Corpora({"first": corpus, "second": other})
-        values = {name: [*values[name], *more[name]] for name in values}
-    return corpus, values
-
-
-def slow_features(features, values, planned, room):
-    """The features of a batch built one segment at a time, from the definition."""
-    rows, length = planned.bucket.shape
-    values, batch = {"example_id": range(1000), **values}, {}
-    for name, feature in features.items():
-        shape = rows, room if feature.per_example else length, *feature.shape
-        batch[name] = np.full(shape, -1 if name == "example_id" else 0, feature.dtype)
-    column, segment = np.zeros((2, rows), int)
-    for row, example, start, size in planned.segments.tolist():
-        for name, feature in features.items():
-            if feature.per_example:
-                batch[name][row, segment[row]] = values[name][example]
-            else:
-                places = slice(column[row], column[row] + size)
-                batch[name][row, places] = values[name][example][start : start + size]
-        segment[row] += 1
-        column[row] += size
-    return batch
-
-
-def require_features(batch, expected):
-    """A batch has these features, beside other fields."""
-    require_same({name: batch[name] for name in expected}, expected)
-
-
-@st.composite
-def cases(draw):
-    kind = draw(st.sampled_from(["plain", "masked", "split", "corpora"]))
-    sizes = draw(st.lists(st.integers(0, 30), min_size=20, max_size=30))
-    sizes[:10] = [5] * 10  # so that something is held out, and in rows of several
-    options = {
-        "packing": draw(st.sampled_from(["best_fit", "none"])),
-        "overflow": draw(st.sampled_from(["split", "truncate", "drop"])),
-        "max_segments": draw(st.sampled_from([None, 2, 8])),
-        "seed": draw(st.integers(0, 9)),
-    }
-    if kind == "corpora" and draw(st.booleans()):
-        options["weights"] = {"first": 1, "second": 2}
-    every = st.permutations([*FEATURES, "example_id"])
-    names = draw(st.none() | st.tuples(every, st.integers(0, 7)).map(lambda x: x[0][: x[1]]))
-    buckets = draw(st.sampled_from([[(4, 24)], [(4, 8), (2, 16)], [(6, 6)]]))
-    return kind, sizes, [Bucket(*each) for each in buckets], options, names
-
-
-@given(cases(), st.sampled_from(["continue", "restart"]))
-@settings(max_examples=40)
-def test_every_segment_has_the_features_of_its_example(case, positions):
-    kind, sizes, buckets, options, names = case
-    corpus, values = corpus_of(kind, sizes)
-    plan = Plan(corpus, buckets, **options)
-    known = {**corpus.features, "example_id": EXAMPLE_ID}
-    if names is not None:
-        names = [name for name in names if name in known]
-    features = {name: known[name] for name in (corpus.features if names is None else names)}
-
-    def make(names=names, **part):
-        return Batches(corpus, plan, positions=positions, features=names, **part).repeat()
-
-    def slow(planned):
-        room = options["max_segments"] or plan.most_segments()[planned.bucket]
-        return slow_features(features, values, planned, room)
-
-    plain, every = make(()), make()
-    assert every.features == features
-    assert str(every) == str(plain)
-    halves = [make(process_index=at, process_count=2) for at in (0, 1)]
-    for step in range(0, plan.first_step(2), 3):
-        require_same(every[step], plain[step] | slow(plan.batch(step)))
-        require_same(join([half[step] for half in halves]), every[step])
-    for bucket in buckets:
-        nothing = pipeline.PlannedBatch(bucket, np.zeros((0, 4), np.int64))
-        require_features(every.empty(bucket), slow(nothing))
-
-
-# ---- pairs
+def draw(sizes, task=CAUSAL):
+    """Examples of these sizes with all features."""
+    drawn = Drawn(np.random.default_rng(0), task, tokens=sizes)
+    drawn.add_features()
+    return drawn
 
 
 PAIR = Bucket(4, (20, 28))
 
 
-def test_pairs_have_features_of_both_sides_and_of_each_example_once(tmp_path):
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 12, (2, 40))
-    inputs = columns_of(sizes[0], 0, INPUTS, leave_out=["reward", "group"])
-    targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen", "logprob"])
-    features = {name: each for name, each in FEATURES.items() if name in inputs | targets}
-    both = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
-    plan = Plan(both, [PAIR])
-    batches = Batches(both, plan, features=["example_id", *features])
-    values = inputs | targets | {"halves": [each[1:] for each in targets["halves"]]}
-    room = plan.most_segments()[PAIR]
-    for step in range(len(batches)):
-        for side, of_side in zip(plan.batch(step).sides, (inputs, targets), strict=True):
-            known = {name: features[name] for name in of_side if name != "tokens"}
-            known["example_id"] = EXAMPLE_ID
-            require_features(batches[step], slow_features(known, values, side, room))
-
-
 def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
-    columns = columns_of([40] * 20, task=INPUTS)
-    spans = pipeline.SpanCorruption(examples_of(columns, INPUTS), max_length=15, end_id=2)
+    drawn = draw([40] * 20, INPUTS)
+    spans = pipeline.SpanCorruption(drawn.examples(vocab_size=90), max_length=15, end_id=2)
     assert {*spans.features} == {"reward", "group"}
     plan = Plan(spans, [PAIR])
     batches = Batches(spans, plan, features=["reward", "example_id"])
     for step in range(len(batches)):
         number, reward = batches[step]["example_id"], batches[step]["reward"]
         assert (number >= 0).sum() == len(plan.batch(step).segments)
-        whole = np.where(number < 0, 0, np.array(columns["reward"])[spans.examples_of(number)])
+        whole = np.where(
+            number < 0, 0, np.array(drawn.columns["reward"])[spans.examples_of(number)]
+        )
         np.testing.assert_array_equal(reward, whole)
 
 
 def test_numbers_of_examples_are_those_before_a_split():
     """Also of corpora that are joined before or after, and of pieces in views."""
-    one, other = (examples_of(columns_of([5] * size, task=INPUTS), INPUTS) for size in (30, 50))
+    one, other = (draw([5] * size, INPUTS).examples(vocab_size=90) for size in (30, 50))
     both = Corpora({"one": one, "other": other})
     joined = {number for part in both.split(0.5) for number in numbers_in(part)}
     assert joined == {*range(80)}
@@ -212,7 +71,7 @@ def numbers_in(corpus):
 @pytest.fixture(scope="module")
 def corpus():
     sizes = np.random.default_rng(3).integers(0, 30, 60)
-    return examples_of(columns_of(sizes))
+    return draw(sizes).examples()
 
 
 # A row has as many columns of segments as positions, so no shape tells them apart.
@@ -306,7 +165,7 @@ def test_renamed_batches_keep_features_under_their_names(corpus):
     for convention in ("maxtext", "tunix", "huggingface"):
         renamed = pipeline.rename(batches[0], convention)
         assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
-        require_features(renamed, {name: batches[0][name] for name in NAMES})
+        require_same(*({name: each[name] for name in NAMES} for each in (renamed, batches[0])))
 
 
 def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):

@@ -290,19 +290,20 @@ def test_batches_that_are_transformed_say_where_they_end(make):
         batches.repeat(0)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_threads_that_share_an_iterator_get_each_step_once(make, threads):
+@pytest.mark.parametrize("threads", [0, 2, None])
+def test_threads_that_share_an_iterator_or_a_loader_get_each_step_once(make, threads):
     def read(batch):
         time.sleep(0.005)
         return batch
 
-    batches = make("plan").map(read)
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
-    iterator = iter(batches.to_iter_dataset(options))
+    batches = make("plan", transform=read)
+    options = grain.ReadOptions(num_threads=threads or 0, prefetch_buffer_size=4)
+    iterator = Loader(batches) if threads is None else iter(batches.to_iter_dataset(options))
     with ThreadPoolExecutor(4) as pool:
         found = [each for some in pool.map(list, [iterator] * 4) for each in some]
     sums = sorted(int(batch["inputs"].sum()) for batch in found)
     assert sums == sorted(int(batch["inputs"].sum()) for batch in batches)
+    assert list(iterator) == []
     iterator.close()
 
 

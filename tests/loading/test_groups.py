@@ -10,7 +10,15 @@ import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
 from pipeline.loading.collate import collate_side
 from pipeline.loading.sharding import Block
-from tests.loading.definition import define_rows, join, leaves_of, nodes_of, require_same
+from tests.loading.definition import (
+    define_batch,
+    define_groups,
+    join,
+    leaves_of,
+    nodes_of,
+    require_defined,
+    require_same,
+)
 from tests.meshes import mesh_of
 
 FEATURES = {
@@ -68,32 +76,29 @@ def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, ali
     texts = [fill(size, values) for size in documents]
     if texts:
         corpus = Corpora({"groups": corpus, "documents": Examples(texts)})
+    # Documents have no continuations, and of the other features what stands for none.
+    lacking = {
+        "tokens": texts,
+        "seen": [[[-1, -1]] * len(ids) for ids in texts],
+        "logprob": [[-2] * len(ids) for ids in texts],
+        "reward": [[]] * len(texts),
+        "margin": [[]] * len(texts),
+        "task": [-3] * len(texts),
+    }
+    every = {name: [*column, *lacking[name]] for name, column in columns.items()}
+    fields = define_groups(every, FEATURES)
     longest = -(-int(corpus.lengths.max()) // align) * align
     plan = Plan(corpus, [Bucket(2, longest + 2 * align)], align=align, shuffle=False)
-    room = plan.most_continuations()[plan.buckets[0]]
+    (bucket,) = plan.buckets
+    room = {
+        "example": plan.most_segments()[bucket],
+        "continuation": plan.most_continuations()[bucket],
+    }
     batches, count, most = Batches(corpus, plan), 0, 0
     for step in range(plan.num_batches()):
         planned, batch = plan.batch(step), batches[step]
-        rows = [], []
-        of_leaves = {"reward": np.zeros((2, room)), "margin": np.zeros((2, room, 2))}
-        for row, example, start, size in planned.segments.tolist():
-            assert (start, size) == (0, corpus.lengths[example])
-            first = sum(len(leaves_of(group)) for group in rows[row])
-            rows[row].append([*groups, *texts][example])
-            leaves = len(leaves_of(rows[row][-1]))
-            for name, expected in of_leaves.items():
-                if leaves:
-                    expected[row, first : first + leaves] = columns[name][example]
-        expected, _ = define_rows(rows, planned.bucket.length, align)
-        text = np.isin(batch["targets"], [t for ids in texts for t in ids])
-        seen = np.stack([batch["inputs"] % 100, -batch["inputs"] % 100], axis=-1)
-        real = batch["inputs_segment_ids"] > 0
-        expected |= of_leaves | {
-            "seen": np.where(text[..., None], -1, seen) * real[..., None],
-            "logprob": np.where(text, -2, batch["targets"] / 2) * real,
-        }
-        for name, values in expected.items():
-            np.testing.assert_array_equal(batch[name], values, name)
+        require_defined(batch, define_batch(fields, planned, align, **room))
+        assert planned.segments[:, 3].tolist() == corpus.lengths[planned.segments[:, 1]].tolist()
         count += len(planned.segments)
         most = max(most, int(batch["inputs_positions"].max()))
     assert count == len(groups) + len(texts)

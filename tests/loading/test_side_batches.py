@@ -1,14 +1,11 @@
-"""Examples of several sides: their batches are those of the definition, value by value."""
+"""Examples of several sides: devices, files, views, masks, scores and what is refused."""
 
 import functools
-import itertools
 import pickle
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pipeline
 from pipeline import (
@@ -24,226 +21,28 @@ from pipeline import (
     score,
     unpack,
 )
-from pipeline.corpus import CAUSAL, INPUTS, TARGETS, open_corpus
+from pipeline.corpus import CAUSAL, open_corpus
 from pipeline.loading import cu_seqlens
 from pipeline.loading.sharding import column_order
-from tests.loading.definition import join, require_same
-from tests.meshes import mesh_of
-
-TASKS = {"causal": CAUSAL, "inputs": INPUTS, "targets": TARGETS}
-ARRAYS = "frames", "patches", "images"
-SHAPES = {"uint8": (3,), "float32": (), "int32": (2, 2), "bool": (1,)}
-
-
-# ---- examples of any sides, drawn from a seed
-
-
-class Drawn:
-    """Examples with tokens or without, some sides of arrays, and pointers between all of them."""
-
-    def __init__(self, seed, task, arrays, examples=14, most=9):
-        rng = self.rng = np.random.default_rng(seed)
-        self.task, self.tokens = TASKS.get(task), {"inputs": "inputs", "causal": "inputs"}
-        self.tokens = None if self.task is None else self.task.side
-        self.names = [*([self.tokens] if self.tokens else []), *arrays]
-        self.columns, self.features = {}, {}
-        self.counts = {name: rng.integers(0, most, examples) for name in self.names}
-        #: Positions of each side of each example.
-        self.sizes = dict(self.counts)
-        if self.tokens:
-            ahead = self.task.lookahead
-            self.columns["tokens"] = [rng.integers(1, 99, n) for n in self.counts[self.tokens]]
-            self.sizes[self.tokens] = np.maximum(self.counts[self.tokens] - ahead, 0)
-        for number, side in enumerate(arrays):
-            dtype = [*SHAPES][(seed + number) % len(SHAPES)]
-            self.add(side, Feature(side, dtype=dtype, shape=SHAPES[dtype]))
-        for side, to in itertools.product(self.names, self.names):
-            if rng.random() < 0.5:
-                self.add(f"{side}_to_{to}", Feature(side, to=to, shape=() if side == to else (2,)))
-        self.learns = self.tokens if self.task not in (None, INPUTS) else None
-
-    def add(self, name, feature):
-        """A feature with random values, or with pointers to positions and to nothing."""
-        sizes = self.counts[feature.of]
-        self.features[name] = feature
-        if feature.to is None:
-            draws = [
-                self.rng.integers(0, 2, (n, *feature.shape)).astype(feature.dtype) for n in sizes
-            ]
-        else:
-            room = self.sizes[feature.to]
-            draws = [
-                self.rng.integers(-1, most, (n, *feature.shape))
-                for n, most in zip(sizes, room, strict=True)
-            ]
-        self.columns[name] = draws
-
-    def options(self):
-        """The arguments of `Examples` and `from_arrays`."""
-        return {"features": self.features, **({"task": self.task} if self.task else {})}
-
-
-def define(drawn, planned, align, examples=None):
-    """The batch that a plan makes of drawn examples; `examples` are their numbers in the plan."""
-    rows, lengths = planned.bucket.rows, dict(zip(drawn.names, planned.bucket.lengths, strict=True))
-    batch, used = {}, {name: [0] * rows for name in drawn.names}
-    for side, length in lengths.items():
-        for field in ("segment_ids", "positions"):
-            batch[f"{side}_{field}"] = np.zeros((rows, length), np.int32)
-        for field in drawn.task.shifts if side == drawn.tokens else ():
-            batch[field] = np.zeros((rows, length), np.int32)
-        if side == drawn.learns:
-            batch["loss_weights"] = np.zeros((rows, length), np.float32)
-    for name, feature in drawn.features.items():
-        shape = rows, lengths[feature.of], *feature.shape
-        batch[name] = np.full(shape, 0 if feature.to is None else -1, feature.dtype)
-    segments = [0] * rows
-    for row, example, start, *sizes in planned.segments.tolist():
-        assert start == 0
-        segments[row] += 1
-        begin, number = {}, example if examples is None else examples.get(example)
-        for side, size in zip(drawn.names, sizes, strict=True):
-            begin[side] = used[side][row] + -used[side][row] % align.get(side, 1)
-            used[side][row] = begin[side] + size
-        for side, size in zip(drawn.names, sizes, strict=True) if number is not None else ():
-            here = row, slice(begin[side], begin[side] + size)
-            batch[f"{side}_segment_ids"][here] = segments[row]
-            batch[f"{side}_positions"][here] = range(size)
-            for field, shift in drawn.task.shifts.items() if side == drawn.tokens else ():
-                batch[field][here] = drawn.columns["tokens"][number][shift : shift + size]
-            if side == drawn.learns:
-                batch["loss_weights"][here] = 1
-            for name, feature in drawn.features.items():
-                later = drawn.task.lookahead if side == "targets" else 0
-                if feature.of == side:
-                    values = np.asarray(drawn.columns[name][number])[later : later + size]
-                    if feature.to is not None:
-                        values = np.where(values < 0, -1, values + begin[feature.to])
-                    batch[name][here] = values
-    return batch
-
-
-def require_defined(batch, due):
-    assert {*batch} == {*due}
-    for name, values in due.items():
-        assert batch[name].dtype == values.dtype, name
-        np.testing.assert_array_equal(batch[name], values, name)
-
-
-sides = st.tuples(
-    st.integers(0, 10**6),
-    st.sampled_from([*TASKS, None]),
-    st.lists(st.sampled_from(ARRAYS), min_size=1, max_size=3, unique=True),
+from tests.loading.definition import (
+    require_same,
 )
-
-
-def buckets_of(drawn, seed):
-    """One bucket or two that four hosts can share; the capacities of some rows are small."""
-    longest = {name: -(-max(int(n.max()), 1) // 2) * 2 for name, n in drawn.sizes.items()}
-    large = {name: n + 2 * ((seed >> k) % 4) for k, (name, n) in enumerate(longest.items())}
-    if seed % 3 == 0:
-        return [Bucket(4, large)]
-    small = {name: max(2, n // 4 * 2) for name, n in large.items()}
-    return [Bucket(4, small), Bucket(4, large)] if small != large else [Bucket(4, large)]
-
-
-@given(sides, st.sampled_from([1, 4]), st.booleans())
-@settings(max_examples=30)
-def test_batches_are_those_of_the_definition_on_any_hosts_from_any_step(about, tiers, excludes):
-    seed, task, arrays = about
-    drawn = Drawn(seed, task, arrays)
-    if not any(n.any() for n in drawn.sizes.values()):
-        return
-    if drawn.learns and not drawn.sizes[drawn.learns].any():
-        return
-    corpus = Examples(drawn.columns, **drawn.options())
-    align = {drawn.names[seed % len(drawn.names)]: 2}
-    exclude = [3, 5] if excludes else []
-    buckets = buckets_of(drawn, seed)
-    try:
-        plan = Plan(corpus, buckets, align=align, tiers=tiers, exclude=exclude, overflow="error")
-    except ValueError as error:  # all may be left out
-        assert "none of the examples has a position" in str(error)  # noqa: PT017
-        return
-    if seed % 3 == 0 and (changes := plan.next_block(1)) <= plan.num_batches():
-        plan = plan.after(changes, buckets=buckets[-1:])
-    batches, seen = Batches(corpus, plan).repeat(2), []
-    parts = [Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)]
-    halves = [Batches(corpus, plan, process_index=p, process_count=2) for p in range(2)]
-    iterator = iter(batches.to_iter_dataset())
-    for step in drawn.rng.permutation(len(batches)).tolist():
-        planned, batch = plan.batch(step), batches[step]
-        require_defined(batch, define(drawn, planned, align))
-        require_same(join([part[step] for part in parts]), batch)
-        if step < len(halves[0]):
-            require_same(join([part[step] for part in halves]), batch)
-        iterator.set_state(batches.origin.state(step))
-        require_same(next(iterator), batch)
-        seen += [(planned.epoch, example) for example in planned.segments[:, 1].tolist()]
-    sizes = np.stack([drawn.sizes[name] for name in drawn.names], axis=1)
-    if drawn.learns:
-        sizes[drawn.sizes[drawn.learns] == 0] = 0
-    due = [n for n in np.flatnonzero(sizes.any(axis=1)).tolist() if n not in exclude]
-    assert sorted(seen) == [(epoch, number) for epoch in (0, 1) for number in due]
-
-
-@given(st.integers(0, 10**6), st.booleans())
-@settings(max_examples=15)
-def test_text_alone_is_mixed_with_sides(seed, weighted):
-    drawn = Drawn(seed, "causal", ["patches", "images"])
-    alone = Examples([np.arange(2 + n) for n in drawn.rng.integers(0, 6, 9)])
-    drawn.add("patch", Feature("inputs", to="patches"))
-    pictures = Examples(drawn.columns, **drawn.options())
-    corpora = {"text": alone, "pictures": pictures}
-    if seed % 2:
-        corpora = dict(reversed(corpora.items()))
-    mixture = Corpora(corpora)
-    buckets = [Bucket(4, dict.fromkeys(mixture.side_names, 16))]
-    options = {"weights": {"text": 1, "pictures": 2}} if weighted else {}
-    options |= {"tiers": 1 + seed % 3, "exclude": [1, len(mixture) - 2] if seed % 5 else []}
-    plan = Plan(mixture, buckets, seed=seed, **options)
-    batches = Batches(mixture, pickle.loads(pickle.dumps(plan)))
-    first = int(mixture.first[list(corpora).index("pictures")])
-    names = {first + number: number for number in range(len(pictures))}
-    drawn.names = [*mixture.side_names]
-    for step in range(len(batches)):
-        planned, batch = plan.batch(step), batches[step]
-        due = define(drawn, planned, {}, names)
-        real = due["inputs_segment_ids"] > 0
-        for name, values in due.items():
-            if name.startswith(("patch", "image")) and name != "patch":
-                np.testing.assert_array_equal(batch[name], values, name)
-            else:
-                np.testing.assert_array_equal(batch[name][real], values[real], name)
-        assert (batch["patch"][~real] == -1).all()
-    # A run that ends at any step goes on with the same batches, on two hosts, on one, on two.
-    for hosts in (2, 1, 2):
-        step = int(drawn.rng.integers(len(batches)))
-        parts = [
-            iter(Batches(mixture, plan, process_index=p, process_count=hosts).to_iter_dataset())
-            for p in range(hosts)
-        ]
-        for part in parts:
-            part.set_state(batches.origin.state(step))
-        for at in range(step, len(batches)):
-            require_same(join([next(part) for part in parts]), batches[at])
-
+from tests.loading.drawn import Drawn
+from tests.meshes import mesh_of
 
 # ---- columns over devices, and what else batches are given to
 
 
-def draw_pictures(seed=0, examples=40):
-    drawn = Drawn(seed, "causal", ["patches", "images"], examples, most=8)
+def draw_pictures():
+    drawn = Drawn(np.random.default_rng(0), CAUSAL, ["patches", "images"], 40, most=8)
+    drawn.add_pointers()
     for name, feature in {
         "patch": Feature("inputs", to="patches"),
         "patch_image": Feature("patches", to="images"),
         "label": Feature("example", dtype="float32"),
     }.items():
-        if name != "label":
-            drawn.add(name, feature)
-        else:
-            drawn.features[name] = feature
-            drawn.columns[name] = [float(n) for n in range(examples)]
+        drawn.add(name, feature)
+    drawn.columns["label"] = [float(n) for n in range(40)]
     return drawn
 
 
@@ -253,7 +52,7 @@ PICTURES = Bucket(8, {"inputs": 16, "patches": 24, "images": 8})
 @pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
 def test_pointers_follow_the_columns_of_the_side_that_they_point_to(order):
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
     plan = Plan(corpus, [PICTURES])
     mesh = mesh_of(data=2, context=2)
     features = [name for name in drawn.features if name != "label"]
@@ -298,13 +97,13 @@ def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
 
 def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
     drawn = draw_pictures()
-    examples = Examples(drawn.columns, **drawn.options())
-    made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options())
+    examples = drawn.examples()
+    made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options)
     opened = open_corpus(tmp_path / "made")
     again = Corpus.from_arrays(
         {name: (each for each in column) for name, column in drawn.columns.items()},
         tmp_path / "made",
-        **drawn.options(),
+        **drawn.options,
     )
     cached = open_corpus(tmp_path / "made", cache=tmp_path / "cache", cache_bytes=300_000)
     plan = Plan(opened, [PICTURES], max_segments=9)
@@ -322,27 +121,13 @@ def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
         Corpus.from_arrays(
             {name: column[:-1] for name, column in drawn.columns.items()},
             tmp_path / "made",
-            **drawn.options(),
+            **drawn.options,
         )
-
-
-def test_views_of_sides_have_each_example_once(tmp_path):
-    drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
-    shares = corpus.split(0.3)
-    numbers = np.concatenate([each.numbers for each in shares])
-    assert sorted(numbers.tolist()) == list(range(len(corpus)))
-    for share in shares:
-        for place in np.flatnonzero(share.lengths.any(axis=1)).tolist():
-            require_same(share[place], corpus[int(share.numbers[place])])
-    joined = Corpora({"train": shares[0], "rest": shares[1]})
-    for place in np.flatnonzero(joined.lengths.any(axis=1)).tolist():
-        require_same(joined[place], corpus[int(numbers[place])])
 
 
 def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
     (plan, batch) = next(
         iter(Batches(corpus, Plan(corpus, [PICTURES]), features=["patch_image"]).with_plans())
     )
@@ -370,7 +155,7 @@ def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
 
 def test_results_of_any_side_are_those_of_its_examples(tmp_path):
     drawn = draw_pictures()
-    corpus = Examples(drawn.columns, **drawn.options())
+    corpus = drawn.examples()
 
     def step(batch):
         return {
@@ -390,21 +175,15 @@ def test_results_of_any_side_are_those_of_its_examples(tmp_path):
     some = corpus.split(0.5)[0]
     kept = np.flatnonzero(some.lengths.any(axis=1))
     packed = pack(
-        take(drawn, some.numbers[kept]),
+        drawn.examples(some.numbers[kept]),
         [PICTURES],
         max_segments=16,
         cost={"inputs": 1, "patches": 1, "images": 0},
     )
     results = [(planned, step(batch)["sum"]) for planned, batch in packed]
-    found = unpack(results, take(drawn, some.numbers[kept]), per="patches")
+    found = unpack(results, drawn.examples(some.numbers[kept]), per="patches")
     for mine, number in zip(found, some.numbers[kept], strict=True):
         np.testing.assert_array_equal(mine, due[number])
-
-
-def take(drawn, numbers):
-    """Some of the examples."""
-    columns = {name: [column[int(n)] for n in numbers] for name, column in drawn.columns.items()}
-    return Examples(columns, **drawn.options())
 
 
 def test_arrays_alone_have_a_loss_if_one_is_named():

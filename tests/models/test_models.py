@@ -17,6 +17,7 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.parameters import AXES, decay_mask, parameter_shardings
+from tests.loading.definition import Field, define_row
 
 CONFIG = TransformerConfig(
     vocab_size=50,
@@ -51,16 +52,14 @@ def state_of(kind, config=CONFIG):
 
 def rows_of(examples, length):
     """One side of a batch with one row: tokens, segment ids, positions, targets, weights."""
-    row = {name: np.zeros((1, length), np.int32) for name in ("tokens", "ids", "positions", "next")}
-    start = 0
-    for segment, example in enumerate(examples, 1):
-        here = slice(start, start + len(example))
-        row["tokens"][0, here] = example
-        row["ids"][0, here] = segment
-        row["positions"][0, here] = np.arange(len(example))
-        row["next"][0, here] = (np.asarray(example) * 7 + 3) % 50
-        start += len(example)
-    return row | {"weights": (row["ids"] > 0).astype(np.float32)}
+    fields = {
+        "tokens": Field("inputs", examples),
+        "next": Field("inputs", [(np.asarray(each) * 7 + 3) % 50 for each in examples]),
+        "weights": Field("inputs", [np.ones(len(each)) for each in examples], "float32"),
+    }
+    row = define_row(fields, map(len, examples), length)
+    row["ids"], row["positions"] = row.pop("inputs_segment_ids"), row.pop("inputs_positions")
+    return row
 
 
 def examples_of(seed=0):

@@ -1,5 +1,6 @@
 """Recurrent layers on packed rows: examples/recurrent.py beside each document alone."""
 
+import functools
 import os
 import re
 import runpy
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import pipeline
-from pipeline import Bucket, Examples
+from pipeline import Examples
+from tests.alone import require_same_alone
 from tests.processes import ROOT, call
 
 LENGTH = 64
@@ -39,42 +40,14 @@ def make(program):
     return lambda batch: jax.tree.map(np.asarray, compute(state, batch))
 
 
-def measure(compute, align):
-    """How far the logits of packed documents, and the gradients, are from those alone.
-
-    Each is the largest norm of a difference over that of what is alone, of all documents, and of
-    all parameters.
-    """
-    rng = np.random.default_rng(0)
-    documents = [rng.integers(1, 40, size) for size in (20, 3, 150, 45, 9, 31, 2, 64)]
-    ((planned, batch),) = pipeline.pack(
-        Examples(documents), [Bucket(8, LENGTH)], overflow="split", align=align
-    )
-    assert np.bincount(planned.segments[:, 1])[2] == 3  # pieces, which have no state
-    logits, gradients = compute(batch)
-    packed, alone, column, last = [], [], 0, 0
-    for row, example, start, size in planned.segments.tolist():
-        column = column + -column % align if row == last else 0
-        own = {name: np.zeros_like(each) for name, each in batch.items()}
-        own["inputs"][0, :size] = documents[example][start : start + size]
-        own["targets"][0, :size] = documents[example][start + 1 : start + size + 1]
-        own["loss_weights"][0, :size] = own["inputs_segment_ids"][0, :size] = 1
-        packed.append(logits[row, column : column + size])
-        alone.append(compute(own))
-        alone[-1] = alone[-1][0][0, :size], alone[-1][1]
-        column, last = column + size, row
-    expected, parts = zip(*alone, strict=True)
-    total = jax.tree.map(lambda *each: sum(each), *parts)
-    return [
-        max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(*each, strict=True))
-        for each in ((packed, expected), (jax.tree.leaves(gradients), jax.tree.leaves(total)))
-    ]
-
-
 def test_each_document_of_a_row_has_the_logits_and_gradients_that_it_has_alone(program, compute):
-    assert max(measure(compute, program["CHUNK"])) < 1e-5
+    rng = np.random.default_rng(0)
+    documents = Examples([rng.integers(1, 40, size) for size in (20, 3, 45, 9, 31, 2, 64)])
+    check = functools.partial(require_same_alone, compute, documents, LENGTH, 4, error=1e-5)
+    check(align=program["CHUNK"])
     # If documents begin inside chunks, the state that enters a chunk is not all that leaks.
-    assert min(measure(compute, align=1)) > 0.1
+    with pytest.raises(AssertionError):
+        check(align=1, error=0.1)
 
 
 @pytest.mark.slow

@@ -73,10 +73,3 @@ def test_files_decide_the_fingerprint():
     assert plans[0].fingerprint != plans[1].fingerprint
     small = [Plan(given, BUCKETS, window=9999) for given in (corpus, corpus.lengths)]
     assert small[0].fingerprint == small[1].fingerprint
-
-
-def test_mixtures_have_windows_of_files_too():
-    corpora = {"a": some_files(1), "b": some_files(2)}
-    plan = Plan(corpora, BUCKETS, window=500, weights={"a": 1, "b": 2})
-    assert all(stream.whole.layout.files is not None for stream in plan.stages[0].streams)
-    assert [*plan.files_ahead(3)] == ["a", "b"]

@@ -303,11 +303,6 @@ def test_pairs_are_followed():
     assert account.over == [True]
 
 
-def test_examples_with_nothing_to_train_on_are_in_no_batch():
-    plan = follow([[0, 0]] * 30 + [[5]] + [[0]] * 60, window=10)
-    assert [batch.segments[:, 1].tolist() for batch in first_epoch(plan)] == [[60]]
-
-
 def test_plans_are_pickled_without_what_is_made():
     plan = follow(draw_parts(9)).after(30, seed=2)
     plan.batch(20)

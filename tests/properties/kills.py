@@ -53,19 +53,6 @@ def write_documents(path: Path, count: int = 160) -> None:
     )
 
 
-def spell(record: dict[str, Any]) -> dict[str, Any]:
-    """The sides of a document: its text as inputs, backwards as targets, and its letters."""
-    letters = {"letters": [*record["text"].encode()]} if record["text"] else {}
-    return {
-        "inputs": [(record["text"], 1.0)],
-        "targets": [(record["back"], 1.0)],
-        "letters": letters,
-    }
-
-
-spell.sides = "inputs", "targets"  # type: ignore[attr-defined]
-
-
 class Training:
     """A run of train.py: a tiny model, two buckets, evaluations, checkpoints, two epochs.
 

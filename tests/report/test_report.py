@@ -61,7 +61,10 @@ def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corp
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "fill", "optimal"])
-def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(corpus, options, packing):
+def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
+    corpus, options, packing, monkeypatch
+):
+    monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1, 3))
     options = options.replace(packing=packing)
     own = options.plan(corpus)
     ours = compare_plans(corpus.lengths, options, own, lambda text: None)
@@ -151,7 +154,8 @@ def test_the_report_is_plain_json(figures):
     assert all(0 <= each["padding"] < 1 for each in seen["strategies"])
 
 
-def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens():
+def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens(monkeypatch):
+    monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1,))  # fitting more takes long
     inputs = np.random.default_rng(0).lognormal(3, 0.5, 500).astype(int) + 1
     pairs = from_lengths("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
     seen = measure(pairs, Options({"tokens_per_batch": 4096}))

@@ -23,6 +23,7 @@ from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_eval_step, make_mesh
 from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.corpora import prepare_corpora
+from tests.corpus.files import flip
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
@@ -211,10 +212,7 @@ def test_a_damaged_part_is_made_again(corpus, tmp_path, interrupted):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
     interrupted(4, corpus, ready, directory=again, **READY)
-    part = sorted((again / "scores.parts").glob("*.npz"))[2]
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
+    flip(sorted((again / "scores.parts").glob("*.npz"))[2])
     pipeline.score(corpus, ready, directory=again, **READY)
     assert files(again) == files(once)
 
@@ -260,9 +258,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
         assert score().equals(first)
     assert "scores.arrow has these scores already" in str(said)
     values = first["value"].to_pylist()  # the table is mapped
-    content = bytearray((tmp_path / "scores.arrow").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "scores.arrow").write_bytes(content)
+    flip(tmp_path / "scores.arrow")
     with pytest.raises(ValueError, match=r"scores\.arrow is damaged; delete it, and score again"):
         score()
     (tmp_path / "scores.arrow").unlink()

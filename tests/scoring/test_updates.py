@@ -148,7 +148,7 @@ def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
     nothing = Examples({"tokens": [[1, 2]], "weights": [[0, 0]]})
     with pytest.raises(ValueError, match="has a position that carries loss"):
         pack(nothing, [Bucket(1, 8)])
-    with pytest.raises(TypeError, match=r"make pipeline\.Examples of them"):
+    with pytest.raises(TypeError, match=r"make pipeline\.Examples of arrays"):
         pack([[1, 2]], [Bucket(1, 8)])
     examples = make([5, 9, 3])
     (planned, batch), *_ = pack(examples, [Bucket(4, 16)], max_segments=4)

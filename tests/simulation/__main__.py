@@ -46,9 +46,10 @@ def main() -> int:
     counts, wrong = collections.Counter[str](), 0
     for seed in [seed for seed in seeds for _ in range(asked.repeat)]:
         history, error = play(seed, asked.only)
-        trace = describe(history.scheduler.trace).replace(history.world.folder, "")
         counts.update(history.account.counts)
         counts["histories"] += 1
+        if asked.digests or asked.verbose:
+            trace = describe(history.scheduler.trace).replace(history.world.folder, "")
         if asked.digests:
             print(seed, hashlib.sha256(trace.encode()).hexdigest()[:16], flush=True)
         if asked.verbose:

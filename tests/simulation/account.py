@@ -9,13 +9,18 @@ import numpy as np
 from tests.simulation.scheduler import Process, Scheduler, Wrong
 
 
+def join(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Positions: each the id that is read there, and the one that is learnt: int64."""
+    return np.asarray(inputs, np.int64) << 32 | np.asarray(targets, np.int64)
+
+
 class Account:
     """What actors saw.
 
     Attributes:
         acknowledged: by corpus, the number of examples that its writer was told are sealed.
         finished: the corpora whose writers were told that they are finished.
-        sealed: by corpus and part, the digest of what is in it.
+        sealed: by corpus and part, its digest and one past its last example.
         steps: by reader, how many batches there are, once one saw the end.
         counts: figures of what happened.
     """
@@ -24,7 +29,7 @@ class Account:
         self._scheduler = scheduler
         self.acknowledged: dict[str, int] = collections.defaultdict(int)
         self.finished: set[str] = set()
-        self.sealed: dict[tuple[str, int], str] = {}
+        self.sealed: dict[tuple[str, int], tuple[str, int]] = {}
         self.steps: dict[str, int] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self._rows: dict[tuple[str, int], dict[int, tuple[str, np.ndarray]]] = {}
@@ -40,9 +45,8 @@ class Account:
 
     # ---- writers
 
-    def begin(self, corpus: str, cursor: int, examples: int) -> None:
-        """A writer begins with this cursor and so many examples."""
-        due = self.acknowledged[corpus]
+    def begin(self, corpus: str, due: int, cursor: int, examples: int) -> None:
+        """A writer begins with this cursor and so many examples; `due` were acknowledged."""
         self.require(
             due <= cursor == examples,
             f"{corpus}: {due} examples were acknowledged; the cursor is {cursor}, and {examples} "
@@ -55,10 +59,17 @@ class Account:
         self.acknowledged[corpus] = max(examples, self.acknowledged[corpus])
         self.counts["seals"] += 1
 
-    def see_part(self, corpus: str, number: int, digest: str) -> None:
+    def see_part(self, corpus: str, entry: Any) -> None:
         """A reader sees a sealed part."""
-        there = self.sealed.setdefault((corpus, number), digest)
-        self.require(there == digest, f"{corpus}: part {number} changed after it was sealed")
+        seen = entry.digest, entry.first + entry.examples
+        there = self.sealed.setdefault((corpus, entry.number), seen)
+        self.require(there == seen, f"{corpus}: part {entry.number} changed after it was sealed")
+
+    def lose_power(self) -> None:
+        """What readers saw and no writer was told to be sealed may be lost."""
+        for (corpus, number), (_, end) in [*self.sealed.items()]:
+            if end > self.acknowledged.get(corpus, end):
+                del self.sealed[corpus, number]
 
     # ---- locks
 
@@ -93,8 +104,8 @@ class Account:
             sha = hashlib.sha256()
             for name in names:
                 sha.update(name.encode() + np.asarray(batch[name][row]).tobytes())
-            learnt = batch["targets"][row][batch["loss_weights"][row] > 0]
-            ids = learnt if epochs[first + row] == 0 else learnt[:0]
+            learns = (batch["loss_weights"][row] > 0) & (epochs[first + row] == 0)
+            ids = join(batch["inputs"][row][learns], batch["targets"][row][learns])
             there = rows.setdefault(first + row, (sha.hexdigest(), ids))
             self.require(there[0] == sha.hexdigest(), f"{what}: row {first + row} differs")
         self.counts["batches"] += 1
@@ -106,25 +117,46 @@ class Account:
             f"{reader}: {self.steps[reader]} batches, and then {steps}",
         )
 
-    def require_each_once(self, reader: str, every: list[np.ndarray | None], limit: int) -> None:
-        """Refuses what a reader saw in the first epoch if it is not each id that was due once.
+    def forget(self, reader: str, step: int) -> None:
+        """The reader changes its plan from a step on."""
+        self.steps.pop(reader, None)
+        for seen in (self._rows, self._buckets, self._states):
+            for at in [at for at in seen if at[0] == reader and at[1] >= step]:
+                del seen[at]
 
-        Ids are below `limit`; None: they are not known.
+    def require_each_once(
+        self,
+        reader: str,
+        due: list[np.ndarray],
+        held_out: list[np.ndarray],
+        limit: int,
+        *,
+        cut: bool,
+    ) -> None:
+        """Refuses batches that do not have each position once in the first epoch.
+
+        Those `held_out` have no batch, and ids from `limit` on do not count. Unless examples may be
+        `cut`, the positions of each are in one row.
         """
-        steps = self.steps[reader]
-        ids = [np.zeros(0, np.int64)]
+        steps, every = self.steps[reader], list[np.ndarray]()
         for step in range(steps):
             rows = self._rows.get((reader, step), {})
             self.require(len(rows), f"{reader}: step {step} of {steps} was seen by no one")
-            ids += [row[1] for row in rows.values()]
-        if None in [each if each is None else 0 for each in every]:
-            return
-        due = np.sort(np.concatenate([each for each in every if each is not None]))
-        found = np.sort(np.concatenate(ids))
-        found = found[found < limit]
-        if found.shape != due.shape or (found != due).any():
-            twice = found[1:][found[1:] == found[:-1]][:5].tolist()
-            never = np.setdiff1d(due, found)[:5].tolist()
-            other = np.setdiff1d(found, due)[:5].tolist()
+            every += [row[1] for row in rows.values()]
+        none = np.zeros(0, np.int64)
+        row = np.arange(len(every)).repeat([*map(len, every)])
+        learnt = np.concatenate([none, *every])
+        learnt, row = learnt[learnt < limit << 32], row[learnt < limit << 32]
+        found = np.sort(np.concatenate([learnt, *held_out]))
+        wanted = np.sort(np.concatenate([none, *due]))
+        if not np.array_equal(found, wanted):
+            twice = found[1:][found[1:] == found[:-1]][:5] & 0xFFFFFFFF
+            never = np.setdiff1d(wanted, found)[:5] & 0xFFFFFFFF
+            other = np.setdiff1d(found, wanted)[:5] & 0xFFFFFFFF
             what = f"ids {twice} come twice, {never} never, {other} are of no sealed example"
             self.require(False, f"{reader}: {what}")
+        where = dict(zip(learnt.tolist(), row.tolist(), strict=True))
+        for example in [] if cut or len(where) < len(learnt) else due:
+            rows = {where.get(position) for position in example.tolist()}
+            what = f"{reader}: the example of {example & 0xFFFFFFFF} is cut"
+            self.require(len(rows) < 2, what)

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
+from pipeline.corpus import log
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.engines import Processes
+from pipeline.corpus.groups import add_parents
 from pipeline.corpus.log import Log
 from pipeline.corpus.preparation import prepare_job, prepare_share
-from pipeline.corpus.tasks import CAUSAL
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
@@ -30,6 +32,7 @@ from pipeline.text import ragged
 from pipeline.text.features import Feature
 from pipeline.text.sources import source
 from pipeline.text.tokenizers import Bytes
+from tests.simulation.account import join
 from tests.simulation.history import History
 from tests.simulation.seam import really
 from tests.simulation.threads import run_together
@@ -40,6 +43,8 @@ KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
 BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
 OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
 OPTIONS += [{"packing": "none"}, {"align": 4}]
+# Groups of a prefix and continuations: for each node, how many nodes back its parent is.
+TREES = [[0, 1], [0, 1, 2], [0, 1, 1, 3]]
 
 
 class Stream:
@@ -50,15 +55,25 @@ class Stream:
         name: of the corpus, "a" or "b".
         place: its directory.
         keep_parts: as for `Writer`.
+        groups: whether some examples continue others, and belong to one group with them.
     """
 
-    def __init__(self, history: History, name: str, place: str, keep_parts: int | None = None):
+    def __init__(
+        self,
+        history: History,
+        name: str,
+        place: str,
+        keep_parts: int | None = None,
+        groups: bool = False,
+    ):
         chance = self._random = history.random
         self._history, self.name, self.place = history, name, as_path(place)
-        self.keep_parts, self.account = keep_parts, history.account
+        self.keep_parts, self.groups, self.account = keep_parts, groups, history.account
         # Parts are deleted after some chapters, while runs wait for others.
         number = chance.randint(5, 24) * (4 if keep_parts else 1)
-        sizes = [chance.randint(1, 30) for _ in range(number)]
+        trees = [chance.choice(TREES) if groups else [0] for _ in range(number)]
+        self._above = [above for tree in trees for above in tree]  # how far back its parent is
+        sizes = [chance.randint(1, 7 if groups else 30) for _ in self._above]
         ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
         self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
         self.readers: list[Run] = []
@@ -72,14 +87,20 @@ class Stream:
         account, history = self.account, self._history
         if self.keep_parts is not None:  # those who read all begin before anything is deleted
             history.scheduler.wait(lambda: all(each.holds for each in self.readers))
-        with contextlib.suppress(Exists), Writer(self.place, keep_parts=self.keep_parts) as writer:
+        due = account.acknowledged[self.name]
+        with contextlib.suppress(Exists), self._open() as writer:
             begin = writer.cursor or 0
-            account.begin(self.name, begin, writer.examples)
+            if not history.in_bucket:  # there, it may have lost the lock, and then seals nothing
+                due = account.acknowledged[self.name]
+            account.begin(self.name, due, begin, writer.examples)
             end = len(self.examples)
             if self._varies:
                 end = self._random.randint(max(begin, end // 2, 1), end)
+            while end < len(self.examples) and self._above[end]:
+                end += 1
             for number in range(begin, end):
-                writer.append(self.examples[number])
+                features = {ABOVE: self._above[number]} if self.groups else {}
+                writer.append(self.examples[number], **features)
                 if self._random.random() < 1 / self._every:
                     writer.seal(cursor=number + 1)
                     account.seal(self.name, number + 1)
@@ -87,6 +108,10 @@ class Stream:
             writer.finish()
             account.seal(self.name, writer.examples)
         account.finished.add(self.name)
+
+    def _open(self) -> Writer:
+        of_groups: Any = {"task": GROUPS, "features": add_parents({})} if self.groups else {}
+        return Writer(self.place, keep_parts=self.keep_parts, **of_groups)
 
     def start(self, writers: int = 1) -> None:
         """Starts writers that want to write at the same time, one after another."""
@@ -98,7 +123,7 @@ class Stream:
         """Refuses a corpus that is not the beginning of the stream, or has something beside it."""
         self._foreign.check()
         with contextlib.suppress(Exists):  # what a loss of power brought back goes
-            Writer(self.place, keep_parts=self.keep_parts).close()
+            self._open().close()
         last, due = Log(self.place).tail(), self.account.acknowledged[self.name]
         assert last is not None
         self.sealed = last.first + last.examples
@@ -109,21 +134,36 @@ class Stream:
         if self.keep_parts is None:
             whole = Corpus.open(self.place)
             whole.verify()
-            for number, (tokens, length) in enumerate(
-                zip(self.examples[: self.sealed], whole.lengths.tolist(), strict=True)
-            ):
-                same = length == len(tokens) - 1 and (
-                    not length or (whole[number]["inputs"] == tokens[:-1]).all()
-                )
-                self.account.require(same, f"{self.name}: example {number} is another one")
+            found, due = positions_of(whole), self.due
+            same = [
+                np.array_equal(np.sort(one), np.sort(other))
+                for one, other in zip(found, due, strict=True)
+            ]
+            wrong = [number for number, each in enumerate(same) if not each]
+            self.account.require(not wrong, f"{self.name}: examples {wrong} are other ones")
         wrong = [n for n in contents(self.place) if re.match(r"\.(?!notes)|shards/(?!\.?notes)", n)]
         ok = not wrong or self.keep_parts is not None
         self.account.require(ok, f"{self.name}: {wrong} are left")
 
     @property
-    def due(self) -> np.ndarray:
-        """The ids of the tokens that are learnt, of what is sealed in the end."""
-        return np.concatenate([tokens[1:] for tokens in self.examples[: self.sealed]])
+    def due(self) -> list[np.ndarray]:
+        """The positions that are learnt of each example or group that is sealed in the end."""
+        found: list[np.ndarray] = []
+        for number, above in enumerate(self._above[: self.sealed]):
+            before = self.examples[number - above][-1:] if above else []
+            tokens = np.append(before, self.examples[number]).astype(np.int64)
+            found.append(join(tokens[:-1], tokens[1:]))
+            if above:
+                found[-2:] = [np.concatenate(found[-2:])]
+        return found
+
+
+def positions_of(corpus: Any) -> list[np.ndarray]:
+    """The positions that are learnt of each example of a corpus."""
+    (side,), number = corpus.sides, len(corpus)
+    fields = side.read(np.arange(number), np.zeros(number, int), side.lengths)
+    positions = join(fields["inputs"], fields["targets"])
+    return np.split(positions, np.cumsum(side.lengths))[:number]
 
 
 class Foreign:
@@ -147,22 +187,40 @@ class Foreign:
 class Run:
     """A run that follows corpora, on hosts whose number changes; it restores states.
 
+    It may hold examples out, and change its plan when it begins and when it goes on.
+
     Args:
         history: in which it happens.
         name: of the reader.
-        streams: the corpora that grow, one or two.
+        streams: the corpora, one or two.
         whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
+        follows: whether it begins before the streams are finished.
     """
 
-    def __init__(self, history: History, name: str, streams: Sequence[Any], whole: str | None):
+    def __init__(
+        self,
+        history: History,
+        name: str,
+        streams: Sequence[Any],
+        whole: str | None,
+        follows: bool = True,
+    ):
         chance = self._random = history.random
         self._history, self.name, self._streams, self._whole = history, name, streams, whole
-        self._account = history.account
+        self._account, self._follows = history.account, follows
+        self._cache = f"{history.world.folder}/w/cache"
+        self._limit: int | None = None  # of bytes in it
         mixed = len(streams) > 1 or whole is not None
-        self._buckets = chance.choice(BUCKETS[: 2 if mixed else 3])
+        self._shapes = BUCKETS[: 2 if mixed else 3]
         self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
+        groups = any(getattr(each, "groups", False) for each in streams)
+        self._choices = [each for each in OPTIONS if not (groups and "fill" in each.values())]
         window = 10 if self._keeps else chance.choice([10, 20, 40])
-        self._options = {"window": window, **chance.choice(OPTIONS)}
+        options = {"window": window, **chance.choice(self._choices)}
+        # The first step and the options of each stage of the plan.
+        self._stages = [(0, options | {"buckets": chance.choice(self._shapes)})]
+        self._hold_out = 0 if self._keeps else chance.choice([0, 0, 0.4])
+        self._held_out: dict[str, list[np.ndarray]] = {}  # by corpus, what was last seen
         names = [*(each.name for each in streams), "c"]
         self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
         self._epochs = chance.choice([1, 1, 1, 1, 2])
@@ -177,9 +235,25 @@ class Run:
         if self._saved:
             self._state = self._last or self._state
             self._account.counts["resumes"] += self._state is not None
+        if self._random.random() < 0.4 and len(self._stages) < 4:
+            self._change()
         hosts = self._random.choice([1, 1, 1, 2, 4])
         self._saved = {host: {} for host in range(hosts)}
         return [functools.partial(self.read, host, hosts) for host in range(hosts)]
+
+    def _change(self) -> None:
+        """Changes the plan some steps after the last state."""
+        chance = self._random
+        reached = self._state["step"] if self._state else 0
+        step = max(reached, self._stages[-1][0]) + chance.randint(0, 6)
+        step += step % 2  # not within a block of tiers
+        changes = {"align": 1, "packing": "best_fit", **chance.choice(self._choices)}
+        changes |= {"seed": chance.randint(0, 9), "buckets": chance.choice(self._shapes)}
+        if self._weights is not None and chance.random() < 0.5:
+            changes = {"weights": {n: chance.choice([1, 2, 3]) for n in self._weights}}
+        self._stages.append((step, changes))
+        self._account.forget(self.name, step)
+        self._account.counts["changes of plans"] += 1
 
     @property
     def _last(self) -> Any:
@@ -187,24 +261,51 @@ class Run:
         common = set.intersection(*(set(each) for each in self._saved.values()))
         return self._saved[0][max(common)] if common else None
 
-    def open(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The corpora, once something of each is sealed; and what is planned of each."""
-        corpora: Any = {each.name: open_growing(each.place) for each in self._streams}
-        for name, corpus in corpora.items():
-            for entry in corpus.log.entries(corpus.log.first()):
-                self._account.see_part(name, entry.number, entry.digest)
-        parts: Any = {name: corpus.log for name, corpus in corpora.items()}
+    def open(self) -> dict[str, Any]:
+        """The corpora, once something of each is sealed, or all of it."""
+        corpora: dict[str, Any] = {}
+        for each in self._streams:
+            if self._follows:
+                corpus: Any = open_growing(each.place)
+                for entry in corpus.log.entries(corpus.log.first()):
+                    self._account.see_part(each.name, entry)
+            else:
+                corpus = self._open_whole(each.name, each.place)
+            corpora[each.name] = self._split(each.name, corpus)
         if self._whole is not None:
-            self._history.scheduler.wait(lambda: "c" in self._account.finished)
-            corpora["c"] = parts["c"] = Corpus.open(self._whole)
-        return corpora, parts
+            corpora["c"] = self._open_whole("c", self._whole)
+        return corpora
+
+    def _open_whole(self, name: str, place: Any) -> Corpus:
+        """A corpus, once it is finished; in a bucket, through a small cache."""
+        self._history.scheduler.wait(lambda: name in self._account.finished)
+        if not self._history.in_bucket:
+            return Corpus.open(place)
+        objects = self._history.world.storage.objects.items()
+        sizes = [len(each[0]) for (_, key), each in objects if key.startswith(f"{name}/part-")]
+        self._limit = 2 * max(sizes) + 100
+        return Corpus.open(place, cache=self._cache, cache_bytes=self._limit)
+
+    def _split(self, name: str, corpus: Any) -> Any:
+        """The corpus without the examples that are held out, which stay so as it grows."""
+        if not self._hold_out:
+            return corpus
+        corpus, held_out = corpus.split(self._hold_out)
+        found = positions_of(held_out)
+        for one, other in zip(found, self._held_out.get(name, []), strict=False):
+            self._account.require(np.array_equal(one, other), f"{name}: other examples held out")
+        self._held_out[name] = found
+        return corpus
 
     def _plan(self, **hosts: int) -> Any:
-        corpora, parts = self.open()
+        corpora = self.open()
         every: Any = Corpora(corpora)
+        parts: Any = {n: each.log if each.grows else each for n, each in corpora.items()}
         if self._weights is None:
-            (every,), (parts,) = corpora.values(), parts.values()  # type: ignore[assignment]
-        plan = Plan(parts, self._buckets, weights=self._weights, **self._options)
+            (every,), (parts,) = corpora.values(), parts.values()
+        plan = Plan(parts, weights=self._weights, **self._stages[0][1])
+        for step, changes in self._stages[1:]:
+            plan = plan.after(step, **changes)
         return Batches(every, plan, **hosts).repeat(self._epochs).with_plans()
 
     def read(self, host: int = 0, hosts: int = 1, *, live: bool = True) -> None:
@@ -219,11 +320,15 @@ class Run:
                 planned, batch = batches[step]
             except Ended:
                 break
+            begun = [each for start, each in self._stages if start <= step]
+            shapes = [each["buckets"] for each in begun if "buckets" in each][-1]
+            what = f"{self.name}: step {step} has {planned.bucket}"
+            self._account.require(planned.bucket in shapes, what)
             first = host * planned.bucket.rows // hosts
             step += 1
             state = json.loads(json.dumps(batches.origin.state(step)))
             self._account.see(self.name, step - 1, planned, first, batch, state)
-            really(self.see_cache)
+            really(self._see_cache)
             if live and step % self._save == 0:
                 self._history.scheduler.point("save", f"{step}")
                 self._saved[host][step] = state
@@ -233,13 +338,17 @@ class Run:
                 self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
         self._account.end(self.name, step)
 
-    def see_cache(self) -> None:
-        """Looks at what is in a cache, if there is one."""
+    def _see_cache(self) -> None:
+        """Refuses a cache that is larger than its limit."""
+        if self._limit is not None:
+            paths = [*pathlib.Path(self._cache).rglob("*part-*")]
+            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
+            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
 
     def _hold(self) -> None:
         """Protects the parts that the run needs if it goes on from its last state."""
         state = self._last or self._state
-        number = state["plans"][-1]["places"][""]["part"] if state else 0
+        number = state["plans"][0]["places"][""]["part"] if state else 0
         Log(self._streams[0].place).hold(self.name.replace(" ", "-"), number)
 
     def start(self) -> None:
@@ -250,14 +359,18 @@ class Run:
         """Compares with one who reads it all after the end."""
         if not self._keeps:
             self.read(live=False)
-        due = [each.due for each in self._streams]
-        self._account.require_each_once(self.name, due, len(due) * FIRST_ID)
+        due = [each for stream in self._streams for each in stream.due]
+        held_out = [each for name in self._held_out for each in self._held_out[name]]
+        limit = len(self._streams) * FIRST_ID
+        cut = any(each.get("packing") == "fill" for _, each in self._stages)
+        self._account.require_each_once(self.name, due, held_out, limit, cut=cut)
 
 
 def shrink() -> None:
     """Makes parts and chapters small, in all processes."""
     ragged.TOKENS_PER_PART, source.LEAST, source.BLOCK = 60, 200, 30
     growing.CHAPTER, growing.LEAST_WINDOW = 3, 8
+    log.LOOK, log.SELDOM = 0.05, 20.0
     if not JOBS:
         prepare_references()
 
@@ -338,7 +451,7 @@ class Preparation:
     It is followed as a `Stream` is; its tokens come more than once.
     """
 
-    name, due, keep_parts = "a", None, None
+    name = "a"
 
     def __init__(self, history: History, place: str, edited: bool):
         chance = history.random
@@ -385,6 +498,11 @@ class Preparation:
             self._history.keep(f"prepare {number}", self.prepare)
         for number in range(self._shares):
             self._history.keep(f"share {number}", functools.partial(self.share, number))
+
+    @property
+    def due(self) -> list[np.ndarray]:
+        """The positions of each example."""
+        return positions_of(Corpus.open(self.place))
 
     def check(self) -> None:
         """Refuses files that differ from those of a preparation without any fault.
@@ -541,68 +659,33 @@ def files(history: History, root: str) -> list[Callable[[], Any]]:
     return [one.check, foreign.check]
 
 
-class FinishedRun(Run):
-    """A run on a finished corpus, to which others add a feature; in a bucket, through a cache.
-
-    Args:
-        history: in which it happens.
-        name: of the reader.
-        stream: the corpus, which a writer makes first.
-    """
-
-    def __init__(self, history: History, name: str, stream: Stream):
-        super().__init__(history, name, [stream], None)
-        self._stream, self._folder = stream, f"{history.world.folder}/w/cache"
-        self._limit: int | None = None
-
-    def open(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The corpus, once it is finished."""
-        stream, options = self._stream, dict[str, Any]()
-        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
-        if self._history.in_bucket:
-            objects = self._history.world.storage.objects.items()
-            sizes = [len(each[0]) for (_, key), each in objects if "part-" in key]
-            self._limit = 2 * max(sizes) + 100
-            options = {"cache": self._folder, "cache_bytes": self._limit}
-        corpora = {stream.name: Corpus.open(stream.place, **options)}
-        return corpora, corpora
-
-    def see_cache(self) -> None:
-        """Refuses a cache that is larger than its limit."""
-        if self._limit is not None:
-            paths = [*pathlib.Path(self._folder).rglob("*part-*")]
-            size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
-            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
-
-    def add(self) -> None:
-        """Adds the number of each example as a feature."""
-        stream = self._stream
-        self._history.scheduler.wait(lambda: stream.name in self._account.finished)
-        corpus = Corpus.open(stream.place)
-        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
-
-    def check(self) -> None:
-        """Refuses another feature, also."""
-        super().check()
-        self.add()
-        corpus = Corpus.open(self._stream.place, features=["number"])
-        found = [int(corpus[number]["number"]) for number in range(len(corpus))]
-        self._account.require(found == [*range(len(corpus))], f"the feature is {found}")
-
-
 NUMBER = Feature("example", dtype=np.int32)
 
 
 def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
     """A finished corpus, runs on it and those who add a feature; returns the checks."""
-    stream = Stream(history, "a", f"{root}/a")
+    stream = Stream(history, "a", f"{root}/a", groups=history.random.random() < 0.4)
     stream.start()
-    runs = [FinishedRun(history, f"run {n}", stream) for n in range(history.random.choice([1, 2]))]
+    numbers = range(history.random.choice([1, 2]))
+    runs = [Run(history, f"run {n}", [stream], None, follows=False) for n in numbers]
     for run in runs:
         run.start()
+
+    def add() -> None:
+        history.scheduler.wait(lambda: stream.name in history.account.finished)
+        corpus = Corpus.open(stream.place)
+        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
+
+    def check() -> None:
+        add()
+        corpus = Corpus.open(stream.place, features=["number"])
+        every = np.arange(len(corpus))
+        found = corpus.read_examples(every, ["number"])["number"].ravel()
+        history.account.require(np.array_equal(found, every), f"the feature is {found}")
+
     for number in range(history.random.choice([0, 1, 2])):
-        history.keep(f"add {number}", runs[0].add)
-    return [stream.check, *(run.check for run in runs)]
+        history.keep(f"add {number}", add)
+    return [stream.check, *(run.check for run in runs), check]
 
 
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {

@@ -91,7 +91,8 @@ class History:
 
     def _over(self, processes: list[Process]) -> bool:
         """Whether all have ended, or one has in another way than by doing its work."""
-        return any(map(self._failed, processes)) or not any(each.alive for each in processes)
+        ended = [each for each in processes if not each.alive]
+        return len(ended) == len(processes) or any(map(self._failed, ended))
 
     def _failed(self, process: Process) -> bool:
         return not process.alive and (process.error is not None or process.killed)
@@ -124,7 +125,7 @@ class History:
     def _draw_kill(self, kinds: Sequence[str]) -> tuple[str, int]:
         saves = [each for each in kinds if each == "save"]
         kind = self.random.choice([*(KINDS_OF_BUCKETS if self.in_bucket else kinds), *saves])
-        most = 600 if kind in ("", "stat", "read", "map", "get") else 4 if kind == "save" else 15
+        most = 600 if kind in ("", "stat", "read", "map", "get") else 8 if kind == "save" else 15
         return kind, int(most ** self.random.random())
 
     # ---- faults of the world
@@ -138,6 +139,7 @@ class History:
             self.account.counts["power losses"] += 1
             for process in [*self._running]:
                 self.scheduler.kill(process, "loses power")
+            self.account.lose_power()
             for line in really(self.disk.lose_power):
                 self.scheduler.note(line)
 

@@ -243,12 +243,15 @@ class Scheduler:
     def _choose(self) -> Task | None:
         """The thread that runs next; time moves on to when it does."""
         while self._tasks:
-            first, best = NEVER, list[Task]()
+            first, best, now = NEVER, list[Task](), self.now
             for task in self._tasks:
-                if not task.process.alive:
+                process, ready = task.process, task.ready
+                if not process.alive:
                     return task  # which ends
-                at = self.now if task.ready is not None and task.ready() else task.wake
-                at = max(at, task.process.stalled, self.now) if at < NEVER else at
+                at = now if ready is not None and ready() else task.wake
+                if at < NEVER:
+                    at = now if at < now else at
+                    at = process.stalled if at < process.stalled else at
                 if at < first:
                     first, best = at, [task]
                 elif at == first:

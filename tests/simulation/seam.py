@@ -175,6 +175,7 @@ def _forget(number: int) -> None:
 
 def _open_file(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
     """What stands in for `open`."""
+    file = file if isinstance(file, int) else os.fspath(file)
     if (world := _world(file)) is None:
         return really(REAL["open"], file, mode, *arguments, **options)
     if not {*mode} & {*"wax+"}:
@@ -214,6 +215,8 @@ def _wrap(name: str, kind: str, act: Any = None, seconds: float = 0.001) -> Call
     def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
         if hasattr(path, "fileno"):
             path = path.fileno()
+        elif not isinstance(path, int):
+            path = os.fspath(path)
         if (world := _world(path)) is None:
             return really(REAL[name], path, *arguments, **options)
         some = [each if isinstance(each, int) else os.fspath(each) for each in (path, *arguments)]

@@ -72,6 +72,8 @@ class Tables(files.FileSource):
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
                 f"{', '.join(found.names)}); choose among them"
             )
+        if twice := [name for name in self.columns or () if found.names.count(name) > 1]:
+            raise InvalidValue(f"{os.fspath(path)} has several columns {twice[0]!r}; rename them")
         self._latest = key, found
         return found
 
