@@ -13,7 +13,7 @@ from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
-from pipeline.planning.growing import first_examples
+from pipeline.planning.growing import APART, first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
@@ -41,7 +41,8 @@ class Corpora(AnyCorpus):
         self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
         self.grows = any(member.grows for member in self.members)
-        self.first = first_examples(self.members)
+        rooms = [APART if member.grows else len(member) for member in self.members]
+        self.first = first_examples(rooms)
         self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
         first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
@@ -105,17 +106,16 @@ class Corpora(AnyCorpus):
         """See `AnyCorpus`."""
         return Corpora({name: each.with_each(change) for name, each in self.corpora.items()})
 
-    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, AnyCorpus]:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`; in `Corpora` of the corpora before they were split."""
         member = np.searchsorted(self.first, examples, side="right") - 1
-        parts = [
-            corpus.find_unsplit(examples[member == which] - self.first[which])
-            for which, corpus in enumerate(self.members)
-        ]
-        first, found = first_examples([unsplit for _, unsplit in parts]), examples.copy()
-        for which, (numbers, _) in enumerate(parts):
-            found[member == which] = first[which] + numbers
-        return found, self
+        found, rooms = examples.copy(), []
+        for which, corpus in enumerate(self.members):
+            mine = member == which
+            found[mine], room = corpus.find_unsplit(examples[mine] - self.first[which])
+            rooms.append(room)
+        first = first_examples(rooms)
+        return found + first[member], int(first[-1])
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""

@@ -25,6 +25,7 @@ from pipeline.errors import (
     suggest_option,
 )
 from pipeline.planning import lengths as lengths_module
+from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
@@ -312,12 +313,13 @@ class AnyCorpus:
         train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
         return train, held_out
 
-    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, "AnyCorpus"]:
-        """The numbers of examples in the corpus whose `split` this is, and that corpus.
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
+        """The numbers of examples in the corpus whose `split` this is, and the room for them there.
 
-        For a view, it is the corpus that it shows.
+        There is room for all its examples; if it grows, for any number of them. For a view, that is
+        the corpus that it shows.
         """
-        return examples, self
+        return examples, APART if self.grows else len(self)
 
     def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
         """The same corpus, with `change` applied to each corpus that is not joined or split."""
@@ -430,7 +432,7 @@ class View(AnyCorpus):
     def _find_silent(self) -> np.ndarray:
         return self.corpus.silent
 
-    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, AnyCorpus]:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`."""
         return self.corpus.find_unsplit(examples)
 
@@ -493,7 +495,7 @@ class Split(View):
         )
         self._describe(hold_out=self.hold_out, held_out=self.held_out)
 
-    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, AnyCorpus]:
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`."""
         return self.corpus.find_unsplit(self.numbers[examples])
 

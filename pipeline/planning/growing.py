@@ -30,14 +30,12 @@ APART = 1 << 40
 GROWTH = 4
 
 
-def first_examples(members: Sequence[Any]) -> np.ndarray:
-    """The number of each corpus's first example, then the total: int64 [members + 1].
+def first_examples(rooms: Sequence[int]) -> np.ndarray:
+    """The number of each corpus's first example, then the total: int64 [rooms + 1].
 
-    If one grows, each has `APART` numbers. No plan has as many examples of one corpus.
+    `rooms` are their numbers of examples; `APART` is that of one which grows, and then of each.
     """
-    if any(getattr(member, "grows", False) for member in members):
-        return np.arange(len(members) + 1) * APART
-    return np.cumsum([0, *map(len, members)])
+    return np.cumsum([0, *([APART] * len(rooms) if APART in rooms else rooms)])
 
 
 def refuse_exclude(exclude: Exclude) -> None:

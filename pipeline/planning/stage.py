@@ -14,7 +14,7 @@ from pipeline.fs.fork import Handles
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.growing import Place, first_examples, refuse_exclude
+from pipeline.planning.growing import APART, Place, first_examples, refuse_exclude
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     NO_EXAMPLES,
@@ -74,7 +74,9 @@ class Stage(Handles):
     ):
         self.start, self.options, self.weights, self.given = start, options, weights, given
         self.members, self.changes = members, changes
-        self.grows, self.firsts = _any_grows(members), first_examples([*members.values()])[:-1]
+        self.grows = _any_grows(members)
+        rooms = [APART if each.grows else len(each) for each in members.values()]
+        self.firsts = first_examples(rooms)[:-1]
         self._before, self.replans = before, replan
         self._origin: Origin | None = None
         self.number: int = 0 if before is None else before.number + replan
