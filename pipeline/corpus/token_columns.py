@@ -25,7 +25,9 @@ MASKS = ("labels", "completion_mask", "assistant_masks", "loss_mask", PROMPT)
 # What is 0 in this column is padding; and the lengths of the sequences that are packed into a row.
 PADDING, PACKED = "attention_mask", "seq_lengths"
 
-POSITIONS = "position_ids"  # that of a token; they begin anew with each sequence of a row
+# Other columns that tell sequences of a row apart: whether one begins, from the value of a token
+# and of the one before it.
+BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal}
 
 IGNORED = -100  # the label of an id without a loss
 
@@ -147,7 +149,7 @@ def _choose(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
-    layout = PADDING, PACKED, POSITIONS
+    layout = PADDING, PACKED, *BEGINS
     named += [name for name in layout if name in there and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
 
@@ -155,10 +157,9 @@ def _choose(
 def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) -> None:
     """Drops padding at the ends of rows, and divides rows into the sequences that they hold."""
     rows = lists[column][2]
-    padding, packed, positions = (
-        lists.pop(name, None) if name not in features else None
-        for name in (PADDING, PACKED, POSITIONS)
-    )
+    layout = PADDING, PACKED, *BEGINS
+    found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
+    padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
     numbers = 1 if padding is None else _mask_of(padding, rows, PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
@@ -173,9 +174,8 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
             )
     if packed is None:
         _require_one(PADDING, np.broadcast_to(numbers, len(mask))[mask], np.not_equal, counts)
-        if positions is not None:
-            found = _mask_of(positions, rows, POSITIONS)[mask]
-            _require_one(POSITIONS, found, np.less_equal, counts)
+        for name, marks in found.items():
+            _require_one(name, _mask_of(marks, rows, name)[mask], BEGINS[name], counts)
     else:
         sizes, row = gather(*packed).astype(np.int64), row.repeat(packed[2])
         if PROMPT in lists or (np.bincount(row, sizes, len(rows)) != counts).any():

@@ -32,7 +32,7 @@ from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
-from pipeline.planning.figures import warn_of_split
+from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
@@ -331,7 +331,7 @@ def load(
         )
     planning = select_options(PLANNING, options)
     plan = Plan(corpus if parts is None else parts, buckets, **planning)
-    if parts is None and (warning := warn_of_split(plan.stages[0])):
+    if parts is None and (warning := warn_of_overflow(plan.stages[0])):
         logger.warning(warning)
     batches = Batches(
         corpus,

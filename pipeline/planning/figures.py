@@ -188,6 +188,18 @@ def warn_of_split(stage: Stage) -> str:
     )
 
 
+def warn_of_overflow(stage: Stage) -> str:
+    """A sentence if a stage drops, truncates or, as above, splits examples; "" if not."""
+    overflow = stage.options.overflow
+    count = sum(len(stream.whole.layout.pieces.overlong) for stream in stage.streams)
+    if not count or overflow not in ("drop", "truncate"):
+        return warn_of_split(stage)
+    return (
+        f"{counted(count, 'example')} longer than {stage.options.buckets[-1]}, {OVERFLOW[overflow]}"
+        f" (overflow={overflow!r}); a longer bucket keeps them whole"
+    )
+
+
 def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     names = stage.options.names
     alike = stage.options.by == "tokens" and names == PAIR[: len(names)]

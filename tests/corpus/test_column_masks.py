@@ -96,6 +96,7 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
     for columns in (
         {"position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]},
         {"attention_mask": [[1, 1, 2, 2, 0], [1, 1], [1]]},
+        {"segment_ids": [[1, 1, 2, 2, 2], [1, 1], [1]]},
         {
             "position_ids": [[0, 1, 0, 1, 0], [0, 1], [0]],
             "attention_mask": [[1] * 4 + [0], [1, 1], [1]],

@@ -139,6 +139,8 @@ def test_a_split_of_examples_with_prompts_is_said_by_plans_and_loaders(
     assert (sentence in str(Plan(examples, [Bucket(1, 6)], overflow=overflow))) == warns
     with pipeline.load(examples, buckets=[Bucket(1, 6)], overflow=overflow):
         assert (sentence in caplog.text) == warns
+    lost = "1 example longer than 1x6, dropped (overflow='drop'); a longer bucket keeps them whole"
+    assert (lost in caplog.text) == (overflow == "drop")
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])

@@ -114,6 +114,14 @@ def test_a_file_that_is_given_twice_is_read_once_and_named_by_both(folder, caplo
     assert len(found) == sum(name.endswith(".txt") and "/." not in name for name in ALL)
 
 
+def test_missing_files_of_a_numbered_set_are_told(tmp_path, caplog):
+    for number, warns in ((0, True), (2, True), (1, False)):
+        caplog.clear()
+        (tmp_path / f"part-0000{number}-of-00003.txt").write_text("a rose")
+        TextFiles(tmp_path / "part-*.txt")
+        assert ("part-*-of-00003.txt: only" in caplog.text) == warns
+
+
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -160,7 +161,20 @@ def leave_out_repeats(*sides: Sequence[epath.Path]) -> list[list[epath.Path]]:
     if repeats:
         text = "%s given twice, by overlapping globs, links or spellings, and read once: %s"
         logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
-    return [list(side) for side in zip(*rows, strict=True)]
+    unique = [list(side) for side in zip(*rows, strict=True)]
+    for side in unique:
+        _warn_of_missing(side)
+    return unique
+
+
+def _warn_of_missing(files: Sequence[epath.Path]) -> None:
+    """Warns if files of a set are missing, whose names are as `text-00000-of-00003.parquet`."""
+    sets = Counter(re.sub(r"-\d+(-of-\d+)", r"-*\1", os.fspath(file)) for file in files)
+    for name, count in sets.items():
+        total = re.search(r"-\*-of-(\d+)", name)
+        if total and count < int(total[1]):
+            text = "%s: only %s of the %s files are read; are the others missing, or left out?"
+            logger.warning(text, name, count, int(total[1]))
 
 
 def _identify(file: epath.Path) -> Any:
