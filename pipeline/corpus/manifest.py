@@ -210,7 +210,7 @@ def require_sizes(directory: epath.Path, sizes: Mapping[str, int]) -> None:
 def _size_of(path: epath.Path) -> int | None:
     """The bytes of a file; None if there is none."""
     with contextlib.suppress(FileNotFoundError):
-        return path.stat().length
+        return os.stat(path).st_size if is_local(path) else path.stat().length
     return None
 
 

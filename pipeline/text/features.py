@@ -330,12 +330,9 @@ def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None
 def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each example, and its entry in each column; columns must have equal sizes."""
     for name, column in columns.items():
-        require_type(
-            f"columns[{name!r}]",
-            column,
-            "__iter__",
-            "a list, or an array, with one entry an example",
-        )
+        kind = "__getitem__" if hasattr(column, "__getitem__") else "__iter__"
+        wanted = "a list, or an array, with one entry an example"
+        require_type(f"columns[{name!r}]", column, kind, wanted)
     missing = object()
     for number, row in enumerate(itertools.zip_longest(*columns.values(), fillvalue=missing)):
         entries = dict(zip(columns, row, strict=True))
