@@ -42,7 +42,8 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
 
     Args:
         image: the bytes of a file (JPEG, PNG, …), a picture of Pillow, or an array of uint8
-            `[height, width, 3]`. It is turned as its EXIF says.
+            `[height, width, 3]`. It is turned as its EXIF says. Transparency is ignored, and of an
+            animation only the first picture is read.
         patch: the height and width of a patch, in pixels.
         max_patches: the most patches of a picture.
 
