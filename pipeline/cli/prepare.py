@@ -40,17 +40,23 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
     """The corpus that `--tokens FORMAT NAME=VALUE …` describes; values are Python, or strings."""
     form, *texts = tokens
-    options: dict[str, Any] = {}
-    for name, sign, value in (text.partition("=") for text in texts):
-        if not sign:
-            raise InvalidValue(f"{name!r} is no option; give NAME=VALUE, such as dtype=uint16")
-        if name in options:
-            raise InvalidValue(f"{name}= is given twice to --tokens; remove one of the two")
-        try:
+    if bare := [text for text in texts if "=" not in text]:
+        raise InvalidValue(f"{bare[0]!r} is no option; give NAME=VALUE, such as dtype=uint16")
+    options: dict[str, Any] = _split(texts, "--tokens")
+    for name, value in options.items():
+        with contextlib.suppress(ValueError, SyntaxError):
             options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[name] = value
     return InPlace(form, paths, **options)
+
+
+def _split(texts: Sequence[str], flag: str) -> dict[str, Any]:
+    """The values of `NAME=VALUE …` by name, as text."""
+    found: dict[str, Any] = {}
+    for name, _, value in (text.partition("=") for text in texts):
+        if name in found:
+            raise InvalidValue(f"{name}= is given twice to {flag}; remove one of the two")
+        found[name] = value
+    return found
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:
@@ -103,11 +109,7 @@ def _template(arguments: argparse.Namespace) -> Template | None:
             "MODULE:NAME, and no --targets"
         )
     sys.path.append(os.getcwd())  # for MODULE:NAME
-    fields: dict[str, Any] = {"kind": kind}
-    for name, _, value in (each.partition("=") for each in given):
-        if name in fields:
-            raise InvalidValue(f"{name}= is given twice to --template; remove one of the two")
-        fields[name] = value
+    fields = _split([f"kind={kind}", *given], "--template")
     for name in {*JSON_FIELDS} & {*fields}:
         with contextlib.suppress(ValueError):  # other values are refused by the template
             fields[name] = json.loads(fields[name])
