@@ -57,7 +57,8 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
     size = columns * patch, rows * patch
     width, height = _upright(size, orientation)[::-1]  # as it is stored
     picture.draft("RGB", (2 * width, 2 * height))  # a JPEG is shrunk while it is decoded
-    picture = picture.convert("RGB")
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
     if orientation > 1:
         picture = require("PIL.ImageOps", **EXTRA).exif_transpose(picture)
     pixels = np.asarray(picture.resize(size, BILINEAR))
