@@ -23,7 +23,7 @@ from pipeline.text.sources.content import count_lines
 from pipeline.text.values import as_text
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
-SHARE, LEAST, MOST = 2048, 1 << 24, 1 << 30
+SHARE, LEAST, MOST = 2048, 1 << 22, 1 << 30
 # Bytes of text of a block, at least, and records that are requested at once, at most.
 BLOCK, REQUEST = 1 << 20, 512
 # The default fingerprint of `Records`, and the size of shards of numbers, come from this many
