@@ -1,12 +1,11 @@
 """Decoded: features of a side that are made from the bytes of files when a batch is built."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, new_array
+from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import AnyCorpus, Readable, View
 from pipeline.corpus.reader import Pieces
 from pipeline.errors import InvalidValue, suggest_option
@@ -117,22 +116,20 @@ class _Made(Readable):
         fields = self._side.read(*pieces, [n for n in names if n in self._side.features])
         if missing := [name for name in names if name not in fields]:
             for name in missing:
-                feature = self.features[name]
-                shape = int(pieces.reach.sum()), *feature.shape
-                fields[name] = new_array(math.prod(shape), feature.dtype).reshape(shape)
+                fields[name] = self.features[name].filled(int(pieces.reach.sum()))
             decoded, begins = self._decode(pieces.examples), np.cumsum(pieces.reach) - pieces.reach
             for values, begin, start, size in zip(
                 decoded, begins, pieces.starts, pieces.lengths, strict=True
             ):
                 for name in missing:
-                    _copy(values[name], start, fields[name][begin : begin + size])
+                    fields[name][begin : begin + size] = values[name][start : start + size]
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._side.read_examples(examples, names)
 
-    def _decode(self, examples: np.ndarray) -> Iterator[dict[str, list[np.ndarray]]]:
-        """The features of whole examples, one after another; of each, the arrays of its files."""
+    def _decode(self, examples: np.ndarray) -> Iterator[Fields]:
+        """The features of whole examples, one after another."""
         view, (files, sizes, pointer) = self._view, self._view.names
         stored = [name for name in (pointer, *view.made) if name in self._side.features]
         for number, content, counts, expected in zip(
@@ -151,26 +148,17 @@ class _Made(Readable):
                     f"example {number} cannot be decoded: {error}; leave it out: exclude=[{number}]"
                 ) from error
             lengths = np.array([len(each[0]) for each in decoded], np.int64)
-            values = {name: [each[at] for each in decoded] for at, name in enumerate(view.made)}
-            values[pointer] = [np.arange(len(decoded)).repeat(lengths)]
+            values = {pointer: np.arange(len(decoded)).repeat(lengths)}
+            for at, (name, feature) in enumerate(view.made.items()):
+                values[name] = np.concatenate([feature.filled(0), *(each[at] for each in decoded)])
             for name in stored:
-                found = np.concatenate([expected[name][:0], *values[name]])
-                if not np.array_equal(found, expected[name]):
+                if not np.array_equal(values[name], expected[name]):
                     raise InvalidValue(
-                        f"example {number} decodes to {len(found):,} values of {name}, which are "
-                        f"not the {len(expected[name]):,} that its header said; make it again"
+                        f"example {number} decodes to {len(values[name]):,} values of {name}, "
+                        f"which are not the {len(expected[name]):,} that its header said; make it "
+                        "again"
                     )
             yield values
-
-
-def _copy(arrays: Sequence[np.ndarray], start: int, into: np.ndarray) -> None:
-    """Copies the rows of arrays, one after another, from the row `start` on, as many as fit."""
-    begin = -start
-    for array in arrays:
-        first, last = max(begin, 0), min(begin + len(array), len(into))
-        if first < last:
-            into[first:last] = array[first - begin : last - begin]
-        begin += len(array)
 
 
 def _read_whole(side: Readable, examples: np.ndarray, names: Sequence[str]) -> Iterator[Fields]:
