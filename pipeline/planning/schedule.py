@@ -331,14 +331,13 @@ class Schedule:
 
     def _continue(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
         """The next intervals; if there are none, a mark."""
-        stream = self._streams[0]
-        if self._one and (stream.parts is None or stream.leg(taken.legs[0]).repeats):
+        if self._one and not self._streams[0].grows_at(taken.legs[0]):
             return self._continue_one(taken)
         legs, waiting, growing = [*taken.legs], dict[int, np.ndarray](), list[int]()
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if not weight or (leg := stream.leg(legs[number])).repeats:
                 continue
-            if stream.parts is not None:
+            if stream.grows_at(legs[number]):
                 growing.append(number)
             elif (taken.rows[:, number] >= leg.end).all():
                 legs[number] += 1
@@ -529,10 +528,7 @@ class Schedule:
         """Whether a step has rows of a corpus that still grows."""
         legs = self.mark(step).legs
         each = zip(self._streams, self._weights, legs, strict=True)
-        return any(
-            stream.parts is not None and weight and not stream.leg(leg).repeats
-            for stream, weight, leg in each
-        )
+        return any(weight and stream.grows_at(leg) for stream, weight, leg in each)
 
     def may_wait(self, step: int) -> bool:
         """Whether a step may need parts that the step before it did not need."""

@@ -465,6 +465,10 @@ class Stream(Handles):
                     self.legs = (*legs, self._plan_leg())
         return self.legs[number]
 
+    def grows_at(self, number: int) -> bool:
+        """Whether the corpus still grows at a leg, which may then be a window."""
+        return self.parts is not None and not self.leg(number).repeats
+
     def _plan_leg(self) -> Leg:
         """The leg after those that are known: a window or, once the parts end, whole epochs."""
         assert self.parts is not None, "other streams have all their legs"
