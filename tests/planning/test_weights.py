@@ -55,13 +55,16 @@ def test_a_quota_is_each_ones_share_rounded(shares, place):
     st.integers(0, 10**6),
     st.integers(1, 40),
 )
-def test_a_quota_names_the_takers_of_a_range_of_places(takers, begin, count):
+def test_a_quota_names_the_takers_of_a_range_of_places_and_may_begin_there(takers, begin, count):
     shares, owed = zip(*[(1, -sum(due for _, due in takers)), *takers], strict=True)
     quota = Quota(shares, owed, 3)
     before, after = quota.before(begin), quota.before(begin + count)
     each = enumerate(zip(before, after, strict=True))
     expected = [(taker, first, end) for taker, (first, end) in each if first < end]
     assert quota.between(begin, begin + count) == expected
+    later = Quota(shares, owed, 3, first=begin)
+    assert later.between(0, count) == [(who, 0, end - first) for who, first, end in expected]
+    assert later.before(count) == [end - first for first, end in zip(before, after, strict=True)]
 
 
 def largest_deviations(mixture, first, steps, run, count=None):
