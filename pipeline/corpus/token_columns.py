@@ -27,7 +27,10 @@ PADDING, PACKED = "attention_mask", "seq_lengths"
 
 # Other columns that tell sequences of a row apart: whether one begins, from the value of a token
 # and of the one before it.
-BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal}
+BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal, "seq_idx": np.not_equal}
+
+# Columns that divide rows, too, by where sequences begin, which are not read.
+STARTS = ("seq_start_id", "cu_seqlens", "cu_seq_lens_q")
 
 IGNORED = -100  # the label of an id without a loss
 
@@ -148,6 +151,11 @@ def _choose(
         raise InvalidValue(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
+        )
+    if PACKED not in there and (starts := [name for name in STARTS if name in there]):
+        raise InvalidValue(
+            f"the column {starts[0]!r} divides rows into sequences; add a column {PACKED}, the "
+            f"sizes of the sequences of each row, or remove {starts[0]} to read each row as one"
         )
     layout = PADDING, PACKED, *BEGINS
     named += [name for name in layout if name in there and name not in features]

@@ -268,6 +268,17 @@ class Preference:
             for side in self._sides if name == "rejected" else [getattr(self, name)]:
                 if isinstance(side, str):
                     parse_format(side, name)
+        if self.prompt and any(isinstance(each, Jinja) for each in (self.prompt, *self._given)):
+            raise InvalidValue(
+                "prompt is given, and Jinja spells whole chats, each with its beginning; omit it, "
+                "and let the sides be whole chats, such as a function that returns "
+                'jinja({"messages": [*record["prompt"], *record["chosen"]]})'
+            )
+
+    @property
+    def _given(self) -> list[str | Template]:
+        """The preferred side, and the rejected ones."""
+        return [self.chosen, *self._sides]
 
     @property
     def _sides(self) -> Sequence[str | Template]:
@@ -282,7 +293,7 @@ class Preference:
 
     def __call__(self, record: dict[str, Any]) -> list[list[Any]]:
         """The spans of the prefix of a record, of its preferred side, and of the others."""
-        given = [self.chosen, *self._sides]
+        given = self._given
         sides = [self._fill(side, record, 1.0) for side in given]
         if self.prompt:
             prompt = [(text, 0.0, *more) for text, _, *more in self._fill(self.prompt, record, 0.0)]

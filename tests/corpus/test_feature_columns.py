@@ -198,6 +198,8 @@ def test_corpora_that_are_joined_agree_on_features_or_have_a_fill():
         ),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
+        ({"tokens": [[], [1]], "a": [[], [1]]}, {"a": Feature("inputs")}, "example 0 is an empty"),
+        ({"a": [[], [1]]}, {"a": Feature("edges")}, "a is an empty list, .* give the feature a dt"),
         ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 example,"),
         ({"tokens": [[1]], "inputs": [1]}, {"inputs": Feature("example")}, "named 'inputs'"),
         ({"tokens": [[1]], "a": [1]}, {"a": "example"}, "must be a pipeline.Feature"),

@@ -1,5 +1,6 @@
 """Each kind of source gives the same records as the list they were written from."""
 
+import csv
 import json
 import pickle
 
@@ -115,6 +116,8 @@ def test_records_in_python_are_told_apart_by_content():
     assert Records(same[:1]).fingerprint == Records(same[1:]).fingerprint
     with pytest.raises(ValueError, match=r"<object object at .* whose address differs"):
         _ = Records([{"text": "a", "id": object()}]).fingerprint
+    with pytest.raises(ValueError, match=r"have no fingerprint: .*; the keys of a record, and of"):
+        _ = Records([*csv.DictReader(["text", "a,b"])]).fingerprint
     assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
     with pytest.raises(ValueError, match="records is a generator, not records by number"):

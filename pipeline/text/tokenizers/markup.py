@@ -58,6 +58,8 @@ class Markup(str):
             value = fields[root]
             for entry in re.findall(r"\[([^\]]*)\]", name[len(root) :]):
                 try:
+                    if isinstance(value, str | bytes):
+                        raise TypeError(f"it is the text {value!r:.40}, not a list or a dict")
                     value = value[int(entry) if entry.isdigit() else entry]
                 except (LookupError, TypeError) as error:
                     why = "the list is shorter" if isinstance(error, IndexError) else error
