@@ -93,10 +93,11 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
             "as fixed-size lists"
         )
     _require_all(place, values, counts)
-    if feature is None and not pa.types.is_integer(values.type):
-        raise InvalidValue(
-            f"{place} holds {column.type}; tokens must be lists of integers, one for each example"
-        )
+    kinds, wanted = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
+    if feature is not None:
+        kinds, wanted = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
+    if not any(is_kind(values.type) for is_kind in kinds):
+        raise InvalidValue(f"{place} holds {column.type}; {wanted}")
     return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
@@ -169,7 +170,9 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
     padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
-    numbers = 1 if padding is None else _mask_of(padding, rows, PADDING)
+    numbers: Any = 1
+    if padding is not None:  # some are added to scores instead, as 0 and minus infinity
+        numbers = require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
     if not mask.all():
         places, before = np.flatnonzero(mask), np.cumsum(rows) - rows

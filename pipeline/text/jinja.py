@@ -38,6 +38,7 @@ TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
+WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
 TAKEN = re.compile(f"[{TAINT}{BEGIN}{END}]")
 
 
@@ -125,8 +126,16 @@ class Jinja:
         text = _strip(marked)
         self._note_others(turns, marked, render, what)
         for number, turn in enumerate(turns):
+            place, content = f"turn {number} of {what}", turn.get("content")
+            if isinstance(content, list | Mapping) and f"{content}" in text:
+                raise InvalidValue(
+                    f"the chat template spells the content of {place} as Python does, "
+                    f"{f'{content}':.60}; give its text, or a template that reads such parts"
+                )
             if missing := [each for each in _contents(turn) if each.strip() not in text]:
-                note(CHANGED, f"turn {number} of {what} has {missing[0]!r:.60}")
+                note(CHANGED, f"{place} has {missing[0]!r:.60}")
+            if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
+                note(WEIGHED, place)
         for name in BESIDE_TURNS:
             value = record.get(name)
             if name == self._tools:
@@ -311,6 +320,8 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         described = read_json(config.read_text()) if config.exists() else {}
+        if not isinstance(described, dict):
+            raise InvalidValue(f"it holds a JSON {type(described).__name__}, not an object")
     except ValueError as error:
         raise InvalidValue(f"{config} cannot be read: {error}; restore the file") from error
     special = {
@@ -321,7 +332,7 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     found = file.read_text() if file.exists() else described.get("chat_template")
     if isinstance(found, list):  # several by name
         found = {each["name"]: each["template"] for each in found}.get("default")
-    return found, special
+    return found if isinstance(found, str) else None, special
 
 
 def _find_sought(template: str) -> list[str]:

@@ -123,6 +123,18 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
     assert corpus(features=features)[0]["position_ids"].tolist() == [0, 1, 0, 1]
 
 
+def test_masks_that_are_no_numbers_or_are_added_to_scores_are_refused(write):
+    texts = write({"input_ids": [[1, 2]], "completion_mask": [["0", "1"]]})
+    with pytest.raises(ValueError, match=r"completion_mask holds list<.*: string>; give numbers"):
+        texts(weights="completion_mask")
+    added = write({"input_ids": [[0, 1, 2]], "attention_mask": [[float("-inf"), 0.0, 0.0]]})
+    with pytest.raises(ValueError, match="attention_mask cannot hold -inf; a weight must be fin"):
+        added()
+    for mask in ([[0.0, 1.0, 1.0]], [[False, True, True]]):
+        corpus = write({"input_ids": [[0, 1, 2]], "attention_mask": mask})
+        assert documents_of(corpus(task=INPUTS)) == [[1, 2]]
+
+
 def test_tokens_that_are_no_lists_of_integers_are_refused(write):
     for values in ([[[1, 2], [3]]], [[{"id": 1}]], [["1", "2"]], [[1.0, 2.0]]):
         with pytest.raises(

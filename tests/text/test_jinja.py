@@ -187,6 +187,14 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         ("{% import '/etc/passwd' as p %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
+        *(
+            (
+                "{{ messages[0].content }}",
+                [turn(content)],
+                "the content of turn 0 .* as Python does",
+            )
+            for content in (["a"], [{"type": "text", "text": "a"}], {"parts": ["a"]})
+        ),
     ],
 )
 def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence, tmp_path):
@@ -337,6 +345,14 @@ def test_tools_are_read_as_they_are_stored(tokenizer, tmp_path, caplog):
     assert "have nulls inside of a field of a turn, or of tools" in caplog.text
 
 
+def test_a_weight_of_a_turn_that_is_no_answer_is_counted(tokenizer, tmp_path, caplog):
+    talk = [turn("Hi", weight=1), answer("Yo")]
+    prepare(Records([{"messages": talk}]), tokenizer, tmp_path, template=Jinja(tokenizer))
+    assert "1 of 1 record have a turn with a weight that is none of the assistant" in caplog.text
+    with pytest.raises(ValueError, match="the train of turn 0 of its messages is 'no'"):
+        Jinja(tokenizer)({"messages": [turn("Hi", train="no"), answer("Yo")]})
+
+
 @pytest.mark.parametrize("name", ["tools", "functions", "documents", "chat_template_kwargs"])
 def test_fields_beside_the_turns_that_are_not_rendered_are_counted(
     name, tokenizer, tmp_path, caplog
@@ -348,6 +364,11 @@ def test_fields_beside_the_turns_that_are_not_rendered_are_counted(
 
 def test_a_config_that_is_no_json_is_named(tokenizer, tmp_path):
     shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: .* restore"):
-        Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
+    for content, sentence in (
+        ("{", r"tokenizer_config\.json cannot be read: .* restore"),
+        ("[1]", r"tokenizer_config\.json cannot be read: it holds a JSON list, not an object"),
+        ('{"chat_template": 7}', "there is no chat_template"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ValueError, match=sentence):
+            Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))

@@ -405,10 +405,11 @@ class Records:
             not has_numbers
             or isinstance(records, str | bytes | Mapping)
             or hasattr(records, "iloc")
+            or hasattr(records, "to_pylist")
         ):
             raise InvalidValue(
                 f"records is a {type(records).__name__}, not records by number; give a list of "
-                "them, or of a data frame frame.to_dict('records')"
+                "them, or of a data frame frame.to_dict('records'), or table.to_pylist()"
             )
         self.records, self._given = records, fingerprint
 
@@ -419,6 +420,8 @@ class Records:
             return self._given
         samples = min(len(self), SAMPLES)
         entries = read_records(self.records, [at * len(self) // samples for at in range(samples)])
+        for entry in entries:
+            _as_record(entry)  # or it is refused
         try:
             lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
         except TypeError as error:  # such as None, where csv.DictReader has cells without a name
