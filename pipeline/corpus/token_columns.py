@@ -170,9 +170,7 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
     padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
-    numbers: Any = 1
-    if padding is not None:  # some are added to scores instead, as 0 and minus infinity
-        numbers = require_weights(_mask_of(padding, rows, PADDING), PADDING)
+    numbers = 1 if padding is None else require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
     if not mask.all():
         places, before = np.flatnonzero(mask), np.cumsum(rows) - rows

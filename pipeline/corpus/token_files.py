@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from pipeline.corpus.cache import local_copy, path_of
 from pipeline.corpus.parts import read_content
-from pipeline.errors import InvalidValue, require_whole
+from pipeline.errors import InvalidValue, require_one_of, require_whole
 from pipeline.fs.atomic import as_path, write_once
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
@@ -151,6 +151,8 @@ def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> 
         for end in (".index", ".loss", ".metadata")
     )
     _require_choice(losses, "loss", weights)
+    if weights:
+        require_one_of("weights", weights, ("loss",))
     ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
     totals = [int(each[-1]) if len(each) else 0 for each in ends]
     sizes = [path.stat().length for path in found]

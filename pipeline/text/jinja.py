@@ -104,12 +104,10 @@ class Jinja:
         described = [self._template, self._special, self._marks, messages, tools, last_only]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         self.fingerprint = f"Jinja-{digest[:12]}"
+        sought = _find_sought(self._template)
         # A part of a mark, such as "<|", would let the mark itself into an answer.
-        self._sought = [
-            text
-            for text in _find_sought(self._template)
-            if text in self._marks or not any(text in mark for mark in self._marks)
-        ]
+        parts = {each for each in sought if any(each in mark != each for mark in self._marks)}
+        self._sought = "|".join(map(re.escape, sorted(sought - parts)))
 
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """The spans of a record, each with the weight of its turn, or 0."""
@@ -121,6 +119,8 @@ class Jinja:
         if not turns:
             raise InvalidValue(f"{what} are empty")
         tools = _read_tools(record.get(self._tools), f"its {self._tools}")
+        if tools and _has_null(tools):
+            note(NULLS, f"its {self._tools} are {tools!r:.60}")
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
         text = _strip(marked)
@@ -197,18 +197,13 @@ class Jinja:
         """
         signs, tainted = {mark[0] for mark in self._marks}, text
 
-        def add(found: re.Match[str]) -> str:
-            return found[0] + TAINT * (found[0] in signs)
-
-        def taint(value: Any, sought: Sequence[str] = ()) -> Any:
-            pattern = re.compile("|".join(map(re.escape, [*sought, *sorted(signs)])))
-            return change_texts(value, lambda each: pattern.sub(add, each))
+        def taint(value: Any, sought: str = "") -> Any:
+            pattern = re.compile(f"(?!{sought or '(?!)'})[{re.escape(''.join(signs))}]")
+            return change_texts(value, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
 
         if any(sign in each for each in texts_in([turns, tools]) for sign in signs):
-            changed = [
-                taint(turn, self._sought if turn.get("role") == "assistant" else ())
-                for turn in turns
-            ]
+            sought = {"assistant": self._sought}
+            changed = [taint(turn, sought.get(turn.get("role"), "")) for turn in turns]
             tainted = _strip(self._render(changed, taint(tools)))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
@@ -247,7 +242,8 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
         found["tool_calls"] = [*map(_read_call, calls)]
     for key, each in found.items():
-        _note_nulls(each, f"the {key} of {what}")
+        if _has_null(each):
+            note(NULLS, f"the {key} of {what} is {each!r:.60}")
     others = [each for key, each in found.items() if key != "role"]
     if "content" not in found and not any(texts_in(others)):
         raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
@@ -277,13 +273,7 @@ def _read_tools(given: Any, what: str) -> list[Any] | None:
         raise InvalidValue(
             f"{what} is {given!r:.60}; it must be a list of dicts, such as {{'name': 'f'}}, or JSON"
         ) from error
-    _note_nulls(found, what)
     return found or None
-
-
-def _note_nulls(value: Any, what: str) -> None:
-    if _has_null(value):
-        note(NULLS, f"{what} is {value!r:.60}")
 
 
 def _has_null(value: Any) -> bool:
@@ -335,7 +325,7 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     return found if isinstance(found, str) else None, special
 
 
-def _find_sought(template: str) -> list[str]:
+def _find_sought(template: str) -> set[str]:
     """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
     tree = _compile(template).environment.parse(template)
     from jinja2 import nodes
@@ -345,7 +335,7 @@ def _find_sought(template: str) -> list[str]:
     operands += [each.expr for each in tree.find_all(nodes.Compare) if each.ops[0].op == "in"]
     values = [each.value for each in operands if isinstance(each, nodes.Const)]
     found = {each for each in values if isinstance(each, str) and each}
-    return sorted({*found, *(each.replace("</", "<", 1) for each in found)}, key=len, reverse=True)
+    return {*found, *(each.replace("</", "<", 1) for each in found)}
 
 
 @functools.lru_cache(16)

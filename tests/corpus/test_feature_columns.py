@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -178,6 +179,18 @@ def test_corpora_that_are_joined_agree_on_features_or_have_a_fill():
         columns = {"tokens": [[1, 2]], **{each: [1.0] for each in features}}
         with pytest.raises(ValueError, match=sentence):
             Corpora({"plain": plain, "more": Examples(columns, features=features)})
+
+
+def test_what_is_joined_are_corpora_by_name():
+    corpus: Any = Examples([[1, 2]])
+    for given, sentence in (
+        ([corpus], "corpora is .* it must be a dict of corpora by name"),
+        ({"a": corpus, "b": "place"}, r"corpora\['b'\] is 'place', a str; it must be a corpus, op"),
+        ({"a": None}, r"corpora\['a'\] is None"),
+        ({0: corpus, 1: corpus}, "a name of corpora is 0, a int; it must be a text"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            Corpora(given)
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,8 @@ def test_damaged_files_of_datatrove_are_refused(tmp_path):
         file.write_bytes(good)
     (tmp_path / "a.ds.metadata").unlink()  # datatrove writes it only on request
     assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
+    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
+        InPlace.datatrove(tmp_path, weights="mask")
     for name in ("a.ds.loss", "a.ds.index"):
         (tmp_path / name).unlink()
         with pytest.raises(FileNotFoundError, match=name):
