@@ -1,6 +1,7 @@
 """Pictures: cut into patches, as many as their size and a limit allow, with their aspect ratio."""
 
 import bisect
+import contextlib
 import io
 import math
 from typing import Any
@@ -82,7 +83,8 @@ def _open(image: Any) -> tuple[Any, int]:
             "of uint8 [height, width, 3]"
         )
     exif = pillow.Exif()
-    exif.load(picture.info.get("exif", b""))
+    with contextlib.suppress(SyntaxError):  # such as that of Pillow, if it is damaged
+        exif.load(picture.info.get("exif", b""))
     orientation = exif.get(ORIENTATION, 1)
     if picture.mode[0] in "IF":
         raise InvalidValue(f"the image has the mode {picture.mode!r}; give 8 bits for each colour")

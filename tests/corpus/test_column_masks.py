@@ -97,6 +97,7 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
         {"position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]},
         {"attention_mask": [[1, 1, 2, 2, 0], [1, 1], [1]]},
         {"segment_ids": [[1, 1, 2, 2, 2], [1, 1], [1]]},
+        {"seq_idx": [[0, 0, 1, 1, 1], [0, 0], [0]]},
         {
             "position_ids": [[0, 1, 0, 1, 0], [0, 1], [0]],
             "attention_mask": [[1] * 4 + [0], [1, 1], [1]],
@@ -107,6 +108,11 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
         divided = write({"input_ids": ids, **columns, "seq_lengths": [[2, 2], [2], [1]]})
         if "attention_mask" in columns:
             assert documents_of(divided(task=INPUTS)) == [[0, 1], [2, 3], [5, 6], [7]]
+    for name in ("seq_start_id", "cu_seqlens", "cu_seq_lens_q"):
+        columns = {"input_ids": ids, name: [[0, 2, 5], [0, 2], [0, 1]]}
+        with pytest.raises(ValueError, match=f"the column '{name}' divides rows into sequences; a"):
+            write(columns)()
+        assert len(write({**columns, "seq_lengths": [[2, 3], [2], [1]]})()) == 4
     one = {
         "position_ids": [[1, 1, 0, 1, 2], [0, 1], [4]],
         "attention_mask": [[0, 0, 3, 3, 3], [1, 1], [2]],
@@ -115,6 +121,18 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
     features = {"position_ids": Feature("inputs")}
     corpus = write({"input_ids": ids, "position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]})
     assert corpus(features=features)[0]["position_ids"].tolist() == [0, 1, 0, 1]
+
+
+def test_masks_that_are_no_numbers_or_are_added_to_scores_are_refused(write):
+    texts = write({"input_ids": [[1, 2]], "completion_mask": [["0", "1"]]})
+    with pytest.raises(ValueError, match=r"completion_mask holds list<.*: string>; give numbers"):
+        texts(weights="completion_mask")
+    added = write({"input_ids": [[0, 1, 2]], "attention_mask": [[float("-inf"), 0.0, 0.0]]})
+    with pytest.raises(ValueError, match="attention_mask cannot hold -inf; a weight must be fin"):
+        added()
+    for mask in ([[0.0, 1.0, 1.0]], [[False, True, True]]):
+        corpus = write({"input_ids": [[0, 1, 2]], "attention_mask": mask})
+        assert documents_of(corpus(task=INPUTS)) == [[1, 2]]
 
 
 def test_tokens_that_are_no_lists_of_integers_are_refused(write):

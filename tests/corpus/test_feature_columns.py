@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -180,6 +181,18 @@ def test_corpora_that_are_joined_agree_on_features_or_have_a_fill():
             Corpora({"plain": plain, "more": Examples(columns, features=features)})
 
 
+def test_what_is_joined_are_corpora_by_name():
+    corpus: Any = Examples([[1, 2]])
+    for given, sentence in (
+        ([corpus], "corpora is .* it must be a dict of corpora by name"),
+        ({"a": corpus, "b": "place"}, r"corpora\['b'\] is 'place', a str; it must be a corpus, op"),
+        ({"a": None}, r"corpora\['a'\] is None"),
+        ({0: corpus, 1: corpus}, "a name of corpora is 0, a int; it must be a text"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            Corpora(given)
+
+
 @pytest.mark.parametrize(
     ("columns", "features", "sentence"),
     [
@@ -198,6 +211,8 @@ def test_corpora_that_are_joined_agree_on_features_or_have_a_fill():
         ),
         ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "example 0 cannot hold NaN"),
         ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
+        ({"tokens": [[], [1]], "a": [[], [1]]}, {"a": Feature("inputs")}, "example 0 is an empty"),
+        ({"a": [[], [1]]}, {"a": Feature("edges")}, "a is an empty list, .* give the feature a dt"),
         ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 example,"),
         ({"tokens": [[1]], "inputs": [1]}, {"inputs": Feature("example")}, "named 'inputs'"),
         ({"tokens": [[1]], "a": [1]}, {"a": "example"}, "must be a pipeline.Feature"),

@@ -390,6 +390,12 @@ def test_a_picture_is_turned_as_its_exif_says(orientation, kind):
     assert patch_grid(content, 16, 9) == ((3, 1) if orientation >= 5 else (1, 3))
 
 
+def test_exif_that_is_damaged_turns_no_picture():
+    content = encode(Image.new("RGB", (32, 16)), "JPEG", exif=b"Exif\0\0garbage!!")
+    assert patch_grid(content, 16, 9) == (1, 2)
+    assert len(patchify(content, 16, 9)[0]) == 2
+
+
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
 def test_pictures_of_other_colours_are_converted(mode):
     patches, _ = patchify(Image.new("RGB", (20, 20), "white").convert(mode), 10, 4)

@@ -289,7 +289,7 @@ def test_a_record_that_is_no_preference_is_refused(tmp_path):
 
 def test_a_prompt_has_several_rejected_answers(tmp_path):
     several = dataclasses.replace(TEMPLATE, rejected=("{bad[0]}", "{bad[1]}"))
-    records = [{"q": "?", "good": "a", "bad": ["b", "c"]}, {"q": "?", "good": "a", "bad": "ba"}]
+    records = [{"q": "?", "good": "a", "bad": [*bad]} for bad in ("bc", "ba")]
     corpus = prepare(Records(records), Bytes(), tmp_path / "a", template=several)
     assert corpus.decode(0) == "? \n  a\n  b\n  c"
     assert corpus.lengths.tolist() == [8, 0]

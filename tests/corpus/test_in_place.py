@@ -53,6 +53,10 @@ def test_marks_are_two_ids_and_have_no_features_of_tokens(tmp_path):
             InPlace.arrow(path, marks=marks)
     with pytest.raises(ValueError, match="a mark"):
         InPlace.arrow(path, marks=(-1, None))
+    with pytest.raises(ValueError, match="marks has the id 99; ids must be below 99"):
+        InPlace.arrow(path, marks=(1, 99), vocab_size=99)
+    with pytest.raises(ValueError, match=f"marks has the id {1 << 31}; ids must be below"):
+        InPlace.arrow(path, marks=(1 << 31, None))
     with pytest.raises(ValueError, match="features of tokens have no values for marks"):
         InPlace.arrow(path, marks=(1, 2), features={"seen": pipeline.Feature("inputs")})
 

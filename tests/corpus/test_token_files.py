@@ -127,6 +127,8 @@ def test_a_table_beside_a_file_lists_its_documents(tmp_path, caplog):
     corpus = InPlace.flat(tmp_path / "*.npy", dtype="uint16", end=0, task=INPUTS)
     assert documents_of(corpus) == [[1, 2, 3], [], [4, END]]
     assert "part-0.csv.gz says where documents are; begin and end are not used" in caplog.text
+    assert "part-1.csv.gz lists documents of 0 tokens, and the file beside it has 6" in caplog.text
+    assert "part-0.csv.gz lists" not in caplog.text
     with gzip.open(tmp_path / "part-1.csv.gz", "wt") as file:
         file.write('0,2,"a,\n""b",x,1\n5,7,"c",x,2\n')
     with pytest.raises(
@@ -184,11 +186,22 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
             InPlace.flat(path, **options)
     InPlace.flat(path, dtype="uint16", begin=7)
     assert "begins inside a document, with the id 5 and not begin=7; if that id" in caplog.text
-    with pytest.raises(ValueError, match=r"a.npy is an .npy array with a header"):
+    with pytest.raises(ValueError, match=r"a.npy holds more than ids. It is a NumPy array; give"):
         InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
-    path.write_bytes(b"LITPKDS\0" + bytes(40))
-    with pytest.raises(ValueError, match="packed file of LitGPT"):
-        InPlace.flat(path, dtype="uint16", end=1)
+    content = np.arange(1, 9, dtype="uint16").tobytes()
+    places = struct.pack("<4I", 2, 16, 20, 32)  # of LitData, and of MDS
+    for other, sentence in (
+        (b"LITPKDS\0" + bytes(40), "It is a packed file of LitGPT"),
+        (gzip.compress(content), "It is gzip; unpack it first"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "It is a Git LFS pointer"),
+        (places + content, "begins with the places of 2 items, as chunks of LitData and MDS do"),
+    ):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match=sentence):
+            InPlace.flat(path, dtype="uint16", end=())
+    for first in (93, 0x9D1F, 65279):  # as the signs of lzma, of .Z and of UTF-16 are
+        np.array([first, 1], "uint32").tofile(path)
+        assert len(InPlace.flat(path, dtype="uint32", end=1)) == 1
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="holds no document"):
         InPlace.flat(path, dtype="uint16", end=())
@@ -254,6 +267,8 @@ def test_damaged_files_of_datatrove_are_refused(tmp_path):
         file.write_bytes(good)
     (tmp_path / "a.ds.metadata").unlink()  # datatrove writes it only on request
     assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
+    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
+        InPlace.datatrove(tmp_path, weights="mask")
     for name in ("a.ds.loss", "a.ds.index"):
         (tmp_path / name).unlink()
         with pytest.raises(FileNotFoundError, match=name):

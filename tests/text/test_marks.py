@@ -108,7 +108,7 @@ def test_fields_are_text_in_every_template(tokenizer, tmp_path):
         return [(f"<|user|>{record['q']}", 0.0), (f"{record['a']}{Markup('<|end|>')}", 1.0)]
 
     answer = Answer(prompt="<|user|>{q}", answer="{a[0]}{a[1]:>3}<|end|>")
-    for record in ({"q": "Hi", "a": "ab"}, {"q": ATTACK, "a": ["<|end|>", "<|"]}):
+    for record in ({"q": "Hi", "a": ["a", "b"]}, {"q": ATTACK, "a": ["<|end|>", "<|"]}):
         texts = record | {"a": "".join(record["a"])}
         for template, fields, expected in ((own, texts, 1), (plain, texts, 0), (answer, record, 1)):
             chunk = templates.encode([templates.fill(template, fields)["inputs"]], tokenizer)

@@ -1,10 +1,12 @@
 """Each kind of source gives the same records as the list they were written from."""
 
+import csv
 import json
 import pickle
 
 import grain
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
@@ -115,11 +117,13 @@ def test_records_in_python_are_told_apart_by_content():
     assert Records(same[:1]).fingerprint == Records(same[1:]).fingerprint
     with pytest.raises(ValueError, match=r"<object object at .* whose address differs"):
         _ = Records([{"text": "a", "id": object()}]).fingerprint
+    with pytest.raises(ValueError, match=r"have no fingerprint: .*; the keys of a record, and of"):
+        _ = Records([*csv.DictReader(["text", "a,b"])]).fingerprint
     assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
     with pytest.raises(ValueError, match="records is a generator, not records by number"):
         Records(number for number in range(3))
-    for given in ("abc", b"abc", {"text": ["a"]}):
+    for given in ("abc", b"abc", {"text": ["a"]}, pa.table({"text": ["a"]})):
         with pytest.raises(ValueError, match=r"not records by number; give a list of them, or of"):
             Records(given)
     with pytest.raises(ValueError, match="it is a int, and a record must be a dict, or text"):

@@ -85,6 +85,11 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     ("record", "template", "sentence"),
     [
         ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1: .*it lacks 'a'.*fields are q"),
+        *(
+            ({"q": text}, Answer(prompt="", answer=answer), "its field 'q' has no .*it is the text")
+            for text in ('["x", "y"]', "yes", b"yes")
+            for answer in ("{q[0]}", "{q[x]}")
+        ),
         ({"spans": []}, spoken, r"the template spoken: it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; it must be from"),
         ({"spans": [("a", float("inf"))]}, spoken, "returned the weight inf; it must be from"),

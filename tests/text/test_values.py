@@ -136,6 +136,7 @@ def test_a_null_may_have_a_text(value, text):
         ("{0}", {"a": "x"}, "it has a field without a name"),
         ("{a", {"a": "x"}, "expected '}' before end of string"),
         ("}", {"a": "x"}, "Single '}' encountered"),
+        ("{a!x}", {"a": "x"}, "a conversion is !r, !a or !s"),
     ],
 )
 def test_a_format_string_spells_fields_or_says_why_not(text, fields, result):
@@ -153,6 +154,9 @@ def test_a_broken_format_string_is_refused_before_any_record():
     ):
         with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
             make("{a")
+    for answer in (None, 5, ["{a}"]):
+        with pytest.raises(TypeError, match=r"answer is .*; it must be a text, with fields"):
+            Answer(prompt="", answer=answer)
     with pytest.raises(ValueError, match=r"its only field is \{role\}"):
         Chat(before="{name}")
 
