@@ -96,6 +96,13 @@ def test_a_sum_over_several_corpora_is_unknown_if_one_does_not_know_its_own(tmp_
     assert Corpora({"a": text, "b": text}).text_bytes == 2 * text.text_bytes > 0
 
 
+def test_the_first_of_several_corpora_are_those_of_their_examples(tmp_path):
+    one, two, three = (make("arrays", tmp_path / f"{n}", SIZES[:n]) for n in (9, 20, 40))
+    several = Corpora({"one": one, "two": two, "three": three})
+    assert several.begin(29).fingerprint == Corpora({"one": one, "two": two}).fingerprint
+    assert several.begin(9).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
+
+
 def test_what_differs_in_kind_task_or_tokenizer_is_not_joined(pairs, corpus, tmp_path):
     inputs = Examples([[1, 2]], vocab_size=1000, task=INPUTS)
     text = prepare(Records(["a"]), Bytes(), tmp_path, progress=False)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline import Corpus, Writer, prepare
-from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_share, work
+from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
 from pipeline.corpus.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
@@ -163,6 +163,26 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     assert contents(tmp_path / "corpus") == contents(whole.directory)
     read = [at for _, at in log_of(source)]
     assert len(read) == len({*read}) == len(LINES) - sealed
+
+
+def test_a_shard_goes_on_after_any_of_its_parts(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "LEAST", 1 << 20)  # all in one shard
+    options = {"num_workers": 0, "progress": False}
+    prepare(source, Bytes(), tmp_path / "whole", **options)
+    last = len([*(tmp_path / "whole").glob("part-*.arrow")]) - 1
+    for sealed in (0, 1, last):
+
+        def die(directory, shard, number, sealed=sealed, **record):
+            if number == sealed:
+                raise KeyError("killed")
+            log.write_record(directory, shard, number, **record)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(work, "write_record", die)
+            with pytest.raises(KeyError, match="killed"):
+                prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
+        prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
+        assert contents(tmp_path / f"{sealed}") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     assert np.array_equal(read["targets"], text)
     assert np.array_equal(read["inputs"][~asked], text[~asked])
     assert not asked[np.isin(text, [1, 2])].any()
+    other = read_all(Masked(corpus, rate=0.2, seed=1), view.lengths, epoch=2)
+    assert not np.array_equal(other["inputs"], read["inputs"])
     assert asked[text > 2].mean() == pytest.approx(0.2, abs=0.01)
     hidden = read["inputs"][asked]
     assert (hidden == view.mask_id).mean() == pytest.approx(0.8, abs=0.03)

@@ -123,6 +123,22 @@ def test_a_reader_drops_parts_and_takes_them_up_again(corpus, monkeypatch):
     assert corpus.refresh(start=5) == []
 
 
+def test_a_reader_holds_the_parts_that_batches_need_and_those_before_them(corpus):
+    assert corpus.read([], [], [])["inputs"].tolist() == []  # of any part
+    for parts, held in (
+        (range(1, 2), [1]),
+        (range(2, 4), [1, 2, 3]),
+        (range(1, 3), [1, 2, 3]),
+        (range(4, 5), [2, 3, 4]),
+        (range(1), [0]),
+        (range(0), [0, 1, 2, 3, 4]),  # of a corpus that is finished: all
+    ):
+        corpus.hold(parts)
+        assert [entry.number for entry in corpus.entries] == held
+        first = 8 * held[0]
+        assert corpus.read([first], [0], [1])["inputs"].tolist() == [first]
+
+
 def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
     train, _ = Corpus(corpus.directory, follow=True, wait_seconds=7).split(0.2)
     for each in (train, pickle.loads(pickle.dumps(train))):
