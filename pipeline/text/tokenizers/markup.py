@@ -105,7 +105,7 @@ def parse_format(
             raise ValueError("it has a field without a name")
         if not all(re.fullmatch(r"[^\[]+(\[[^\]]+\])*", name) for name in names):
             raise ValueError("an entry of a field is {name[entry]} or {name[0]}")
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidValue(
             f"{what} is {text!r}: {error}; a field of the record is {{name}}, and a brace itself "
             "is {{ or }}"
