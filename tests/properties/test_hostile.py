@@ -135,9 +135,9 @@ def read_all(source: Any) -> list[Any]:
 
 
 def decoded(content: bytes) -> str | None:
-    """A file or its first line as text, without a mark of the byte order; None if it is no text."""
+    """A file or its first line as text, without marks of the byte order; None if it is no text."""
     try:
-        return content.decode("utf-8-sig")
+        return content.decode().lstrip("\ufeff")
     except UnicodeDecodeError:
         return None
 
@@ -152,13 +152,11 @@ def test_text_files_are_read_as_they_are(place, given):
             return
         texts = [decoded(plain)]
         if sample_by == "line":
-            lines = [
-                re.sub(rb"\A(\xef\xbb\xbf)+", b"", line.rstrip(b"\r"))
-                for line in plain.split(b"\n")
-            ]
+            lines = plain.split(b"\n")
+            found = [re.sub(rb"\A(\xef\xbb\xbf)+", b"", line.rstrip(b"\r")) for line in lines]
             texts = [
-                line.decode(errors="replace") if at else decoded(line)
-                for at, line in enumerate(lines)
+                text.decode(errors="replace") if at else decoded(text)
+                for at, (line, text) in enumerate(zip(lines, found, strict=True))
                 if line.strip() not in (b"", b"\xef\xbb\xbf")
             ]
         expect(read == texts, read, "and not", texts)
