@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -45,6 +46,12 @@ def test_padding_between_aligned_segments_is_drawn(texts):
         "  B example 1, positions 0 to 3, weights 4, columns 8 on:",
         "plum",
     ]
+
+
+def test_a_piece_of_an_example_is_shown_with_its_positions(texts):
+    plan = Plan(texts, [Bucket(1, 4)], shuffle=False)
+    shown = (Shown(texts, plan, step).lines() for step in range(plan.num_batches()))
+    assert "  A example 0, positions 4 to 5, weights 2: na" in [*itertools.chain(*shown)]
 
 
 def test_each_segment_has_its_colour(shown):
