@@ -16,6 +16,7 @@ from pipeline import Bucket, Examples, Plan, errors
 from pipeline.corpus import INPUTS
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import PlanOptions
+from pipeline.trainer import corpora
 from tests.processes import ROOT
 
 KINDS = {
@@ -133,6 +134,27 @@ def corrupt(folder, **given):
     return pipeline.SpanCorruption(unshifted(folder), **options)
 
 
+SOURCE = {"files": "a.jsonl", "split": "train", "begin": 0.0, "end": 0.5}
+
+
+def open_source(_, **given):
+    return corpora.open_source({**SOURCE, **given}, "config.train")
+
+
+def open_template(_, **given):
+    fields = {"kind": "answer", "prompt": "{q}", "answer": "{a}", **given}
+    return corpora.open_template(fields)
+
+
+def open_view(folder, **given):
+    return corpora.open_view({"kind": "masked", **given}, 1)(unshifted(folder))
+
+
+def open_tokenizer(folder, **given):
+    fields = {"kind": "huggingface", "model": "a.json", "begin": True, "end": True, **given}
+    return corpora.open_tokenizer(fields, [], folder / "model")
+
+
 # The options of each, but for functions, names and objects of other classes, which may be anything.
 OPTIONS = {
     plan: {"buckets", *PlanOptions.__annotations__},
@@ -148,6 +170,10 @@ OPTIONS = {
     write: keywords(pipeline.Writer.__init__),
     mask: keywords(pipeline.Masked.__init__) - {"keep_ids"},
     corrupt: keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
+    open_source: {"source", "files", "targets", "tfds", "split", "kind"},
+    open_template: {"prompt", "answer"},
+    open_view: {"kind", "rate"},
+    open_tokenizer: {"kind"},
 }
 
 

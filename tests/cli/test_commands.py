@@ -31,13 +31,6 @@ def _few_buckets(monkeypatch):
     monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1, 2))
 
 
-@pytest.fixture
-def lengths(tmp_path):
-    """600 examples of only 60 lengths, whose optimal packing is found at once."""
-    np.save(tmp_path / "lengths.npy", 5 * np.random.default_rng(0).integers(0, 60, 600))
-    return tmp_path / "lengths.npy"
-
-
 # ---- help and errors
 
 
@@ -48,16 +41,6 @@ def test_the_program_teaches_also_beside_a_folder_that_is_called_like_the_packag
     for command in ("prepare", "report", "buckets", "show", "check"):
         assert f"\n  lockstep {command} " in done.stdout
     assert "exit status: 0 all is well; 1 check found an error" in done.stdout
-
-
-@pytest.mark.parametrize("command", ["prepare", "report", "buckets", "show", "check"])
-def test_each_command_has_help_and_says_what_it_may_be_given(run, command):
-    out = run.done(command, "--help")
-    assert "exit status" in out
-    assert max(map(len, out.splitlines())) <= 100
-    given = "the directory of a corpus; the work directory of a run"
-    assert (given in out) == (command != "prepare")
-    assert ("engths alone" in out) == (command in ("report", "buckets"))
 
 
 # What is in the folder that mistakes are made with.
@@ -116,16 +99,12 @@ def test_names_and_signs_are_printed_in_a_shell_of_ascii(tmp_path):
 
 
 def test_a_wrong_flag_is_a_usage_error(run):
-    assert "invalid choice: 'tight'" in run.refused("report", "x", "--packing", "tight")
     assert run("why", "x", "--worst", "0")[0] == WRONG
     err = run.refused("show", "x", "--step", "9" * 5000)
     assert "argument --step: '99999999999999999999…' is not a whole number below 2**63" in err
     assert len(err) < 2000
     assert run()[0] == WRONG
-    err = run.refused("show", "x", "--foo")
-    assert err.startswith("usage: ")
-    assert " show [-h]" in err
-    assert "show: error: unrecognized arguments: --foo" in err
+    assert "unrecognized arguments: --foo" in run.refused("show", "x", "--foo")
 
 
 def test_a_defect_has_a_traceback_and_a_mistake_a_sentence(run, monkeypatch, capsys):
@@ -159,25 +138,6 @@ def test_a_config_elsewhere_imports_others_of_the_clone_and_beside_it(run, tmp_p
 
 
 # ---- report
-
-
-def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
-    page, figures = tmp_path / "out.html", tmp_path / "out.json"
-    _, out, err = run(
-        "report", lengths, "--lengths", "--html", page, "--json", figures, "--seed", 3
-    )
-    for name in ("padded to the longest of all", "concatenate and split", "Lockstep, 1 bucket"):
-        assert name in out
-    assert f"wrote {page}" in err
-    assert page.read_text().startswith("<!DOCTYPE html>")
-    assert (
-        f"lockstep report {lengths} --lengths --html {page} --json {figures} --" in page.read_text()
-    )
-    seen = json.loads(figures.read_text())
-    assert seen["options"]["seed"] == 3
-    assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
-    assert len([each for each in seen["strategies"] if not each["packing"]]) == 5
-    assert json.loads(run.done("report", lengths, "--lengths", "--json", "--seed", 3)) == seen
 
 
 def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypatch):
@@ -215,17 +175,6 @@ def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
 
 
 # ---- buckets and show
-
-
-def test_buckets_are_ready_to_paste(run, lengths):
-    out = run.done("buckets", lengths, "--lengths", "--max-buckets", 3, "--row-multiple", 8)
-    pasted: dict = {}
-    exec(out, pasted)
-    expected = fit_buckets(np.load(lengths), tokens_per_batch=16_384, max_buckets=3, row_multiple=8)
-    assert pasted["buckets"] == expected
-    plan = Plan(np.load(lengths), expected)
-    assert f"{plan.num_batches():,} batches an epoch, {plan.padding:.3%} padding" in out
-    assert "# tokens_per_batch=16384, max_buckets=3, row_multiple=8, packing='best_fit', " in out
 
 
 def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_path):
@@ -344,24 +293,7 @@ def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran):
     assert planned.bucket == Bucket(2, 256) or kind != "text"
 
 
-def test_check_walks_every_epoch_of_a_run_that_changed(run, ran, corpus):
-    kind, workdir, plan = ran
-    for epoch in range(3):
-        out = run.done("check", workdir, "--epoch", epoch)
-        if kind == "several":
-            for name in ("code", "prose"):
-                due = f"plan: epoch 0 of {name}: {corpus.num_tokens:,} positions, each once"
-                assert due in out
-            continue
-        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
-        tokens = sum(plan.batch(step).num_tokens for step in steps)
-        assert f"plan: epoch {epoch}: {tokens:,} positions, each once" in out
-        assert f"plan: {len(steps):,} batches, no row over its length" in out
-    if kind == "text":
-        assert tokens == corpus.num_tokens - corpus.lengths[[3, 5]].sum()
-
-
-def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, tmp_path):
+def test_report_buckets_and_check_are_of_the_plan_of_a_run(run, ran, tmp_path):
     kind, workdir, plan = ran
     bucket = plan.stages[-1].options.buckets[-1]
     page, figures = tmp_path / "page.html", tmp_path / "figures.json"
@@ -381,10 +313,15 @@ def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, 
         assert seen["plan"]["buckets"][0]["batches"] == plan.num_batches(last)
     if kind == "several":
         assert re.search("^prose +0.5  ", seen["plan"]["printed"], re.M)
-    out = run.done("buckets", workdir)
     pasted: dict = {}
-    exec(out, pasted)
+    exec(run.done("buckets", workdir), pasted)
     assert pasted["buckets"] == (bucket,)
+    out = run.done("check", workdir, "--epoch", 1)
+    if kind != "several":
+        batches = [plan.batch(step) for step in range(plan.first_step(1), plan.first_step(2))]
+        tokens = sum(batch.num_tokens for batch in batches)
+        assert f"plan: epoch 1: {tokens:,} positions, each once" in out
+        assert f"plan: {len(batches):,} batches, no row over its length" in out
 
 
 # ---- prepare and check
@@ -476,9 +413,6 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     assert corpus.decode(7) == "Q: 7 and one?\nA: 8."
     assert corpus[7]["loss_weights"].tolist() == [0.0] * 17 + [1.0] * 3
     assert f"{corpus.num_learnt:,} of them with loss" in out
-    trained = ["--tokenizer", "sentencepiece", "--vocab-size", 300]
-    run.done("prepare", path, "--into", tmp_path / "b", *trained, *template)
-    assert Corpus.open(tmp_path / "b").decode(7) == corpus.decode(7)
     (tmp_path / "c.jsonl").write_text(
         json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
     )

@@ -28,21 +28,6 @@ def rectangles(picture, kind):
     ]
 
 
-@pytest.mark.parametrize("step", range(4))
-def test_each_segment_is_drawn_at_its_columns(step, corpus, buckets):
-    plan = Plan(corpus, buckets)
-    shown = Shown(corpus, plan, step)
-    unit = (WIDTH - 2 * MARGIN) / shown.bucket.length
-    segments = [each.columns for row in shown.rows() for each in shown.segments(row)]
-    drawn = rectangles(draw(shown), "c")
-    assert len(segments) == len(drawn)
-    for (first, last), (left, _, width) in zip(segments, drawn, strict=True):
-        assert left == pytest.approx(MARGIN + first * unit, abs=0.1)
-        assert width == pytest.approx((last - first) * unit - 1, abs=0.1) or width == 0.5
-    tops = [top for _, top, _ in rectangles(draw(shown), "row")]
-    assert len(set(tops)) == shown.bucket.rows
-
-
 def test_one_row_alone_can_be_drawn(corpus, buckets):
     shown = Shown(corpus, Plan(corpus, buckets), 0)
     last = shown.bucket.rows - 1

@@ -1,6 +1,5 @@
 """The examples, each run as a user runs it, killed, and run again."""
 
-import dataclasses
 import itertools
 import os
 import re
@@ -17,13 +16,11 @@ import pipeline
 from tests.processes import ROOT, call
 from tests.runs.programs import variables
 
-# Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
-# Modules of BLOCKED cannot be imported.
+# Runs a program until it prints a step; then waits for a checkpoint and kills itself.
 KILLER = """
 import builtins, os, pathlib, runpy, signal, sys, time
 
-_, last, checkpoint, blocked, code, *sys.argv = sys.argv
-sys.modules.update(dict.fromkeys(blocked.split()))
+_, last, checkpoint, *sys.argv = sys.argv
 show = print
 
 def show_or_die(*words, **options):
@@ -35,147 +32,68 @@ def show_or_die(*words, **options):
 
 builtins.print = show_or_die
 sys.path[0] = os.path.dirname(sys.argv[0])
-exec(code)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 STEP = re.compile(r"^step (\d+) (?:shape (\(.*\)) )?loss (\S+)$", re.M)
 COMPILE = re.compile(r"Compiling jit\((\w+)\) with global shapes and types (.*)")
 
-# MaxText has no hook for losses.
-PRINT_LOSSES = """
-from maxtext.common.metric_logger import MetricLogger
 
-write = MetricLogger.write_metrics
-
-def write_and_print(self, metrics, step, metric_type="train"):
-    write(self, metrics, step, metric_type)
-    if metric_type == "train":
-        print("step", step, "loss", float(metrics["scalar"]["learning/loss"]))
-    if metric_type == "eval":
-        print("evaluated", float(metrics["scalar"]["eval/total_weights"]))
-
-MetricLogger.write_metrics = write_and_print
-"""
-
-# Tunix shows losses in a progress bar, rounded.
-PRINT_TUNIX_LOSSES = """
-from tunix.sft.peft_trainer import PeftTrainer
-
-write = PeftTrainer._write_metrics
-
-def write_and_print(self, metrics):
-    write(self, metrics)
-    print("step", metrics.step - 1, "loss", float(metrics.loss))
-
-PeftTrainer._write_metrics = write_and_print
-"""
+# How many shapes each step of an example is compiled for.
+EXAMPLES = {
+    "linen": {"train_step": 2},
+    "nnx": {"train_step": 2},
+    "dpo": {"train_step": 1},
+    "lm1b": {"train_step": 1, "eval_step": 1},
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """An example, with what its run leaves and what is compiled."""
-
-    name: str
-    library: str = "flax"  # without which it cannot run
-    arguments: tuple[str, ...] = ("--workdir={folder}/run",)
-    checkpoint: str = "run/checkpoints/10"
-    first: int = 10  # the step after this checkpoint
-    code: str = ""  # to run before it
-    blocked: str = ""
-    compiled: tuple[tuple[str, int], ...] = (("train_step", 1),)  # shapes of each step
-
-    def __str__(self):
-        return " ".join([self.name, *self.arguments[1:]])
-
-    def run(self, folder, text, *, kill_at=-1, checkpoint="", devices=4):
-        """To its end, or to a step: losses and shapes of its steps, and its output."""
-        program = ROOT / f"examples/{self.name}.py"
-        options = [kill_at, checkpoint, self.blocked, self.code, program]
-        options += [each.format(folder=folder) for each in self.arguments]
-        several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
-        own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
-        own |= variables(text, "examples")
-        done = call(sys.executable, "-c", KILLER, *options, cwd=folder, **own)
-        expected = 0 if kill_at < 0 else -signal.SIGKILL
-        assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
-        steps = STEP.findall(done.stdout)
-        losses = {int(step): float(loss) for step, _, loss in steps}
-        assert len(losses) == len(steps)
-        return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
-
-    def run_killed(self, folder, text, **options):
-        killed = {"kill_at": 17, "checkpoint": folder / self.checkpoint}
-        return self.run(folder, text, **killed, **options)
-
-
-TORCH = Example("torch_loader", "torch", checkpoint="run/checkpoint.pt", blocked="jax", compiled=())
-TUNIX = Example("tunix_sft", "tunix", code=PRINT_TUNIX_LOSSES, compiled=(("_train_step", 3),))
-WITH_JAX = [
-    Example("linen", compiled=(("train_step", 2),)),
-    Example("nnx", compiled=(("train_step", 2),)),
-    Example("dpo"),
-    Example(
-        "lm1b",
-        arguments=("--workdir={folder}/run", "--num-train-steps=40", "--fsdp=2"),
-        compiled=(("train_step", 1), ("eval_step", 1)),
-    ),
-    TUNIX,
-    dataclasses.replace(TUNIX, name="tunix_dpo", checkpoint="run/10"),
-    Example(
-        "maxtext_pretrain",
-        "maxtext",
-        arguments=("base_output_directory={folder}", "run_name=run"),
-        first=11,  # MaxText names a checkpoint by the number of the step before it
-        code=PRINT_LOSSES,
-    ),
-]
-EXAMPLES = WITH_JAX + [
-    dataclasses.replace(TORCH, arguments=(*TORCH.arguments, f"--workers={n}")) for n in (0, 2)
-]
+def run_example(name, folder, text, *, killed=False, devices=4):
+    """To its end, or to step 17: losses and shapes of its steps, and its output."""
+    options = [17 if killed else -1, folder / "run/checkpoints/10", ROOT / f"examples/{name}.py"]
+    if name == "lm1b":
+        options += ["--num-train-steps=40", f"--fsdp={min(devices, 2)}"]
+    several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
+    own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
+    own |= variables(text, "examples")
+    command = [sys.executable, "-c", KILLER, *options, f"--workdir={folder}/run"]
+    done = call(*command, cwd=folder, **own)
+    expected = -signal.SIGKILL if killed else 0
+    assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
+    steps = STEP.findall(done.stdout)
+    losses = {int(step): float(loss) for step, _, loss in steps}
+    assert len(losses) == len(steps)
+    return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_an_example_learns_is_killed_and_goes_on_also_on_fewer_devices(example, text, tmp_path):
-    pytest.importorskip(example.library)
-
-    def on(devices):
-        more = ()
-        if example.name == "lm1b":  # parameters on two devices or on one, whatever was saved
-            more = (f"--fsdp={min(devices, 2)}",)
-        if example.library == "maxtext":  # the rows of a batch are this for each device
-            more = (f"per_device_batch_size={8 // devices}", "dtype=float32")
-        return dataclasses.replace(example, arguments=example.arguments + more)
-
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_is_killed_and_goes_on_also_on_fewer_devices(name, text, tmp_path):
     (tmp_path / "4").mkdir()
-    before, _, said = on(4).run_killed(tmp_path / "4", text)
+    before, _, said = run_example(name, tmp_path / "4", text, killed=True)
     assert list(before) == list(range(18))
-    again = range(example.first, 18)
+    again = range(10, 18)
     shutil.copytree(tmp_path / "4", tmp_path / "fewer")
-    after, shapes, said_again = on(4).run(tmp_path / "4", text)
-    assert list(after) == list(range(example.first, 40))
+    after, shapes, said_again = run_example(name, tmp_path / "4", text)
+    assert list(after) == list(range(10, 40))
     assert [after[step] for step in again] == [before[step] for step in again]
     assert sum(after[step] for step in range(30, 40)) / 10 < 0.7 * before[0]
-    assert example.code or len(shapes) == dict(example.compiled).get("train_step", 1)
-    for output, (step, number) in itertools.product((said, said_again), example.compiled):
-        compiled = [shapes for name, shapes in COMPILE.findall(output) if name == step]
+    assert len(shapes) == EXAMPLES[name]["train_step"]
+    for output, (step, number) in itertools.product((said, said_again), EXAMPLES[name].items()):
+        compiled = [shapes for each, shapes in COMPILE.findall(output) if each == step]
         assert len({*compiled}) == len(compiled) == number  # each shape once
-    if example.library == "maxtext":
-        held_out = pipeline.Corpus.open(tmp_path / "4/corpus/eval")
-        assert f"evaluated {float(held_out.num_tokens)}\n" in said_again
-    if example.name == "dpo":
+    if name == "dpo":
         assert before[0] == pytest.approx(np.log(2))  # the model is its own reference
-        stored = [tmp_path / f"{name}/run/reference/scores.arrow" for name in ("4", "fewer")]
+        stored = [tmp_path / f"{folder}/run/reference/scores.arrow" for folder in ("4", "fewer")]
         assert len({file.stat().st_mtime_ns for file in stored}) == 1  # and is computed once
         assert float(re.search(r"^held out: .* accuracy (\S+)$", said_again, re.M)[1]) > 0.9
-    if example in WITH_JAX:
-        fewer = 1 if example.name == "lm1b" else 2
-        there, _, _ = on(fewer).run(tmp_path / "fewer", text, devices=fewer)
-        assert list(there) == list(after)
-        np.testing.assert_allclose(
-            [there[step] for step in again], [before[step] for step in again], rtol=1e-4
-        )
+    # The parameters of lm1b are on one device then.
+    fewer = 1 if name == "lm1b" else 2
+    there, _, _ = run_example(name, tmp_path / "fewer", text, devices=fewer)
+    assert list(there) == list(after)
+    np.testing.assert_allclose(
+        [there[step] for step in again], [before[step] for step in again], rtol=1e-4
+    )
 
 
 def test_the_loss_of_pairs_in_a_row_is_that_of_their_paper_from_answers_alone():

@@ -50,22 +50,6 @@ def test_no_token_is_lost_or_repeated_on_one_host_on_two_and_on_one_again(sizes)
         assert account(batches, sizes) == NOTHING
 
 
-def test_grain_keeps_all_tokens_but_not_on_another_number_of_hosts(sizes):
-    result = run("Grain, concat then split", numbered(sizes), rows=8, length=32)
-    assert account(result["batches"], sizes) == NOTHING
-    seen = [batch for host in result["hosts"] for batch in host[: result["half"]]]
-    assert account(seen + result["resumed"], sizes) != NOTHING
-
-
-def test_a_path_whose_library_is_not_there_says_so(tmp_path, monkeypatch):
-    from benchmarks.input_paths import PATHS, __main__
-
-    monkeypatch.setitem(PATHS, "Absent", ("absent", "absent:Absent", {}))
-    np.savez(tmp_path / "documents.npz", ids=[1, 2], sizes=[2], rows=2, length=8)
-    __main__.main("Absent", str(tmp_path))
-    assert b"benchmarks.input_paths.absent" in (tmp_path / "Absent.pickle").read_bytes()
-
-
 def test_an_epoch_has_the_seconds_of_its_shapes():
     def batch(rows, length):
         return {"inputs": np.ones((rows, length)), "loss_weights": np.ones((rows, length))}

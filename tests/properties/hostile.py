@@ -1,6 +1,6 @@
 """Hostile inputs: strategies for values, files and options that nobody should give.
 
-`tests.properties.properties` says what must hold for them.
+`test_hostile.py` says what must hold for them.
 """
 
 import copy
@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
+
+from pipeline.text.values import decode_bytes
 
 # Texts that programs take for something else: line ends of Unicode, marks, halves of pairs.
 ODD = ["", " ", "\x00", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff", "é", "𝔘", "e\u0301"]
@@ -223,7 +225,7 @@ def table_files(draw, of_tokens: bool = False) -> tuple[str, bytes, list[dict] |
         new = pa.ipc.new_stream if end == "stream" else pa.ipc.new_file
         with new(sink, table.schema) as file:
             file.write_table(table, max_chunksize=size)
-    content, rows = sink.getvalue(), table.to_pylist()
+    content, rows = sink.getvalue(), decode_bytes(table.to_pylist())  # bytes are text
     if draw(st.integers(0, 2)) == 2:
         content, rows = draw(damaged(content)), None
     return ".arrow" if end == "stream" else end, content, rows

@@ -25,15 +25,6 @@ from tests.processes import COMPILE_QUICKLY, Stuck, fork, wait
 
 WORDS = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
 
-# Files of others, in a bucket: beside a work directory, and among its checkpoints.
-SIBLINGS = (
-    "datasets/a",
-    "other_run/metrics.jsonl",
-    "run-2/metrics.jsonl",
-    "run/checkpoints/mine/a",
-    "run/checkpoints/best/3/a",
-)
-
 # Seconds that one run may take; on a machine with much other work, a hundred times those it needs.
 PATIENCE = 600
 
@@ -58,8 +49,7 @@ class Training:
 
     Args:
         text: from `write_documents`.
-        bucket: the directory of a bucket, from `serve_bucket`, if the work directories are in it,
-            each with files of others beside it and among its checkpoints.
+        bucket: the directory of a bucket, from `serve_bucket`, if the work directories are in it.
     """
 
     def __init__(self, text: Path, bucket: Path | None = None):
@@ -69,12 +59,6 @@ class Training:
     def root(self, folder: Path) -> Path:
         """The local directory in which a run makes what it makes, or the server keeps it."""
         return self.bucket / f"{folder.parent.name}-{folder.name}" if self.bucket else folder
-
-    def begin(self, folder: Path) -> None:
-        """Writes the files of others."""
-        for name in SIBLINGS if self.bucket else ():
-            (self.root(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root(folder) / name).write_text(f"{name} of somebody else")
 
     def run(self, folder: Path) -> None:
         """Trains, from the beginning or from where a run in the folder stopped."""
@@ -134,7 +118,7 @@ class Training:
         kept = {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in files.items()
-            if name in SIBLINGS or not name.startswith("run/") or name.startswith("run/corpus/")
+            if name.startswith("run/corpus/")
         }
         # The other files have times in them, or compiled programs; their names are the same.
         names = [name for name in files if not name.startswith(("run/programs", "run/tensorboard"))]
@@ -175,8 +159,21 @@ def kill_me(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-#: A kind, seconds to wait or None, and what the child runs.
-Instant = tuple[str, float | None, Callable[[Path], None]]
+def kill_at_call(number: int, delay: float, owner: Any, name: str) -> None:
+    """Kills this process so many seconds after this call of a method begins."""
+    method, called = getattr(owner, name), []
+
+    def timed(*arguments, **options):
+        called.append(None)
+        if len(called) == number:
+            threading.Timer(delay, kill_me).start()
+        return method(*arguments, **options)
+
+    setattr(owner, name, timed)
+
+
+#: A kind, and what the child runs.
+Instant = tuple[str, Callable[[Path], None]]
 END = "to the end"  # no kind of instant
 
 
@@ -215,48 +212,28 @@ class Kills:
         self.expected = training.result(folder / "whole")
         self.changes = int((folder / "changes").read_text())
 
-    def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
-        """The exit code of one run in the folder `name`; killed `after` seconds, if given."""
+    def _start(self, name: str, run: Callable[[Path], None]) -> int:
+        """The exit code of one run in the folder `name`."""
         folder = self.folder / name
-        if not folder.exists():
-            folder.mkdir()
-            self.training.begin(folder)
-        pid = fork(functools.partial(run, folder), self._log)
-        if after is not None:
-            time.sleep(after)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return wait(pid, self._log, PATIENCE)
+        folder.mkdir(exist_ok=True)
+        return wait(fork(functools.partial(run, folder), self._log), self._log, PATIENCE)
 
     def _instant(self) -> Instant:
-        points, run = self.training.points(), self.training.run
+        points = self.training.points()
         kind = self.random.choice(["at any time", "at a change of a file", *points])
-        if kind == "at any time":
-            return kind, self.random.uniform(0, self.seconds), run
-        if kind == "at a change of a file":
-            number = self.random.randint(1, self.changes)
+        calls = points[kind][2] if kind in points else self.changes
+        number, share = self.random.randint(1, calls), self.random.random()
 
-            def to_change(folder: Path) -> None:
+        def run(folder: Path) -> None:
+            if kind == "at any time":
+                threading.Timer(share * self.seconds, kill_me).start()
+            elif kind == "at a change of a file":
                 at_change(folder, lambda count: kill_me() if count == number else None)
-                run(folder)
+            else:
+                kill_at_call(number, 0.03 * share, *points[kind][:2])
+            self.training.run(folder)
 
-            return kind, None, to_change
-        owner, name, calls = points[kind]
-        at, delay = self.random.randint(1, calls), self.random.uniform(0, 0.03)
-
-        def to_point(folder: Path) -> None:
-            method, called = getattr(owner, name), []
-
-            def timed(*arguments, **options):
-                called.append(None)
-                if len(called) == at:
-                    threading.Timer(delay, kill_me).start()
-                return method(*arguments, **options)
-
-            setattr(owner, name, timed)
-            run(folder)
-
-        return kind, None, to_point
+        return kind, run
 
     def run(self, kills: int) -> None:
         """Kills that many processes.
@@ -269,14 +246,14 @@ class Kills:
             several = min(self.random.choice((1, 1, 2)), kills - done)
             instants = [self._instant() for _ in range(several)]
             name, story = f"{number}", []
-            for kind, after, run in [*instants, (END, None, self.training.run)]:
+            for kind, run in [*instants, (END, self.training.run)]:
                 code = None
                 try:
-                    code = self._start(name, run, after)
+                    code = self._start(name, run)
                 except Stuck as error:
                     self._note(name, story, f"{kind}: {error}")
                 if code == -signal.SIGKILL and kind != END:
-                    story.append(kind if after is None else f"{kind} ({after:.3f} s)")
+                    story.append(kind)
                     self.kills[kind] += 1
                 elif code:
                     said = self._log.read_text()[-3000:]

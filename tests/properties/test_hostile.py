@@ -1,17 +1,547 @@
-"""A quick run of all properties; `python -m tests.properties fuzz` is the long one."""
+"""Properties that hold for every input, hostile ones too: a call keeps its contract, or refuses.
+
+A refusal is an error that a `raise` of `pipeline` makes: one of the usual types, with a sentence.
+`HOSTILE=100 pytest --hypothesis-seed=7 tests/properties/test_hostile.py` draws a hundred times as
+many inputs, other ones for each seed.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from etils import epath
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pipeline.text.sources import ArrowFiles
-from tests.properties.properties import PROPERTIES, run
+import pipeline
+from pipeline import sources, templates, tokenizers
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.errors import UserError
+from pipeline.history import RunLog, audit, read_history, write_history
+from pipeline.loading.state import StateKey
+from pipeline.planning.plan import Plan
+from pipeline.text.sources.source import sharded
+from pipeline.trainer.schedule import Schedule
+from tests.properties import hostile
+from tests.properties.accounts import assert_batch_fits, assert_each_position_once
 
 
-@pytest.mark.parametrize("name", PROPERTIES)
-def test_hostile_input_keeps_the_contract_or_is_refused(name):
-    one = PROPERTIES[name]
-    assert run(one, one.quick, None) > one.quick / 2
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder of its own, in memory where that can be; it is the current directory meanwhile."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(dir=memory) as place:
+        os.chdir(place)
+        try:
+            yield Path(place)
+        finally:
+            os.chdir(before)
+
+
+TIMES = int(os.environ.get("HOSTILE", "1"))
+
+
+def holds(strategy: st.SearchStrategy, quick: int = 12) -> Callable:
+    """Makes a function of a folder and of what the strategy gives a test of so many examples."""
+
+    def add(check: Callable[[Path, Any], None]) -> Callable:
+        @settings(
+            max_examples=quick * TIMES,
+            database=None,
+            derandomize=TIMES == 1,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def test(given):
+            with folder() as place:
+                check(place, given)
+
+        return test
+
+    return add
+
+
+class Silent(AssertionError):
+    """Something wrong was accepted, or something right was changed."""
+
+
+@contextlib.contextmanager
+def refusing(*named: Any) -> Iterator[None]:
+    """Lets refusals pass; every other error is one of the property.
+
+    Args:
+        named: the message has each of these, such as the name of a file.
+    """
+    try:
+        yield
+    except Silent:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:  # of the operating system
+            return
+        said = str(error)
+        if not isinstance(error, UserError) or len(said.split()) < 4:
+            raise
+        for name in named:
+            if str(name) not in said:
+                raise Silent(f"the message does not name {name}: {said}") from error
+
+
+def expect(right: Any, *said: Any) -> None:
+    """Raises `Silent` if something is not right."""
+    if not right:
+        raise Silent(" ".join(str(each)[:1500] for each in said))
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Writes a file."""
+    path.write_bytes(content)
+    return path
+
+
+# ---- sources
+
+QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
+prepare = functools.partial(pipeline.prepare, **QUIETLY)
+prepare_pairs = functools.partial(pipeline.prepare_pairs, **QUIETLY)
+
+
+def read_all(source: Any) -> list[Any]:
+    """All records in order; by a copy, and from the end of any block on, they are the same."""
+    source = sharded(source)
+    clone, records = pickle.loads(pickle.dumps(source)), list(source)
+    expect(repr(list(clone)) == repr(records), records, "and by a copy", list(clone))
+    for shard in source.shards():
+        blocks = list(source.read(shard))
+        for number, block in enumerate(blocks):
+            expect(all(block.where(at) for at in range(len(block.records))), "no place")
+            if block.next is not None:
+                rest = list(clone.read(shard, json.loads(json.dumps(block.next))))
+                expect(repr(rest) == repr(blocks[number + 1 :]), "read otherwise from", block.next)
+    return records
+
+
+def decoded(content: bytes) -> str | None:
+    """A file or its first line as text, without marks of the byte order; None if it is no text."""
+    try:
+        return content.decode().lstrip("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+@holds(st.tuples(hostile.stored(hostile.text_files), st.sampled_from(["line", "file"])), 20)
+def test_text_files_are_read_as_they_are(place, given):
+    (stored, end, plain), sample_by = given
+    path = write(place / f"a.txt{end}", stored)
+    with refusing(path):
+        read = [record["text"] for record in read_all(sources.TextFiles(path, sample_by=sample_by))]
+        if plain is None:
+            return
+        texts = [decoded(plain)]
+        if sample_by == "line":
+            lines = plain.split(b"\n")
+            found = [re.sub(rb"\A(\xef\xbb\xbf)+", b"", line.rstrip(b"\r")) for line in lines]
+            texts = [
+                text.decode(errors="replace") if at else decoded(text)
+                for at, (line, text) in enumerate(zip(lines, found, strict=True))
+                if line.strip() not in (b"", b"\xef\xbb\xbf")
+            ]
+        expect(read == texts, read, "and not", texts)
+
+
+@holds(st.tuples(hostile.stored(hostile.json_files), hostile.texts), 12)
+def test_json_lines_become_their_texts(place, given):
+    (stored, end, plain), field = given
+    field = field if field in ("a;b=c", "é") else "text"
+    path = write(place / f"a.jsonl{end}", stored)
+    with refusing(path):
+        corpus = prepare(sources.JsonLines(path), directory=place / "corpus", field=field)
+        if plain is not None:
+            lines = [decoded(line) for line in plain.split(b"\n") if line.strip()]
+            expect(None not in lines, "bytes that are no text were read")
+            check_texts(corpus, [json.loads(line)[field] for line in lines])
+
+
+def check_texts(corpus: Corpus, texts: list[str]) -> None:
+    """The tokens of a corpus are those texts, whole."""
+    corpus.verify()
+    read = [corpus.tokenizer.decode(example["targets"]) for example in corpus]
+    expect(read == texts, read, "and not", texts)
+
+
+@holds(hostile.table_files(), 10)
+def test_tables_give_their_rows(place, given):
+    end, content, rows = given
+    path = write(place / f"a{end}", content)
+    with refusing(path):
+        read = read_all(sources.open_files([str(path)]))
+        expect(rows is None or read == rows, read, "and not", rows)
+
+
+@holds(st.lists(hostile.objects, max_size=4), 5)
+def test_records_become_their_texts(place, given):
+    with refusing():
+        corpus = prepare(sources.Records(given), directory=place)
+        texts = [each["text"] if isinstance(each, dict) else each for each in given]
+        check_texts(corpus, [each.decode() if isinstance(each, bytes) else each for each in texts])
+
+
+TEMPLATES = [templates.Chat(), templates.Answer(prompt="Q {question}\n", answer="{answer}")]
+
+
+@holds(st.tuples(st.lists(hostile.chats, min_size=1, max_size=3), st.sampled_from(TEMPLATES)), 8)
+def test_templates_are_filled_as_they_are_called(place, given):
+    chats, template = given
+    with refusing():
+        corpus = prepare(sources.Records(chats), directory=place, template=template)
+        # Text that is given as bytes is text to a template, too.
+        read = [{k: v.decode() if isinstance(v, bytes) else v for k, v in c.items()} for c in chats]
+        check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in read])
+
+
+# ---- corpora
+
+
+@holds(
+    st.tuples(st.lists(hostile.examples, max_size=4), hostile.sometimes(st.none() | st.just(400))),
+    10,
+)
+def test_arrays_become_examples(place, given):
+    examples, vocab_size = given
+    with refusing():
+        corpus = Corpus.from_arrays(examples, place, vocab_size=vocab_size)
+        corpus.verify()
+        for example, read in zip(examples, corpus, strict=True):
+            ids = np.asarray(example).tolist()
+            expect(read["inputs"].tolist() == ids[:-1], read, "and not", ids)
+            expect(read["targets"].tolist() == ids[1:], read, "and not", ids)
+
+
+@holds(hostile.table_files(of_tokens=True), 10)
+def test_tokens_in_place_are_those_of_the_file(place, given):
+    end, content, rows = given
+    path = write(place / f"a{end}", content)
+    with refusing():
+        opened = InPlace.parquet(path) if end == ".parquet" else InPlace.arrow(path)
+        with refusing(path):
+            opened.verify()
+        read = [example["inputs"].tolist() for example in opened]
+        if rows is not None:
+            expect(read == [row["input_ids"][:-1] for row in rows], read, "and not", rows)
+
+
+TEXTS = [f"text {number} " * (number % 4) for number in range(12)]
+
+
+def files_in(place: Path) -> dict[str, bytes]:
+    """The content of all files in a folder, by their names."""
+    paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(place)): path.read_bytes() for path in paths}
+
+
+@functools.cache
+def made(kind: str) -> dict[str, bytes]:
+    """The files of a small corpus or run, by name."""
+    with folder() as place:
+        if kind == "corpus":
+            columns = {"tokens": [np.arange(5) + at for at in range(9)]}
+            columns["weights"] = [np.linspace(0, 1, 5)] * 9
+            Corpus.from_arrays(columns, place)
+        elif kind == "prepared":
+            prepare(sources.Records(TEXTS), directory=place)
+        else:
+            corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
+            plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
+            plan = plan.after(5, seed=4, exclude=[2]).after(12, overflow="truncate")
+            write_history(epath.Path(place), corpus, plan)
+            lines = [
+                {"step": step, "batch": plan.batch(step).digest, "loss": 1.5, "seconds": 0.1}
+                for step in range(20)
+            ]
+            lines.insert(10, {"step": 10, "eval_loss": 2.0})
+            (place / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        return files_in(place)
+
+
+def put(place: Path, files: dict[str, bytes]) -> None:
+    """Writes files by name."""
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+
+
+@st.composite
+def damaged_files(draw, *kinds: str) -> tuple[str, str, bytes]:
+    """A file of a small corpus or run, damaged or altered: of which, its name, its bytes."""
+    kind = draw(st.sampled_from(kinds))
+    files = dict(made(kind))
+    # What becomes of a run's corpus is told by `damaged_corpora`.
+    name = draw(st.sampled_from(sorted(name for name in files if "/" not in name)))
+    if name.endswith(".json") and draw(st.booleans()):
+        files[name] = json.dumps(draw(hostile.altered(json.loads(files[name])))).encode()
+    elif name.endswith(".jsonl") and draw(st.booleans()):
+        lines = files[name].splitlines()
+        at = draw(st.integers(0, len(lines) - 1))
+        lines[at] = json.dumps(draw(hostile.altered(json.loads(lines[at])))).encode()
+        files[name] = b"".join(line + b"\n" for line in lines)
+    else:
+        files[name] = draw(hostile.damaged(files[name]))
+    return kind, name, files[name]
+
+
+def contents(corpus: Any) -> list[dict[str, list]]:
+    """All examples."""
+    return [{name: ids.tolist() for name, ids in example.items()} for example in corpus]
+
+
+@functools.cache
+def content_of(kind: str) -> tuple[list, str]:
+    with folder() as place:
+        put(place, made(kind))
+        corpus = Corpus.open(place)
+        return contents(corpus), corpus.fingerprint
+
+
+@holds(damaged_files("corpus", "prepared"), 12)
+def test_damaged_corpora_are_read_as_before_the_damage(place, given):
+    kind, name, content = given
+    put(place, {**made(kind), name: content})
+    with refusing(place):
+        corpus = Corpus.open(place)
+        read = contents(corpus)
+        corpus.verify()
+        repr(corpus), str(corpus)
+        expect((read, corpus.fingerprint) == content_of(kind), "read otherwise after", name)
+        if kind == "prepared":
+            expect(corpus.tokenizer == tokenizers.Bytes(), "another tokenizer")
+
+
+# ---- plans
+
+
+def as_buckets(shapes: list[tuple[int, int]]) -> list[pipeline.Bucket]:
+    """Buckets of these rows and lengths, ascending as they must be."""
+    by_length = {length: rows for rows, length in shapes}
+    return [pipeline.Bucket(by_length[length], length) for length in sorted(by_length)]
+
+
+@holds(
+    st.tuples(
+        hostile.lengths,
+        hostile.sometimes(st.lists(hostile.shapes, min_size=1, max_size=3)),
+        hostile.planning,
+    ),
+    20,
+)
+def test_plans_have_each_position_once(place, given):
+    lengths, shapes, options = given
+    with refusing():
+        buckets = as_buckets(shapes) if all_pairs(shapes) else shapes
+        plan = Plan(lengths, buckets, **options)
+        array = np.asarray(lengths)
+        assert_each_position_once(plan, array.tolist(), 3, exclude=options.get("exclude", ()))
+        repr(plan), str(plan), plan.fingerprint, plan.padding, plan.max_position
+        again = Plan(array.tolist(), buckets, **options)
+        expect(again.fingerprint == plan.fingerprint, "another fingerprint")
+        for step in (0, plan.num_batches(), 10**6):
+            same = np.array_equal(plan.batch(step).segments, again.batch(step).segments)
+            expect(same, "another batch")
+
+
+def all_pairs(shapes: Any) -> bool:
+    """Whether these are rows and lengths."""
+    return isinstance(shapes, list) and all(
+        isinstance(each, tuple) and len(each) == 2 and all(type(n) is int for n in each)
+        for each in shapes
+    )
+
+
+@holds(st.tuples(hostile.lengths, hostile.fitting), 10)
+def test_fitted_buckets_keep_their_limits(place, given):
+    lengths, options = given
+    options = {"tokens_per_batch": 64, "max_buckets": 2, **options}
+    with refusing():
+        buckets = pipeline.fit_buckets(lengths, **options)
+        sizes, budget = [bucket.length for bucket in buckets], options["tokens_per_batch"]
+        expect(sizes == sorted(set(sizes)), "buckets do not ascend", buckets)
+        expect(len(buckets) <= options["max_buckets"], "too many buckets", buckets)
+        expect(all(bucket.positions <= budget for bucket in buckets), "over the budget", buckets)
+
+
+few_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@holds(
+    st.tuples(
+        few_lengths,
+        few_lengths,
+        hostile.weights,
+        hostile.options(by=["tokens", "examples"], ending=["repeat", "stop"]),
+    ),
+    10,
+)
+def test_rows_of_mixtures_fit_their_buckets(place, given):
+    first, second, weights, options = given
+    with refusing():
+        buckets = [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)]
+        plan = Plan({"a": first, "b": second}, buckets, weights=weights, **options)
+        steps = plan.num_batches() if plan.finite else 40
+        expect(steps < 1000, "a plan of", steps, "steps")
+        for step in range(steps):
+            assert_batch_fits(plan.batch(step), {"buckets": buckets}, plan)
+
+
+# ---- states, histories, schedules
+
+
+@functools.cache
+def changed_plan() -> Plan:
+    """A plan that changes twice."""
+    plan = Plan([5, 3, 4, 2, 1, 7, 3], [pipeline.Bucket(1, 8)], seed=1)
+    return plan.after(4, seed=2).after(9, buckets=[pipeline.Bucket(2, 8)])
+
+
+@holds(
+    st.integers(0, 14).flatmap(
+        lambda step: hostile.altered(StateKey(changed_plan()).state(step)) | hostile.values
+    ),
+    20,
+)
+def test_altered_states_resume_the_same_past(place, state):
+    plan = changed_plan()
+    with refusing():
+        at = StateKey(plan).resume(state)
+        expect(type(at) is int and at == state["step"], "the step is", at)
+        due = StateKey(plan).state(at)["plans"]
+        expect(past(state["plans"], at) == past(due, at), "accepted", state, "for", due)
+
+
+def past(entries: list[dict], step: int) -> list[tuple]:
+    """The entries of a state before a step: where each begins, and its fingerprint."""
+    some = [(entry["from"], entry["fingerprint"]) for entry in entries]
+    return [entry for entry in some if entry[0] < max(step, 1)]
+
+
+@holds(damaged_files("run"), 12)
+def test_damaged_runs_are_audited_and_go_on(place, given):
+    kind, name, content = given
+    put(place, {**made(kind), name: content})
+    work = epath.Path(place)
+    intact = content == made(kind)[name]
+    with refusing():
+        said: list[str] = []
+        audit(work, said.append)
+        _, plan = read_history(work)
+        expect(said[-1].startswith("all "), said)
+        for step in range(19):  # the digests that were logged
+            digest = plan.batch(step).digest
+            expect(digest in made("run")["metrics.jsonl"].decode(), "another batch", step, name)
+    with refusing():
+        with RunLog(work, 7, 9, state={"evaluations": {"10": {}}}) as log:
+            log.write({"step": 7, "loss": 1.0})
+        steps = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        steps = [line["step"] for line in steps if "loss" in line]
+        expect(max(steps) == 7 or not intact, steps)
+
+
+entry = st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)}))
+CHANGES = [{"seed": 3}, {"tokens_per_batch": 16}, {"exclude": [1]}, {}]
+
+
+@holds(
+    st.tuples(
+        hostile.options(
+            hostile.values,
+            tokens_per_batch=st.integers(8, 64),
+            max_buckets=st.integers(1, 3),
+            max_length=st.integers(4, 16),
+            length_multiple=st.integers(1, 4),
+            overflow=["split", "drop"],
+            packing=hostile.PACKINGS,
+            exclude=st.lists(st.integers(0, 9)),
+        ),
+        hostile.sometimes(st.lists(entry, max_size=2), hostile.values),
+        st.lists(st.tuples(st.integers(5, 9), st.sampled_from(CHANGES)), max_size=2),
+    ),
+    10,
+)
+def test_schedules_keep_the_past(place, given):
+    options, entries, more = given
+    options = {"seed": 1, "tokens_per_batch": 32, **options}
+    lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
+    with refusing():
+        schedule = Schedule(options, entries)
+        plan = schedule.plan(lengths)
+        plan.batch(10)
+        later = Schedule(options, [*entries, *more])
+        later.resume(json.loads(json.dumps(schedule.as_json())), 5)
+        went_on = later.plan(lengths)
+        for step in range(5):
+            expect(went_on.batch(step).digest == plan.batch(step).digest, "another past", step)
+
+
+# ---- command lines
+
+lengths_and_counts = st.dictionaries(
+    st.integers(-1, 300).map(str),
+    hostile.sometimes(st.integers(0, 9), hostile.values),
+    max_size=4,
+)
+odd_files = (lengths_and_counts | hostile.json_objects).map(json.dumps)
+
+
+@holds(st.tuples(hostile.command_lines, odd_files, hostile.json_files), 4)
+def test_commands_end_with_a_status(place, given):
+    from pipeline.cli.arguments import parser
+    from pipeline.cli.commands import COMMANDS, Damaged
+
+    line, odd, lines = given
+    put(place / "corpus", made("prepared"))
+    put(place / "run", made("run"))
+    np.save(place / "lengths.npy", np.arange(50))
+    write(place / "lengths.json", b'{"3": 40, "17": 8}')
+    write(place / "odd.json", odd.encode())
+    write(place / "a.jsonl", lines)
+    write(place / "text.txt", b"one two\nthree\n")
+    if line[0] == "prepare":
+        line = [*line, "--into", "new"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), refusing():
+        try:
+            known = parser().parse_args(line)
+        except SystemExit as error:
+            expect(error.code in (0, 2) and (out.getvalue() or err.getvalue()), "no usage")
+            return
+        known.command_line = line
+        with contextlib.suppress(Damaged):
+            COMMANDS[known.command](known)
+
+
+@holds(
+    st.tuples(
+        st.sampled_from([tokenizers.SentencePiece, tokenizers.HuggingFace]),
+        st.binary(max_size=60) | hostile.values.map(lambda value: json.dumps(value).encode()),
+    ),
+    6,
+)
+def test_files_of_any_kind_are_no_tokenizers(place, given):
+    make, content = given
+    path = write(place / "model", content)
+    with refusing():
+        make(path).encode_batch(["a text"])
 
 
 def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
@@ -25,4 +555,4 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
     wrong = np.array([0, 1 << 30, 6], np.int32).tobytes()
     (tmp_path / "a.arrow").write_bytes(content.replace(offsets, wrong))
     with pytest.raises(ValueError, match=r"its column of string cannot be read: .* out of bounds"):
-        [dict(record) for record in ArrowFiles(tmp_path / "a.arrow")]
+        [dict(record) for record in sources.ArrowFiles(tmp_path / "a.arrow")]

@@ -15,7 +15,6 @@ from tests.properties.accounts import (
     Accounts,
     assert_batch_fits,
     assert_coverage,
-    assert_each_position_once,
     assert_epochs_are_those_due,
     assert_random_access,
     by_side,
@@ -217,6 +216,18 @@ def test_documents_of_several_rows_are_there_once_whatever_changes_at_any_step(p
             assert_is_what_was_asked_for(([sizes], [], begin, [(step, change)], None), access=False)
 
 
+def assert_last_epoch_is_counted(plan, options, batches):
+    """Of an epoch that is whole under the last options; at most one of its batches lacks rows."""
+    costs = by_side(options.get("cost", 1), batches[0].bucket.names)
+    tokens = sum((batch.segments[:, 3:] * costs).sum() for batch in batches)
+    positions = sum(b.bucket.rows * np.dot(b.bucket.lengths, costs) for b in batches)
+    assert plan.num_tokens == round(tokens)
+    assert plan.padding == pytest.approx(1 - tokens / positions, abs=1 / positions)
+    lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
+    longest = options["buckets"][-1].length
+    assert not lacking or [batch.bucket.length for batch in lacking] == [longest]
+
+
 def assert_is_what_was_asked_for(what, access=True):
     """Holds a plan, its epochs, its coverage and its random access against an account of them."""
     corpora, _, begin, _, per_file = what
@@ -244,6 +255,8 @@ def assert_is_what_was_asked_for(what, access=True):
         assert batch.epoch == len(accounts[0].owed) - 1 or not one
         assert first_step(batch.epoch) <= step < first_step(batch.epoch + 1)
     books.change(steps)
+    if one:
+        assert_last_epoch_is_counted(plan, books.options, batches[plan.epoch_steps[0] :])
     used = Counter(batch.bucket for batch in batches)
     known = {bucket: number for bucket, number in plan.batches_per_bucket.items() if number}
     assert used == known if one or plan.finite else {*used} <= {*known}
@@ -258,29 +271,3 @@ def assert_is_what_was_asked_for(what, access=True):
     else:
         given = by_name(lengths, per_file)
     assert_random_access(plan, given, batches)
-
-
-@st.composite
-def unchanging(draw):
-    """Lengths and options of a plan of one corpus."""
-    sides = draw(st.sampled_from([1, 2, 3]))
-    options = draw(st.fixed_dictionaries(options_of(sides, False)))
-    as_allowed(options)
-    return draw(sizes_of(sides, 200)), options
-
-
-@given(unchanging())
-def test_epochs_are_partitions_of_which_one_batch_at_most_lacks_rows(what):
-    lengths, options = what
-    plan = Plan(np.array(lengths), **options)
-    every = assert_each_position_once(plan, lengths, epochs=2)
-    for epoch in range(2):
-        batches = every[plan.first_step(epoch) : plan.first_step(epoch + 1)]
-        costs = by_side(options["cost"], plan.buckets[-1].names)
-        tokens = sum((batch.segments[:, 3:] * costs).sum() for batch in batches)
-        positions = sum(b.bucket.rows * np.dot(b.bucket.lengths, costs) for b in batches)
-        assert plan.num_tokens == round(tokens)
-        assert plan.padding == pytest.approx(1 - tokens / positions, abs=1 / positions)
-        lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
-        lacking = [batch.bucket for batch in lacking]
-        assert not lacking or [each.length for each in lacking] == [plan.buckets[-1].length]

@@ -180,14 +180,6 @@ def require_history(workdir, corpus, plan, ran):
         (found.example, found.epoch, found.loss, found.weight), due, strict=True
     ):
         np.testing.assert_array_equal(mine, values)
-    # No position of an epoch was trained on twice.
-    pieces = np.concatenate(
-        [np.c_[p.epoch_of_segments, p.segments[:, 1], p.segments[:, 2:]] for p, _ in ran]
-    )
-    pieces = pieces[np.lexsort(pieces[:, 2::-1].T)]
-    same = (pieces[1:, :2] == pieces[:-1, :2]).all(axis=1)
-    ends = pieces[:-1, 2] + pieces[:-1, 3:].max(axis=1)
-    assert (pieces[1:, 2] >= ends)[same].all()
 
 
 def kept_lengths(corpus, options):
@@ -206,7 +198,10 @@ def require_evaluation(held, plan):
     if held.trees is None:
         np.testing.assert_array_equal(seen, kept_lengths(held, batches.plan.options))
     whole = held.trees is not None or len(held.sides) == 2
-    assert batches.plan.options.overflow == (plan.options.overflow if whole else "split")
+    used, own = batches.plan.options, plan.options
+    assert used.overflow == (own.overflow if whole else "split")
+    assert used.packing == ("best_fit" if own.packing == "fill" else own.packing)
+    assert used.align == own.align
 
 
 def require_scores(directory, corpus, plan, epoch):

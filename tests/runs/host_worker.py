@@ -42,21 +42,18 @@ def hash_of(batch, mesh):
     for name, array in sorted(whole.items()):
         values = np.asarray(array.addressable_data(0))
         sha.update(f"{name} {values.dtype} {values.shape}".encode() + values.tobytes())
-    return sha.hexdigest(), float(np.asarray(whole["loss_weights"].addressable_data(0)).sum())
+    return sha.hexdigest()
 
 
 def batches(asked):
     mesh, sharding = layout(asked)
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
-    answer = {"hashes": [], "weights": [], "states": []}
-    options = {"num_epochs": asked.get("epochs", 2), "sharding": sharding}
-    options["overflow"] = asked.get("overflow", "split")
+    answer = {"hashes": [], "states": []}
+    options = {"num_epochs": 2, "sharding": sharding, "overflow": asked.get("overflow", "split")}
     with pipeline.load(asked["corpus"], buckets=buckets, **options) as loader:
         answer["steps_per_epoch"] = loader.plan.num_batches()
         for batch in loader:
-            digest, weight = hash_of(batch, mesh)
-            answer["hashes"].append(digest)
-            answer["weights"].append(weight)
+            answer["hashes"].append(hash_of(batch, mesh))
             answer["states"].append(loader.get_state())
     return answer
 
@@ -81,7 +78,7 @@ def follow(asked):
         while True:
             try:
                 for batch in loader:
-                    answer["hashes"].append(hash_of(batch, mesh)[0])
+                    answer["hashes"].append(hash_of(batch, mesh))
                 return answer
             except TimeoutError as error:
                 answer["said"].append(str(error))

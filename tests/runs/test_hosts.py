@@ -75,7 +75,6 @@ def ask(folder):
     sides = [[rng.integers(1, 99, n + more).astype(np.int32) for n in sizes] for more in (0, 3)]
     pipeline.Corpus.from_arrays(sides[0], folder / "corpus", vocab_size=99)
     pipeline.Pairs.from_arrays(*sides, folder / "pairs", vocab_size=99)
-    pipeline.Corpus.from_arrays([np.arange(5, dtype=np.int32)], folder / "few")
     text = {"do": "batches", "corpus": str(folder / "corpus")}
     both = {"do": "batches", "corpus": str(folder / "pairs"), "overflow": "truncate"}
     both["buckets"] = [[8, [16, 16]], [8, [32, 48]], [4, [32, 64]]]
@@ -99,8 +98,6 @@ def ask(folder):
         "share": {"do": "share", "directory": str(folder)},
         "share nothing": {"do": "share", "differ": alone},
     }
-    few = {"corpus": str(folder / "few"), "buckets": [[4, 16]], "epochs": 2}
-    jobs[4]["few"] = {"do": "batches", "mesh": {"data": 4}} | few
     add_waits(folder, jobs)
     found = {1: {name: [host_worker.DO[job["do"]](job)] for name, job in jobs.pop(1).items()}}
     for count, asked in jobs.items():
@@ -184,13 +181,6 @@ def test_slurm_says_how_many_there_are(tmp_path):
         [{"count": 2, "index": 1, "largest": (1 << 40) + 1}],
         [{"count": 1, "index": 0, "largest": 0.25}],
     ]
-
-
-def test_fewer_examples_than_hosts_still_make_equal_steps(answers):
-    first, *others = answers[4]["few"]
-    assert len(first["hashes"]) == 2
-    assert all(other == first for other in others)
-    assert first["weights"] == [4.0] * 2
 
 
 def test_process_0_prepares_and_the_others_open_what_it_left(answers):

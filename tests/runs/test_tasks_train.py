@@ -92,24 +92,20 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
 
 
 @pytest.mark.usefixtures("counter")
-def test_a_run_on_token_files_of_others_goes_on_where_it_stopped(chats, tmp_path):
+def test_a_run_on_token_files_of_others_has_their_texts(chats, tmp_path):
     texts = [json.loads(line)["text"] for line in chats.read_text().splitlines()]
     flat, counts = Bytes().encode_batch(texts)
     write_megatron(tmp_path / "a", [[e] for e in np.split(flat, np.cumsum(counts)[:-1])], "uint16")
     fields = {"format": "flat", "files": f"{tmp_path}/a.bin", "begin": 0.0, "end": 1.0}
     fields |= {"options__dtype": "uint16", "options__end": 2}
     fields = {f"train__{name}": value for name, value in fields.items()}
-    config = tiny(chats, eval__hold_out=0.2, **fields, steps=12)
+    config = tiny(chats, eval__hold_out=0.2, **fields, steps=16)
     run(config, tmp_path / "run")
-    log = steps(tmp_path / "run")
-    again = tiny(chats, eval__hold_out=0.2, **fields, steps=16)
-    assert "resumed: step 12 of 16" in run(again, tmp_path / "run")
-    assert steps(tmp_path / "run")[:12] == log
     assert "each once" in audited(tmp_path / "run")
     corpus, _ = read_history(tmp_path / "run")
     assert 0 < len(corpus) < len(texts)
     assert corpus.tokenizer.decode(corpus[0]["targets"]) in texts
-    train.score(again, epath.Path(tmp_path / "run"))
+    train.score(config, epath.Path(tmp_path / "run"))
     segment_losses(tmp_path / "run")
 
 
@@ -216,29 +212,20 @@ def changed(changes):
 
 PAIR = ("text", "name")
 PAIRS = {"train.field": PAIR, "eval.field": PAIR}
-NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
-THREE = (*PAIR, "text")
-PROMPT = {"template.prompt": "{q}"}
 ONE_FILE = {"train.source": "", "train.files": "a", "train.kind": "jsonl", "train.targets": "b"}
 WRONG = [
     ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
-    (PROMPT, "kind '' does not fit .* argument 'prompt'; give .* or another one of chat, answer"),
-    (PROMPT | {"template.kind": "answer"}, "template.kind 'answer' does not fit .* 'answer'"),
+    ({"template.kind": "answer", "template.prompt": "{q}"}, "'answer' does not fit .* 'answer'"),
     ({"task.kind": "poem"}, "task.kind is 'poem'; it must be one of causal, masked"),
     ({"task.kind": "masked", "task.density": 0.1}, "task.kind 'masked' does not fit .* 'density'"),
-    ({"task.kind": "corrupted"}, "missing a required argument: 'max_length'"),
     ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
     ({"tokenizer.kind": "huggingface"}, "tokenizer.model is empty; give the path of a token"),
     ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
-    ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
     ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
     ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
     ({"eval.source": "configs.no_such:A"}, "config.eval.source is 'configs.no_such:A', which c"),
-    ({"eval.source": "configs/python_data.py"}, "cannot be imported: .* It must be MODULE:NAME"),
-    (PAIRS | {"task.kind": "masked"}, NO_TASK),
-    (PAIRS | {"template.kind": "chat"}, NO_TASK),
+    (PAIRS | {"task.kind": "masked"}, r"config.train.field is \('text', 'name'\); it must be one"),
     (PAIRS | {"tokenizer.begin": False}, "does not mark where texts begin, and a decoder"),
-    ({"train.field": THREE, "eval.field": THREE}, r"'name', 'text'\); it must be two, of the in"),
     ({"train.field": PAIR}, "are pairs, which have two fields, and others have one; give each"),
     ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
     (ONE_FILE, "kind='jsonl'; targets need text files in both"),

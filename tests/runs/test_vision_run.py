@@ -56,10 +56,3 @@ def test_a_question_has_its_answer_alone_as_loss(tmp_path):
     assert jax.eval_shape(model.init_params, jax.random.key(0))["encoder"]["patches"].shape[0] == (
         corpus.features["patches"].size
     )
-
-
-def test_a_corpus_that_cannot_be_imported_is_named(tmp_path):
-    config = few()
-    config.train.corpus = "configs.vision:nothing"
-    with pytest.raises(ValueError, match=r"config.train.corpus is 'configs.vision:nothing', which"):
-        prepare_corpora(config, epath.Path(tmp_path))

@@ -260,8 +260,7 @@ def _open_bucket(path: Any) -> tuple[Bucket, str]:
 
     world = _world()
     assert world is not None
-    bucket, key = objects.split(path)
-    return Bucket(world.storage, bucket), key
+    return Bucket(world.storage), objects.split(path)[1]
 
 
 class _Time:

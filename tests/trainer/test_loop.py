@@ -41,24 +41,6 @@ def evaluations(workdir):
     return [(line["step"], line["eval_loss"]) for line in lines(workdir) if "eval_loss" in line]
 
 
-def test_an_evaluation_cuts_no_document_to_fill_a_row():
-    corpus = pipeline.Examples([np.arange(10)] * 3)
-    options = pipeline.Plan(corpus, [pipeline.Bucket(2, 14)], packing="fill").options
-    batches = evaluation_batches(corpus, options)
-    found = np.concatenate([batches.plan.batch(step).segments for step in range(len(batches))])
-    assert found[:, 1:].tolist() == [[0, 0, 9], [1, 0, 9], [2, 0, 9]]
-
-
-@pytest.mark.parametrize("overflow", ["drop", "truncate", "error"])
-def test_an_evaluation_packs_as_training_does_and_splits_what_that_drops_or_refuses(overflow):
-    buckets = [pipeline.Bucket(2, 14)]
-    options = pipeline.Plan([9], buckets, overflow=overflow, packing="none", align=2).options
-    batches = evaluation_batches(pipeline.Examples([np.arange(31)]), options)
-    assert batches.plan.batch(0).segments[:, 1:].tolist() == [[0, 0, 14], [0, 14, 14]]
-    assert batches.plan.batch(1).segments[:, 1:].tolist() == [[0, 28, 2]]
-    assert (batches.plan.options.packing, batches.plan.options.align) == ("none", 2)
-
-
 def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
     corpus = pipeline.Examples([np.arange(length) for length in (3, 20, 9, 14)])
     options = pipeline.Plan(corpus, [pipeline.Bucket(1, 19)]).options

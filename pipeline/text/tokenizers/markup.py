@@ -109,7 +109,7 @@ def parse_format(
             raise ValueError("an entry of a field is {name[entry]} or {name[0]}")
         if not {conversion or "s" for *_, conversion in pieces} <= {*"ars"}:
             raise ValueError("a conversion is !r, !a or !s")
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidValue(
             f"{what} is {text!r}: {error}; a field of the record is {{name}}, and a brace itself "
             "is {{ or }}"
