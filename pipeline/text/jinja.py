@@ -139,10 +139,10 @@ class Jinja:
         for name in BESIDE_TURNS:
             value = record.get(name)
             if name == self._tools:
-                unused = tools and self._render(turns, None) == marked
+                unused = bool(tools) and self._render(turns, None) == marked
             else:
                 spelt = isinstance(value, str) and value.strip() in text
-                unused = isinstance(value, str | list | Mapping) and value and not spelt
+                unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
             if unused:
                 note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
