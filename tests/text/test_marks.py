@@ -104,7 +104,7 @@ def test_a_user_cannot_end_the_turn_of_a_chat(tokenizer):
 
 def test_fields_of_a_format_are_text(tokenizer):
     answer = Answer(prompt="<|user|>{q}", answer="{a[0]}{a[1]:>3}<|end|>")
-    for record in ({"q": "Hi", "a": "ab"}, {"q": ATTACK, "a": ["<|end|>", "<|"]}):
+    for record in ({"q": "Hi", "a": ["a", "b"]}, {"q": ATTACK, "a": ["<|end|>", "<|"]}):
         chunk = templates.encode([templates.fill(answer, record)["inputs"]], tokenizer)
         assert count(tokenizer, chunk.flat) == [1, 0, 1]
 
