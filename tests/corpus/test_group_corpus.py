@@ -160,6 +160,24 @@ def test_rows_of_groups_are_sorted_by_their_real_cost():
     assert other.fingerprint != plan.fingerprint
 
 
+def test_a_run_on_documents_goes_on_with_groups():
+    text = Examples([[1] * (3 + n % 9) for n in range(40)])
+    groups = Examples.from_groups([([1, 2], [[3] * 4, [4] * 5]), ([1], [[3], [4]])] * 5)
+    both = Corpora({"text": text, "groups": groups})
+    plan = Plan(text, [Bucket(2, 16)], seed=4)
+    later = plan.after(2, lengths=both)
+    assert Plan.replay(both, later.changes).fingerprint == later.fingerprint
+    batches = Batches(both, later)
+    seen = [later.batch(step).segments[:, 1] for step in range(later.num_batches())]
+    assert sorted(np.concatenate(seen).tolist()) == [*range(50)]
+    for step in range(later.num_batches()):
+        planned, batch = later.batch(step), batches[step]
+        own = both.trees[planned.segments[:, 1], 1]
+        ids = [batch["inputs_branch_ids"][row].max() for row in range(2)]
+        assert ids == [own[planned.segments[:, 0] == row].sum() for row in range(2)]
+    assert later.most_continuations()[Bucket(2, 16)] >= max(map(max, [ids]))
+
+
 def test_copies_among_groups_are_those_with_the_same_tree():
     groups = [([1], [[1, 1], [1]]), ([1], [[1], [1, 1]]), ([1], [[1, 1], [1]]), ([1], [[1, 1, 1]])]
     assert duplicates(Examples.from_groups(groups)).tolist() == [2]

@@ -62,6 +62,7 @@ def test_a_directory_stands_for_token_files(opened, tmp_path, monkeypatch):
         assert there.identity == corpus.identity
         assert isinstance(there, InPlace)
     assert open_corpus(tmp_path / "links" / "flat").tokenizer == Bytes()
+    assert opened["flat"].identity["tokenizer"] == Bytes().fingerprint
 
 
 def test_a_link_to_files_that_changed_is_refused(opened, tmp_path):

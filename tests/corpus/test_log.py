@@ -137,6 +137,20 @@ def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_pa
         assert [entry.number for entry in found] == [*range(start, 6)]
 
 
+def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
+    write(tmp_path)
+    temporary = tmp_path / "shards" / f".000000-00005.json.{'0' * 32}.tmp"
+    temporary.write_bytes(b"{")
+    (tmp_path / "part-000000-00007.arrow").write_bytes(
+        (tmp_path / "part-000000-00001.arrow").read_bytes()
+    )
+    (tmp_path / "shards" / "mine.txt").write_text("mine")
+    write(tmp_path, 24, finish=True)
+    assert len(Corpus.open(tmp_path)) == 24
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
+    assert len([*tmp_path.glob("part-*")]) == 6
+
+
 def test_a_record_stays_while_a_reader_holds_one_of_its_parts(tmp_path):
     log = Log(write(tmp_path))  # a record of parts 0 and 1, of 2 and 3, and of 4
     assert log.tail().number == 4

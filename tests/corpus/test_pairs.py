@@ -29,7 +29,7 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
         assert [side.decode(number) for side in pairs.sides] == [record["de"], record["en"]]
         assert example["decoder_inputs"][0] == tokenizer.begin_id
         assert example["targets"][-1] == tokenizer.end_id
-    assert pairs.text_bytes == 5
+    assert (pairs.text_bytes, pairs.num_learnt) == (5, pairs.lengths[:, 1].sum())
     assert pipeline.prepare_pairs(source, Bytes(), tmp_path, **options).lengths.tolist()
     with pytest.raises(ValueError, match=r"made with another template: there Pair\(inputs='de'"):
         pipeline.prepare_pairs(source, Bytes(), tmp_path, fields=("en", "de"))

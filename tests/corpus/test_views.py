@@ -194,6 +194,7 @@ def test_the_same_examples_are_cut_in_every_epoch_elsewhere_and_everywhere_alike
     cut = view.lengths == 12
     assert cut.mean() == pytest.approx(0.5, abs=0.03)
     assert set(view.lengths[~cut].tolist()) == {9}
+    assert FillInTheMiddle(view.corpus, 0, **IDS).lengths.max() == 9
     edges = []
     for epoch in (0, 1):
         read = view.read(np.flatnonzero(cut), 0 * view.lengths[cut], view.lengths[cut], epoch=epoch)

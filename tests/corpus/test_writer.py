@@ -58,6 +58,7 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
                     reader = reader or Corpus.open(folder / "a", follow=True)
                     reader.refresh()
                     assert len(reader) == due
+                    assert reader.refresh() == []
             if act in ("stop", "kill"):
                 writer.close()
                 writer = Writer(folder / "a", **options)
