@@ -239,7 +239,16 @@ def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus,
 
 def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets):
     """A thread that wakes after the old batches ended, and before the new step, does not hang."""
-    with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
+    busy = threading.Lock()
+
+    def alone(batch):
+        if threading.current_thread().name == "loader":
+            assert busy.acquire(blocking=False), "batches are made at the same time"
+            time.sleep(0.01)
+            busy.release()
+        return batch
+
+    with pipeline.load(corpus, buckets=buckets, transform=alone, num_epochs=1) as loader:
         begin = loader.get_state()
         with ThreadPoolExecutor(3) as pool:
             readers = [pool.submit(list, loader) for _ in range(3)]

@@ -27,6 +27,15 @@ def test_a_plan_by_hand():
     assert plan.padding == 0
     assert plan.cuts == 1
     assert "cut to fill rows: 1 example\n" in f"{plan}\n"
+    # One row of 16 less would need nine cuts, of which each must save two positions.
+    assert Plan([13] * 8 + [14] * 5, [Bucket(1, 16)], packing="fill").cuts == 0
+
+
+@given(histograms(30), st.integers(2, 5))
+def test_each_position_comes_once_where_rows_move_to_a_longer_bucket(counts, rows):
+    lengths = np.repeat(np.arange(41), counts)
+    plan = Plan(lengths, [Bucket(rows, 48), Bucket(1, 64)], packing="fill")
+    assert_each_position_once(plan, lengths)
 
 
 @pytest.mark.parametrize(

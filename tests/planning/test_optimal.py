@@ -175,3 +175,10 @@ def test_a_plan_with_optimal_packing_is_aligned_and_knows_its_bound():
     places = (-(-lengths // 16) * 16).sum()  # of documents, none of which is cut
     assert plans[1].padding <= plans[0].padding
     assert 1 - lengths.sum() / places - 1e-5 <= 1 - bound_of(plans[1]) <= plans[1].padding
+
+
+def test_tails_change_no_pattern():
+    lengths, plans = lognormal(300), []
+    for tails in ([], [Bucket(2, 32)]):
+        plans.append(Plan(lengths, [Bucket(8, 32), *tails, Bucket(16, 64)], packing="optimal"))
+    assert plans[0].identity["patterns"] == plans[1].identity["patterns"]

@@ -102,8 +102,15 @@ def test_losses_of_segments_microbatches_and_a_loss_scale_change_no_update():
     jax.tree.map(lambda *each: np.testing.assert_allclose(each, [each[0]] * 6, rtol=1e-5), *ends)
 
 
-@pytest.mark.parametrize(("left", "dtype"), [(0, jnp.float32), (1, jnp.bfloat16), (3, jnp.float32)])
-def test_what_is_left_of_the_last_update_is_applied_once(left, dtype):
+@pytest.mark.parametrize(
+    ("left", "dtype", "inner"),
+    [
+        (0, jnp.float32, CLIPPED),
+        (1, jnp.bfloat16, CLIPPED),
+        (3, jnp.float32, optax.sgd(1e-2)),
+    ],
+)
+def test_what_is_left_of_the_last_update_is_applied_once(left, dtype, inner):
     rng, start = np.random.default_rng(0), {"w": jnp.ones(3, dtype), "b": dtype(0)}
     batches = [
         {
@@ -113,15 +120,15 @@ def test_what_is_left_of_the_last_update_is_applied_once(left, dtype):
         }
         for number in range(4 + left)
     ]
-    init, train_step = make_train_step(problem, CLIPPED, accumulated=4)
+    init, train_step = make_train_step(problem, inner, accumulated=4)
     state = init(start)
     for batch in batches:
         state, _ = jax.jit(train_step)(state, batch)
     for _ in range(2):  # the second one has nothing to apply
         state["params"], state["optimizer"] = jax.jit(flush, static_argnums=0)(
-            CLIPPED, state["optimizer"], state["params"]
+            inner, state["optimizer"], state["params"]
         )
-    init, whole_step = make_train_step(problem, CLIPPED)
+    init, whole_step = make_train_step(problem, inner)
     expected = init(start)
     for some in (batches[:4], batches[4:]):
         if some:
