@@ -139,7 +139,7 @@ class Jinja:
         for name in BESIDE_TURNS:
             value = record.get(name)
             if name == self._tools:
-                unused = tools and self._render(turns, None) == marked
+                unused: Any = tools and self._render(turns, None) == marked
             else:
                 spelt = isinstance(value, str) and value.strip() in text
                 unused = isinstance(value, str | list | Mapping) and value and not spelt

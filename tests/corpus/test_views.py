@@ -154,6 +154,14 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
     assert own.inputs.read([5], own.lengths[5, :1] - 1, [1])["inputs"].tolist() == [0]
 
 
+def test_marks_of_a_view_are_told_apart(corpus):
+    for sentinels in ([300] * 10, range(3, -7, -1)):
+        with pytest.raises(ValueError, match=r"sentinels are .*; give ids from 0 up, each of them"):
+            SpanCorruption(corpus, max_length=200, sentinels=sentinels)
+    with pytest.raises(ValueError, match=r"prefix, middle, suffix are \[7, 8, 7\]; give ids from"):
+        FillInTheMiddle(corpus, prefix=7, middle=8, suffix=7)
+
+
 def test_a_view_prints_its_own_counts_where_they_differ(corpus):
     _, held_out = corpus.split(0.2)
     assert "which has    120 documents" not in str(Masked(corpus))
