@@ -159,7 +159,7 @@ def test_marks_of_a_view_are_told_apart(corpus):
         with pytest.raises(ValueError, match=r"sentinels are .*; give ids from 0 up, each of them"):
             SpanCorruption(corpus, max_length=200, sentinels=sentinels)
     with pytest.raises(ValueError, match=r"prefix, middle, suffix are \[7, 8, 7\]; give ids from"):
-        FillInTheMiddle(corpus, prefix=7, middle=8, suffix=7)
+        FillInTheMiddle(Examples([[5, 6]]), prefix=7, middle=8, suffix=7)
 
 
 def test_a_view_prints_its_own_counts_where_they_differ(corpus):
