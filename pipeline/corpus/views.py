@@ -196,6 +196,7 @@ class FillInTheMiddle(TokenView, SingleCorpus):
             self._new_id(name) + place if id_ is None else require_whole(name, id_, 0)
             for place, (name, id_) in enumerate(zip(names, (prefix, middle, suffix), strict=True))
         )
+        _require_distinct(", ".join(names), [self.prefix, self.middle, self.suffix])
         begins, ends = [each is not None for each in self.marks] if marks is None else marks
         self.begins, self.ends = bool(begins), bool(ends)
         self.weighted = loss == "middle"
@@ -262,6 +263,11 @@ class FillInTheMiddle(TokenView, SingleCorpus):
             weights = learnt.astype(np.float32).ravel().repeat(size.ravel())
             fields["loss_weights"] = gather(weights, at + 1, lengths, reach)
         return fields
+
+
+def _require_distinct(names: str, ids: Sequence[int]) -> None:
+    if len({*ids}) < len(ids) or min(ids, default=0) < 0:
+        raise InvalidValue(f"{names} are {ids!r:.80}; give ids from 0 up, each of them once")
 
 
 class SpanCorruption(TokenView):
@@ -348,6 +354,7 @@ class SpanCorruption(TokenView):
                 f"{self.max_length} tokens have {wanted} spans, but there are {len(sentinels)} "
                 "sentinels; give more sentinels, or a smaller max_length or density"
             )
+        _require_distinct("sentinels", sentinels[:wanted])
         self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
         highest = max(int(self.sentinels.max(initial=0)), self.end_id, self.start_id)
         self.vocab_size = max(corpus.vocab_size or 0, highest + 1)

@@ -130,6 +130,14 @@ def test_spans_differ_between_epochs_and_all_are_equally_likely():
     assert counts.max() < 180
 
 
+def test_marks_of_a_view_are_told_apart(corpus):
+    for sentinels in ([300] * 10, range(3, -7, -1)):
+        with pytest.raises(ValueError, match=r"sentinels are .*; give ids from 0 up, each of them"):
+            SpanCorruption(corpus, max_length=200, sentinels=sentinels)
+    with pytest.raises(ValueError, match=r"prefix, middle, suffix are \[7, 8, 7\]; give ids from"):
+        FillInTheMiddle(Examples([[5, 6]]), prefix=7, middle=8, suffix=7)
+
+
 def test_a_view_prints_its_own_counts_where_they_differ(corpus):
     _, held_out = corpus.split(0.2)
     assert "which has    120 documents" not in str(Masked(corpus))
